@@ -1,0 +1,52 @@
+# The task runner. Every target does all the set-up that it needs; nothing is asked for but Python 3.11 and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RANKS ?= 4
+
+.PHONY: help demo hello test lint format bench load protos clean
+
+help: ## Show the targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "dmesh needs Python 3.11 or newer; found $$($(PYTHON) --version 2>&1). Try: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Train on real data in 4 processes that start their own coordinator.
+	$(BIN)/dmesh run -n $(RANKS) examples/digits_softmax.py
+
+hello: $(READY) ## Run the README's first program.
+	$(BIN)/dmesh run -n $(RANKS) --cpu-devices 2 examples/hello_mesh.py
+
+test: $(READY) ## Run the default tests.
+	$(BIN)/python -m pytest $(ARGS)
+
+load: $(READY) ## Register 1,000 clients over real connections, pass a barrier, leave.
+	$(BIN)/python benchmarks/clients.py
+
+bench: load ## Run the benchmarks.
+
+lint: $(READY) ## Style, types, walls between rooms, protocol.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/baseline.binpb
+
+format: $(READY) ## Put the code into the house style.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(READY) ## Generate the protocol's Python from protos/.
+	PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -Iprotos --python_out=client \
+		--grpc_python_out=client --mypy_out=quiet:client --mypy_grpc_out=quiet:client protos/dmesh/v1/*.proto
+
+clean: ## Remove everything that was made here.
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,24 @@
+"""Where the SDK speaks: the `dmesh` logger, and lines that a waiting user must see."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+logger = logging.getLogger("dmesh")
+logger.addHandler(logging.NullHandler())
+
+
+def announce(message: str) -> None:
+    """Tells the user something that must not be missed, such as whom the program waits for.
+
+    Goes to the `dmesh` logger as a warning; where no logging is configured, to standard error, because a program
+    that seems to hang without a word is worse than a line too many.
+    """
+    logger.warning("%s", message)
+    current: logging.Logger | None = logger
+    while current is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in current.handlers):
+            return
+        current = current.parent if current.propagate else None
+    print(f"dmesh: {message}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,188 @@
+"""Every exception of dmesh. Each also derives from the built-in that a user would catch.
+
+```
+DMeshError
+├── ConfigurationError (ValueError)
+│   └── JobMismatchError
+├── AlreadyInitializedError (ValueError), NotInitializedError (ValueError)
+├── DeviceError (ValueError), MeshError (ValueError), LayoutError (ValueError)
+├── MissingExtraError (ImportError)
+├── AddressInUseError (OSError)
+├── CoordinationError (RuntimeError)
+│   ├── CoordinatorUnavailableError (ConnectionError)
+│   ├── InitializationTimeoutError (TimeoutError)
+│   ├── ClientIdTakenError, FencedError, LimitExceededError
+│   ├── BarrierError: BarrierTimeoutError (TimeoutError), BarrierCancelledError, BarrierMismatchError (ValueError)
+│   └── KeyExistsError (ValueError), KeyNotFoundError (KeyError), KeyTypeError (TypeError),
+│       KeyWaitTimeoutError (TimeoutError), WatchCompactedError
+└── CollectiveError (RuntimeError)
+    ├── CollectiveMismatchError (ValueError), CollectiveTimeoutError (TimeoutError)
+    ├── CollectiveTypeError (TypeError), CollectiveValueError (ValueError)
+    ├── PeerLostError (ConnectionError)
+    └── PeerAuthenticationError (ConnectionError)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dmesh.coordination.members import Member
+
+
+class DMeshError(Exception):
+    """Base of all errors of dmesh."""
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of its message, OSError would look for an errno.
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigurationError(DMeshError, ValueError):
+    """A setting, an environment variable or an argument is not usable."""
+
+
+class JobMismatchError(ConfigurationError):
+    """This client's job list or job name differs from the other clients'."""
+
+
+class AlreadyInitializedError(DMeshError, ValueError):
+    """`initialize_accelerator_system` was called twice, or after devices were already in use."""
+
+
+class NotInitializedError(DMeshError, ValueError):
+    """`initialize_accelerator_system` has not been called."""
+
+
+class DeviceError(DMeshError, ValueError):
+    """A device or device type does not exist or cannot be used."""
+
+
+class MeshError(DMeshError, ValueError):
+    """A mesh cannot be made, or has no such dimension."""
+
+
+class LayoutError(DMeshError, ValueError):
+    """A layout cannot be made, or does not fit an array."""
+
+
+class MissingExtraError(DMeshError, ImportError):
+    """An optional part of dmesh is not installed."""
+
+
+class AddressInUseError(DMeshError, OSError):
+    """A port that this process must listen on is taken."""
+
+
+class CoordinationError(DMeshError, RuntimeError):
+    """The coordination server refused, or a cluster's state does not allow what was asked.
+
+    Attributes:
+        members: Whom it is about: who is missing, was lost, or is in the way.
+    """
+
+    def __init__(self, message: str, members: Sequence[Member] = ()) -> None:
+        super().__init__(message)
+        self.members = tuple(members)
+
+
+class CoordinatorUnavailableError(CoordinationError, ConnectionError):
+    """The coordination server does not answer."""
+
+
+class InitializationTimeoutError(CoordinationError, TimeoutError):
+    """Not all clients came within the time allowed; `members` are those that are missing."""
+
+
+class ClientIdTakenError(CoordinationError):
+    """Another process holds this client id; `members` has it."""
+
+
+class FencedError(CoordinationError):
+    """This process was declared lost or failed and may not act for its client id any more."""
+
+
+class LimitExceededError(CoordinationError):
+    """A limit of the server (size, count, quota) would be passed."""
+
+
+class BarrierError(CoordinationError):
+    """A barrier failed for all participants; `members` has who left, failed or was lost."""
+
+
+class BarrierTimeoutError(BarrierError, TimeoutError):
+    """A barrier's time ran out; `members` has everyone who did not arrive."""
+
+
+class BarrierCancelledError(BarrierError):
+    """A participant cancelled the barrier."""
+
+
+class BarrierMismatchError(BarrierError, ValueError):
+    """The participants do not agree on the barrier."""
+
+
+class KeyExistsError(CoordinationError, ValueError):
+    """The key has a value already."""
+
+
+class KeyNotFoundError(CoordinationError, KeyError):
+    """There is no such key."""
+
+
+class KeyTypeError(CoordinationError, TypeError):
+    """The key's value is not a decimal integer."""
+
+
+class KeyWaitTimeoutError(CoordinationError, TimeoutError):
+    """The key did not appear in time."""
+
+
+class WatchCompactedError(CoordinationError):
+    """The server no longer keeps the revision that the watch should start from."""
+
+
+class CollectiveError(DMeshError, RuntimeError):
+    """A collective failed."""
+
+
+class CollectiveMismatchError(CollectiveError, ValueError):
+    """The ranks of a group called different collectives, or with different dtypes, shapes or arguments."""
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError):
+    """A collective's time ran out.
+
+    Attributes:
+        missing: Ranks (client ids) that were waited for.
+    """
+
+    def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class CollectiveTypeError(CollectiveError, TypeError):
+    """An array's dtype has no meaning for the operation."""
+
+
+class CollectiveValueError(CollectiveError, ValueError):
+    """An argument of a collective is out of its range; nothing was sent."""
+
+
+class PeerLostError(CollectiveError, ConnectionError):
+    """A peer died, left or failed while it was needed.
+
+    Attributes:
+        rank: The peer's client id.
+    """
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class PeerAuthenticationError(CollectiveError, ConnectionError):
+    """A peer could not prove that it belongs to the cluster."""

@@ -1,0 +1,1 @@
+"""The native protocol, generated from `protos/dmesh/v1` by `make protos`. Do not edit."""

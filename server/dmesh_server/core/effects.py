@@ -1,0 +1,182 @@
+"""What is to be done after an event: every effect that `Core.apply` returns, in the order in which to do it.
+
+`Persist` effects of one `apply` come before the others: the runtime makes them durable before it releases what
+follows, so that nobody is told of a change that a crash could undo.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmesh_server.core.errors import CoreError
+from dmesh_server.core.model import ClusterState, KeyEvent, KeyValue, Member
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One durable fact, addressed by (cluster, kind, key)."""
+
+    cluster: str
+    kind: str
+    """"cluster", "member", "key" or "reply"."""
+    key: str
+    value: bytes | None
+    """What to keep, in the encoding of `core.records`; None: forget it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Make these records durable, all or none."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Answers `Register`."""
+
+    cluster_incarnation: int
+    epoch: int
+    peer_secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Answers `Attach`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Answers a mutation that has nothing to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Answers `ListClusters`."""
+
+    clusters: tuple[ClusterState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvRevision:
+    """Answers `KvSet` and `KvWatch`."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvRead:
+    """Answers `KvGetMany` and `KvList`."""
+
+    kvs: tuple[KeyValue, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvDeleted:
+    """Answers `KvDelete`."""
+
+    deleted: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvIncremented:
+    """Answers `KvIncrement`."""
+
+    value: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvCompared:
+    """Answers `KvCompareAndSet`."""
+
+    succeeded: bool
+    current: KeyValue | None
+    revision: int
+
+
+Answer = (
+    Registered
+    | Attached
+    | Done
+    | ClusterState
+    | Clusters
+    | KeyValue
+    | KvRevision
+    | KvRead
+    | KvDeleted
+    | KvIncremented
+    | KvCompared
+    | CoreError
+)
+"""What a request can be answered with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer the request that carries `token`."""
+
+    token: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAck:
+    """Tells a session that the server lives."""
+
+    sequence: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChange:
+    """Tells a session who departed."""
+
+    epoch: int
+    departed: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierResult:
+    """Tells a session that a barrier is over."""
+
+    name: str
+    instance: int
+    error: CoreError | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """Tells a session that it is over for good. The runtime closes the stream after it."""
+
+    error: CoreError
+
+
+Message = HeartbeatAck | MembershipChange | BarrierResult | SessionEnd
+"""What a session can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Tell these sessions, all the same."""
+
+    sessions: tuple[int, ...]
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPush:
+    """Tell the watch `token` of the changes of one revision; an error ends it."""
+
+    token: int
+    revision: int
+    events: tuple[KeyEvent, ...]
+    error: CoreError | None = None
+
+
+Effect = Persist | Reply | Push | WatchPush
+"""Everything that can be asked of the runtime."""

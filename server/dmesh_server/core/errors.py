@@ -1,0 +1,50 @@
+"""What the core answers when it refuses."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dmesh_server.core.model import Member
+
+
+class ErrorKind(enum.Enum):
+    """The kinds of refusal. The values are the wire's (`dmesh.v1.ErrorKind`)."""
+
+    INVALID_ARGUMENT = 1
+    UNKNOWN_TASK = 2
+    TASK_TAKEN = 3
+    SPEC_MISMATCH = 4
+    FENCED = 5
+    NOT_REGISTERED = 6
+    BARRIER_TIMEOUT = 7
+    BARRIER_FAILED = 8
+    BARRIER_CANCELLED = 9
+    BARRIER_MISMATCH = 10
+    KEY_EXISTS = 11
+    KEY_NOT_FOUND = 12
+    KEY_NOT_INTEGER = 13
+    DEADLINE_EXCEEDED = 14
+    COMPACTED = 15
+    LIMIT_EXCEEDED = 16
+    SHUTTING_DOWN = 17
+    CLUSTER_ENDING = 18
+    INTERNAL = 19
+
+
+@dataclass(unsafe_hash=True)
+class CoreError(Exception):
+    """A refusal: raised inside the core, carried out of it as a value. Not frozen only because Python sets
+    `__traceback__` on a raised exception; nobody else may change it."""
+
+    kind: ErrorKind
+    """What kind."""
+    message: str
+    """What happened, who is involved, what was expected, what to do."""
+    members: tuple[Member, ...] = ()
+    """Whom it is about: who is missing, lost, or in the way."""
+    epoch: int = 0
+    """The cluster's epoch at the time."""
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}: {self.message}"

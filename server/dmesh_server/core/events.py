@@ -1,0 +1,227 @@
+"""What happens to a cluster: every event that `Core.apply` accepts.
+
+A `Request` is answered by exactly one `Reply` effect with its `token` (some at once, some later); the other events
+are answered by nothing. Tokens and session ids are chosen by the runtime and mean nothing to the core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmesh_server.core.model import Caller, Device, Job, Process, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Something that somebody waits for an answer to."""
+
+    token: int
+    """Names the call, unique while it is unanswered."""
+    caller: Caller
+    """Who asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation(Request):
+    """A request that changes something. Idempotent by (caller, request_id)."""
+
+    request_id: str
+    """Unique per call, equal in its retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register(Mutation):
+    """Takes a seat. Reply: `Registered`."""
+
+    jobs: tuple[Job, ...]
+    process: Process
+    devices: tuple[Device, ...]
+    peer_addresses: tuple[str, ...]
+    fresh_incarnation: int
+    """Random number for the cluster, should this registration start a new life of it."""
+    fresh_secret: bytes
+    """Random secret for the cluster, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Mutation):
+    """Gives a seat up; an empty reason is a clean leave. Reply: `Done`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportError(Mutation):
+    """Declares the caller failed. Reply: `Done`."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetClusterState(Request):
+    """Reads the table of members. Reply: `ClusterState`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListClusters:
+    """Reads the state of all clusters. Reply: `Clusters`."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(Request):
+    """Binds a session to the caller's seat. Reply: `Attached`. Replaces an older session of the same incarnation."""
+
+    session: int
+    """Names the session, never used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """A session's stream ended. Unknown or replaced sessions are ignored."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sign of life on a session. Answered by a `Push` of `HeartbeatAck`."""
+
+    session: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnterBarrier:
+    """Arrives at a barrier, on a session. Answered by a `Push` of `BarrierResult`, now or later."""
+
+    session: int
+    name: str
+    instance: int
+    """How many instances of the name the caller has finished; -1 for whichever is next."""
+    participants: tuple[Task, ...]
+    """Empty for every task of the cluster."""
+    timeout: float | None
+    """Seconds that the first arrival gives the others; None for no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBarrier(Mutation):
+    """Ends a barrier for all participants. Reply: `Done`."""
+
+    name: str
+    instance: int
+    """-1 for the one under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSet(Mutation):
+    """Sets one key. Reply: `KvRevision`."""
+
+    key: str
+    value: bytes
+    allow_overwrite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvGet(Request):
+    """Reads one key, waiting for it. Reply: `KeyValue`, when there is one."""
+
+    key: str
+    timeout: float | None
+    """Seconds to wait; 0: not at all; None: until `Abandon`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvGetMany(Request):
+    """Reads many keys at one revision. Reply: `KvRead`."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvList(Request):
+    """Reads all keys with a prefix. Reply: `KvRead`."""
+
+    prefix: str
+    keys_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvDelete(Mutation):
+    """Deletes a key or a prefix. Reply: `KvDeleted`."""
+
+    key: str
+    is_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvIncrement(Mutation):
+    """Adds to an integer. Reply: `KvIncremented`."""
+
+    key: str
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvCompareAndSet(Mutation):
+    """Sets one key if it is as expected. Reply: `KvCompared`."""
+
+    key: str
+    expected: bytes | None
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvWatch(Request):
+    """Watches a prefix. Reply: `KvRevision` (the watch is in place), then `WatchPush` effects until `Abandon`.
+
+    The changes since `from_revision` follow the reply at once; 0 means from now on.
+    """
+
+    prefix: str
+    from_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Whoever waited for `token` (a blocked read or a watch) is gone. Unknown tokens are ignored."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. The runtime sends it when `Core.next_deadline()` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The server will stop: waiters are answered SHUTTING_DOWN, sessions are ended."""
+
+
+Event = (
+    Register
+    | Leave
+    | ReportError
+    | GetClusterState
+    | ListClusters
+    | Attach
+    | SessionClosed
+    | Heartbeat
+    | EnterBarrier
+    | CancelBarrier
+    | KvSet
+    | KvGet
+    | KvGetMany
+    | KvList
+    | KvDelete
+    | KvIncrement
+    | KvCompareAndSet
+    | KvWatch
+    | Abandon
+    | Tick
+    | Shutdown
+)
+"""Everything that can happen."""

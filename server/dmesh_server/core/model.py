@@ -1,0 +1,225 @@
+"""What a cluster consists of: tasks, devices, members, jobs, keys. Plain values, shared by all of the server."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Task:
+    """One seat of a cluster."""
+
+    job: str
+    """Name of the job."""
+    index: int
+    """Index within the job, from 0."""
+
+    def __str__(self) -> str:
+        return f"/job:{self.job}/task:{self.index}"
+
+
+class MemberState(enum.Enum):
+    """What became of the holder of a seat. The values are the wire's."""
+
+    REGISTERED = 1
+    CONNECTED = 2
+    LEFT = 3
+    LOST = 4
+    FAILED = 5
+
+    @property
+    def departed(self) -> bool:
+        """True if the holder is gone for good."""
+        return self in (MemberState.LEFT, MemberState.LOST, MemberState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a client."""
+
+    type: str
+    """CPU, GPU or TPU."""
+    index: int
+    """Index among the client's devices of that type."""
+    description: str = ""
+    """What the hardware calls itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Facts about a client process, for people who look for it."""
+
+    host: str = ""
+    """Host name, as the process sees it."""
+    pid: int = 0
+    """Process id on that host."""
+    boot_id: str = ""
+    """Identity of the running kernel."""
+    program: str = ""
+    """Program that runs."""
+    dmesh_version: str = ""
+    """Version of the client's distribution."""
+    python_version: str = ""
+    """Version of its interpreter."""
+    started_at_unix_ms: int = 0
+    """Wall-clock start, for display only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The tasks of one job."""
+
+    name: str
+    """Its name."""
+    addresses: tuple[str, ...]
+    """The configured address of each task, by index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The holder of a seat at one moment."""
+
+    task: Task
+    """The seat."""
+    incarnation: int
+    """Random number of the process; 0 for a vacant seat."""
+    state: MemberState
+    """What became of it."""
+    process: Process
+    """Who it is."""
+    devices: tuple[Device, ...]
+    """Its devices."""
+    peer_addresses: tuple[str, ...]
+    """Where peers reach it."""
+    registered_at: float
+    """When it registered, seconds of the server's monotonic clock."""
+    last_seen_at: float
+    """When the server last heard of it, seconds of the server's monotonic clock."""
+    reason: str = ""
+    """Why it is LOST or FAILED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends an event. An observer has no task: it may read, not change."""
+
+    cluster: str
+    """Name of the cluster."""
+    task: Task | None = None
+    """The caller's seat."""
+    incarnation: int = 0
+    """The caller's incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key, its value and its revisions."""
+
+    key: str
+    """The key."""
+    value: bytes
+    """The value."""
+    create_revision: int
+    """Revision at which the key came into being."""
+    mod_revision: int
+    """Revision of its last change."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEvent:
+    """One change of the key-value store."""
+
+    kv: KeyValue
+    """The key after the change; without a value if it was deleted."""
+    deleted: bool = False
+    """Whether it was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierStatus:
+    """A barrier under way."""
+
+    name: str
+    """Its name."""
+    instance: int
+    """Which use of the name, from 0."""
+    arrived: tuple[Task, ...]
+    """Who is there, in order of arrival."""
+    missing: tuple[Task, ...]
+    """Who is not, sorted."""
+    started_at: float
+    """When the first arrived, seconds of the server's monotonic clock."""
+    deadline: float | None
+    """When it fails, or None for never."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """A cluster at one moment."""
+
+    name: str
+    """Its name."""
+    incarnation: int
+    """Random number of this life of the cluster."""
+    epoch: int
+    """Grows with every change of membership."""
+    jobs: tuple[Job, ...]
+    """All its jobs."""
+    members: tuple[Member, ...]
+    """Its members, sorted by task."""
+    vacant: tuple[Task, ...]
+    """Seats that nobody has taken yet, sorted."""
+    barriers: tuple[BarrierStatus, ...]
+    """Barriers under way, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what clients may make the server keep, and the times that it keeps to."""
+
+    heartbeat_interval: float = 3.0
+    """How often clients send a heartbeat, seconds."""
+    lease: float = 15.0
+    """Silence after which a member is lost, seconds."""
+    session_grace: float = 0.3
+    """Time within which a broken session may be attached again unnoticed, seconds."""
+    departure_batch: float = 0.05
+    """Departures within this time of the last notice are told together, seconds."""
+    max_clusters: int = 1_000
+    """Clusters on one server."""
+    max_tasks: int = 100_000
+    """Tasks in one cluster."""
+    max_key_bytes: int = 1_024
+    """Length of a key in UTF-8."""
+    max_value_bytes: int = 1 << 20
+    """Length of a value."""
+    max_store_bytes: int = 256 << 20
+    """Keys and values of one cluster together."""
+    max_keys_per_read: int = 10_000
+    """Keys in one GetMany."""
+    max_barriers: int = 10_000
+    """Barrier names remembered by one cluster."""
+    max_waiters: int = 100_000
+    """Blocked reads and watches of one cluster."""
+    watch_history: int = 10_000
+    """Revisions kept for watches that start in the past."""
+    replies_per_member: int = 64
+    """Answers kept per member so that a retried request has one effect."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_interval < self.lease:
+            raise ValueError(
+                f"the heartbeat interval ({self.heartbeat_interval} s) must be positive and shorter than the lease "
+                f"({self.lease} s)"
+            )
+
+
+EMPTY_PROCESS = Process()
+"""Stands for the holder of a vacant seat."""
+
+
+def vacant_seat(task: Task) -> Member:
+    """Describes a seat that nobody has taken, so that errors can name it like any member."""
+    return Member(task, 0, MemberState.REGISTERED, EMPTY_PROCESS, (), (), 0.0, 0.0, "never registered")
+
