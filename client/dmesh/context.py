@@ -1,0 +1,119 @@
+"""The process-wide state of the SDK: what the public functions act on.
+
+Written by `dmesh.system` alone (and by tests); read by everything that a script calls without naming a
+cluster. It sits below those rooms, so that none of them needs to import `system`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dmesh.errors import NotInitializedError
+
+if TYPE_CHECKING:
+    from dmesh.bootstrap import Client
+    from dmesh.collectives.communicator import Communicator
+    from dmesh.collectives.group import Group
+    from dmesh.coordination.agent import Agent
+    from dmesh.coordination.members import Member
+    from dmesh.settings import Settings
+
+
+@dataclass
+class Context:
+    """What one successful `initialize_accelerator_system` brought about."""
+
+    settings: Settings
+    """The settings that it was started with."""
+    device_type: str
+    """CPU, GPU or TPU."""
+    logical_devices: Mapping[str, int]
+    """How many logical devices of each type this client has."""
+    members: tuple[Member, ...] = ()
+    """All clients with their devices, by rank; empty in local mode and without a coordination service."""
+    communicator: Communicator | None = None
+    """The data plane; in local mode one of a single rank."""
+    agent: Agent | None = None
+    """The session with the coordination server, if there is one."""
+    client: Client | None = None
+    """What must be stopped at the end; None in local mode."""
+    open_coordination: Callable[[], tuple[Agent, Callable[[], None]]] | None = field(default=None, repr=False)
+    """Starts a coordination service for this process alone, at its first use in local mode."""
+    close_coordination: Callable[[], None] | None = field(default=None, repr=False)
+    """Ends that service."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def coordination(self) -> Agent:
+        """Returns the session with the coordination server.
+
+        Raises:
+            NotInitializedError: The clients were told to do without one.
+        """
+        with self._lock:
+            if self.agent is None:
+                if self.open_coordination is None:
+                    raise NotInitializedError(
+                        "there is no coordination service: initialize_accelerator_system was called with "
+                        "enable_coordination_service=False. Call it with True to use dmesh.coordination."
+                    )
+                self.agent, self.close_coordination = self.open_coordination()
+            return self.agent
+
+    def collectives(self) -> Communicator:
+        """Returns the data plane."""
+        if self.communicator is None:
+            raise NotInitializedError("this context has no collectives")
+        return self.communicator
+
+    def mesh_group(self, fingerprint: str, axis: str, ranks: tuple[int, ...]) -> Group:
+        """Returns the group of clients along one axis of a mesh; the same object for the same arguments."""
+        return self.collectives().mesh_group(fingerprint, axis, ranks)
+
+
+_current: Context | None = None
+_devices_in_use = False
+
+
+def current() -> Context:
+    """Returns the state of the initialized system.
+
+    Raises:
+        NotInitializedError: There is none.
+    """
+    if _current is None:
+        raise NotInitializedError(
+            "dmesh is not initialized in this process: call dmesh.initialize_accelerator_system() first"
+        )
+    return _current
+
+
+def current_or_none() -> Context | None:
+    """Returns the state of the initialized system, or None."""
+    return _current
+
+
+def install(context: Context) -> None:
+    """Makes `context` the state that the public functions act on."""
+    global _current
+    _current = context
+
+
+def clear() -> None:
+    """Goes back to the state before `initialize_accelerator_system`."""
+    global _current, _devices_in_use
+    _current = None
+    _devices_in_use = False
+
+
+def mark_devices_in_use() -> None:
+    """Notes that a mesh over local devices was made, after which their number must not change."""
+    global _devices_in_use
+    _devices_in_use = True
+
+
+def devices_in_use() -> bool:
+    """Returns whether a mesh was made before the system was initialized."""
+    return _devices_in_use

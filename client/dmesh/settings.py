@@ -1,0 +1,326 @@
+"""What the environment says about this process: one frozen value, checked as a whole before anything starts.
+
+The `DTENSOR_*` variables are TensorFlow's and mean what its documentation says; the `DMESH_*` variables are
+ours. An unset variable and an empty one are the same thing. Each variable has a function of its own here,
+because `dmesh.config` reads single ones at every call and must not stumble over another variable's mistake.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dmesh._log import announce
+from dmesh.addresses import BNS_PREFIX, HOST_PATTERN, check_bns_order, is_ipv6, shown
+from dmesh.addresses import split_address as split_address  # part of this module's interface
+from dmesh.errors import ConfigurationError
+
+JOB_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+"""What a job or a cluster may be called; the coordination server has the same rule."""
+
+_LONGEST_TIME = 1e8
+_MOST_CPU_DEVICES = 65_536
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that `initialize_accelerator_system` takes from the environment."""
+
+    jobs: tuple[str, ...] = ()
+    """`DTENSOR_JOBS`: HOST:PORT of every client, by client id. Empty in local mode."""
+    client_id: int = 0
+    """`DTENSOR_CLIENT_ID`: which of them this process is."""
+    job_name: str = "localhost"
+    """`DTENSOR_JOB_NAME`: the job part of device names; `localhost` in local mode, otherwise `worker`."""
+    heartbeat: bool = True
+    """`DTENSOR_ENABLE_HEARTBEAT`: what `heartbeat_enabled()` answers. Leases are kept alive in any case."""
+    parallel_executor: str = ""
+    """`DTENSOR_USE_PARALLEL_EXECUTOR`: `pw` asks for Pathways; NumPy computes in any case."""
+    coordinator: str | None = None
+    """`DMESH_COORDINATOR`: HOST:PORT of a standalone coordination server. None: client 0 hosts one."""
+    cluster: str = "default"
+    """`DMESH_CLUSTER`: name of the cluster on that server."""
+    data_port: int | None = None
+    """`DMESH_DATA_PORT`: where client 0 listens for its peers while it hosts the server. None: any port."""
+    bind_host: str | None = None
+    """`DMESH_BIND_HOST`: local address to listen on. None: the host of this client's `DTENSOR_JOBS` entry."""
+    token: str | None = field(default=None, repr=False)
+    """`DMESH_TOKEN`: shared secret of the clients when there is no coordination service. Never shown."""
+    num_cpu_devices: int | None = None
+    """`DMESH_NUM_CPU_DEVICES`: logical CPU devices if the program does not say. None: as many as needed."""
+    init_timeout: float = 300.0
+    """`DMESH_INIT_TIMEOUT`: how long to wait for the other clients, seconds."""
+    shutdown_timeout: float = 60.0
+    """`DMESH_SHUTDOWN_TIMEOUT`: how long a shutdown waits for the other clients, seconds."""
+    collective_timeout: float = 300.0
+    """`DMESH_COLLECTIVE_TIMEOUT`: how long a collective without its own timeout may take, seconds."""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each field's value came from: `default`, or `environment variable NAME`."""
+
+    @property
+    def multi_client(self) -> bool:
+        """Whether other processes may belong to this one. A job list of one entry counts, as documented."""
+        return bool(self.jobs)
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are; 1 in local mode."""
+        return len(self.jobs) or 1
+
+    @property
+    def address(self) -> str:
+        """This client's own entry of `jobs`.
+
+        Raises:
+            ConfigurationError: In local mode there is none.
+        """
+        if not self.jobs:
+            raise ConfigurationError(
+                "DTENSOR_JOBS is not set, so this client has no address; set it to HOST:PORT of every client"
+            )
+        return self.jobs[self.client_id]
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Reads and checks all variables.
+
+        Args:
+            environ: Where to read them; the process's environment if None.
+
+        Raises:
+            ConfigurationError: A value is malformed. The message names the variable, the value, what was
+                expected and what to do.
+        """
+        environ = os.environ if environ is None else environ
+        jobs = read_jobs(environ)
+        settings = cls(
+            jobs=jobs,
+            client_id=read_client_id(environ, len(jobs)),
+            job_name=read_job_name(environ, multi_client=bool(jobs)),
+            heartbeat=read_heartbeat(environ),
+            parallel_executor=_text(environ, "DTENSOR_USE_PARALLEL_EXECUTOR") or cls.parallel_executor,
+            coordinator=_address(environ, "DMESH_COORDINATOR"),
+            cluster=_name(environ, "DMESH_CLUSTER") or cls.cluster,
+            data_port=_number(environ, "DMESH_DATA_PORT", 65_535, "unset it to use any free port"),
+            bind_host=_bind_host(environ),
+            token=_token(environ),
+            num_cpu_devices=read_num_cpu_devices(environ),
+            init_timeout=_seconds(environ, "DMESH_INIT_TIMEOUT", cls.init_timeout),
+            shutdown_timeout=_seconds(environ, "DMESH_SHUTDOWN_TIMEOUT", cls.shutdown_timeout),
+            collective_timeout=_seconds(environ, "DMESH_COLLECTIVE_TIMEOUT", cls.collective_timeout),
+            origins={name: _origin(environ, variable) for name, variable in VARIABLES.items()},
+        )
+        if settings.parallel_executor == "pw":
+            announce(
+                "DTENSOR_USE_PARALLEL_EXECUTOR=pw asks for the Pathways backend, but NumPy is the only "
+                "backend of dmesh; going on with NumPy. Unset the variable to silence this"
+            )
+        return settings
+
+
+VARIABLES: Mapping[str, str] = {
+    "jobs": "DTENSOR_JOBS",
+    "client_id": "DTENSOR_CLIENT_ID",
+    "job_name": "DTENSOR_JOB_NAME",
+    "heartbeat": "DTENSOR_ENABLE_HEARTBEAT",
+    "parallel_executor": "DTENSOR_USE_PARALLEL_EXECUTOR",
+    "coordinator": "DMESH_COORDINATOR",
+    "cluster": "DMESH_CLUSTER",
+    "data_port": "DMESH_DATA_PORT",
+    "bind_host": "DMESH_BIND_HOST",
+    "token": "DMESH_TOKEN",
+    "num_cpu_devices": "DMESH_NUM_CPU_DEVICES",
+    "init_timeout": "DMESH_INIT_TIMEOUT",
+    "shutdown_timeout": "DMESH_SHUTDOWN_TIMEOUT",
+    "collective_timeout": "DMESH_COLLECTIVE_TIMEOUT",
+}
+"""The environment variable of each field of `Settings`."""
+
+
+# Variables that others read one by one ----------------------------------------------------------------------
+
+
+def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the clients' addresses from `DTENSOR_JOBS`, by client id; empty in local mode.
+
+    Raises:
+        ConfigurationError: An entry is empty, malformed or there twice, or BNS addresses are out of order.
+    """
+    raw = _text(environ, "DTENSOR_JOBS")
+    if raw is None:
+        return ()
+    jobs = tuple(entry.strip() for entry in raw.split(","))
+    seen: dict[tuple[str, int], int] = {}
+    for index, entry in enumerate(jobs):
+        what = f"entry {index} of DTENSOR_JOBS"
+        if not entry:
+            raise ConfigurationError(
+                f"{what} is empty in {shown(raw)}: is there a comma too many? Expected HOST:PORT of each "
+                "client, separated by single commas"
+            )
+        if entry.startswith(BNS_PREFIX):
+            # Google's own naming: a task number, then perhaps the number or the name of a port.
+            key = (entry, 0)
+        else:
+            host, port = split_address(entry, what)
+            key = (host.lower(), port)
+        first = seen.setdefault(key, index)
+        if first != index:
+            raise ConfigurationError(
+                f"DTENSOR_JOBS lists {entry} more than once, as entries {first} and {index}. Each client "
+                "needs an address of its own: give them different ports"
+            )
+    if any(entry.startswith(BNS_PREFIX) for entry in jobs):
+        check_bns_order(jobs)
+    return jobs
+
+
+def read_client_id(environ: Mapping[str, str], num_jobs: int) -> int:
+    """Returns this client's id from `DTENSOR_CLIENT_ID`, default 0.
+
+    Args:
+        environ: Where to read it.
+        num_jobs: Number of entries in `DTENSOR_JOBS`; 0 in local mode.
+
+    Raises:
+        ConfigurationError: It is not an integer from 0 to the number of clients - 1.
+    """
+    raw = _text(environ, "DTENSOR_CLIENT_ID")
+    if raw is None:
+        return 0
+    if _INTEGER.fullmatch(raw) and 0 <= int(raw) < (num_jobs or 1):
+        return int(raw)
+    if num_jobs == 0:
+        raise ConfigurationError(
+            f"DTENSOR_CLIENT_ID is {shown(raw)}, but DTENSOR_JOBS is not set: without other clients the id "
+            "can only be 0. Set DTENSOR_JOBS to HOST:PORT of every client, or unset DTENSOR_CLIENT_ID"
+        )
+    raise ConfigurationError(
+        f"DTENSOR_CLIENT_ID is {shown(raw)}; expected an integer from 0 to {num_jobs - 1}, because "
+        f"DTENSOR_JOBS has {num_jobs} {'entry' if num_jobs == 1 else 'entries'}. Give each client the index "
+        "of its own entry"
+    )
+
+
+def read_job_name(environ: Mapping[str, str], *, multi_client: bool) -> str:
+    """Returns the job name from `DTENSOR_JOB_NAME`; default `worker`, or `localhost` in local mode.
+
+    Raises:
+        ConfigurationError: It has characters that a device name cannot hold.
+    """
+    return _name(environ, "DTENSOR_JOB_NAME") or ("worker" if multi_client else "localhost")
+
+
+def read_heartbeat(environ: Mapping[str, str]) -> bool:
+    """Returns `DTENSOR_ENABLE_HEARTBEAT` as a truth value, default True.
+
+    Raises:
+        ConfigurationError: It is neither a yes nor a no.
+    """
+    raw = _text(environ, "DTENSOR_ENABLE_HEARTBEAT")
+    if raw is None or raw.lower() in ("true", "1", "yes", "on"):
+        return True
+    if raw.lower() in ("false", "0", "no", "off"):
+        return False
+    raise ConfigurationError(
+        f"DTENSOR_ENABLE_HEARTBEAT is {shown(raw)}; expected true or false. Unset it for the default, true"
+    )
+
+
+def read_num_cpu_devices(environ: Mapping[str, str]) -> int | None:
+    """Returns `DMESH_NUM_CPU_DEVICES`, None if it is not set.
+
+    Raises:
+        ConfigurationError: It is not a positive integer.
+    """
+    return _number(
+        environ,
+        "DMESH_NUM_CPU_DEVICES",
+        _MOST_CPU_DEVICES,
+        "unset it to have as many as the program asks for",
+    )
+
+
+# Values -----------------------------------------------------------------------------------------------------
+
+
+def _text(environ: Mapping[str, str], variable: str) -> str | None:
+    """Returns a variable's value without white space around it; None if it is unset or empty."""
+    return environ.get(variable, "").strip() or None
+
+
+def _origin(environ: Mapping[str, str], variable: str) -> str:
+    return _DEFAULT if _text(environ, variable) is None else f"environment variable {variable}"
+
+
+def _name(environ: Mapping[str, str], variable: str) -> str | None:
+    raw = _text(environ, variable)
+    if raw is not None and not JOB_NAME_PATTERN.fullmatch(raw):
+        raise ConfigurationError(
+            f"{variable} is {shown(raw)}; expected 1 to 128 letters, digits, dots, dashes or underscores, "
+            "because it becomes part of device names. Choose another name"
+        )
+    return raw
+
+
+def _address(environ: Mapping[str, str], variable: str) -> str | None:
+    raw = _text(environ, variable)
+    if raw is not None:
+        split_address(raw, variable)
+    return raw
+
+
+def _bind_host(environ: Mapping[str, str]) -> str | None:
+    raw = _text(environ, "DMESH_BIND_HOST")
+    if raw is None:
+        return None
+    host = raw[1:-1] if raw.startswith("[") and raw.endswith("]") else raw
+    if not (HOST_PATTERN.fullmatch(host) or is_ipv6(host)):
+        raise ConfigurationError(
+            f"DMESH_BIND_HOST is {shown(raw)}; expected a host name or an IP address of this machine, "
+            "without a port, such as 0.0.0.0. The port comes from this client's entry of DTENSOR_JOBS"
+        )
+    return host
+
+
+def _token(environ: Mapping[str, str]) -> str | None:
+    raw = _text(environ, "DMESH_TOKEN")
+    if raw is not None and not (raw.isascii() and raw.isprintable() and " " not in raw):
+        raise ConfigurationError(
+            "DMESH_TOKEN (not shown) has a space or a character that is not printable ASCII. Expected "
+            "letters, digits and punctuation; generate one with `python -c 'import secrets; "
+            "print(secrets.token_urlsafe(32))'`"
+        )
+    return raw
+
+
+def _number(environ: Mapping[str, str], variable: str, maximum: int, advice: str) -> int | None:
+    raw = _text(environ, variable)
+    if raw is None:
+        return None
+    if not _INTEGER.fullmatch(raw) or not 1 <= int(raw) <= maximum:
+        raise ConfigurationError(
+            f"{variable} is {shown(raw)}; expected an integer from 1 to {maximum}, or {advice}"
+        )
+    return int(raw)
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    raw = _text(environ, variable)
+    if raw is None:
+        return default
+    try:
+        seconds = float(raw)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_TIME:  # false for NaN, too
+        raise ConfigurationError(
+            f"{variable} is {shown(raw)}; expected a number of seconds greater than 0 and at most "
+            f"{_LONGEST_TIME:.0f}, or unset it for the default, {default:g}"
+        )
+    return seconds

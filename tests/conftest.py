@@ -1,0 +1,33 @@
+"""What holds for every test: reproducible examples, and nothing left running."""
+
+import os
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Examples are the same in every run, so that a red run can be repeated; DMESH_HYPOTHESIS=explore looks for
+# new ones.
+settings.register_profile(
+    "repeat", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("explore", settings.get_profile("repeat"), derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("DMESH_HYPOTHESIS", "repeat"))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees a cluster configuration of the shell that it was started from."""
+    for name in list(os.environ):
+        if name.startswith(("DTENSOR_", "DMESH_")) and name != "DMESH_HYPOTHESIS":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_orphans():
+    """Fails the run if a test left a process behind."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive, f"processes left behind: {[(process.pid, process.cmdline()) for process in alive]}"
