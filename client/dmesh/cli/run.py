@@ -1,0 +1,123 @@
+"""`dmesh run`: starts N clients of a program on this machine and stays with them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from dmesh.errors import ConfigurationError
+from dmesh.launch import LaunchOptions, Supervisor, plan_launch
+from dmesh.launch.labels import Output
+from dmesh.launch.plan import check_options
+from dmesh.launch.ports import reserve_ports
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_USAGE = """\
+dmesh run -n N [options] script.py [args ...]
+       dmesh run -n N [options] -m module [args ...]"""
+_DESCRIPTION = """\
+Starts N clients of a Python program on this machine, with DTENSOR_JOBS and DTENSOR_CLIENT_ID set so that
+dmesh.initialize_accelerator_system() finds the others. Each line of their output is labeled with [rank];
+standard input goes to rank 0 alone. When one fails, the others are ended and the first failure is reported
+first."""
+_EPILOG = """\
+exit code: 0 when all clients ended with 0; else that of the first failure, 128 + the number for a signal;
+2 for a command line that cannot work. Ctrl-C and SIGTERM are passed on to the clients, a second one kills
+them."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = subparsers.add_parser(
+        "run",
+        help="start N clients of a program on this machine",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        usage=_USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-n", "--clients", metavar="N", help="number of clients (required)")
+    add("-m", "--module", action="store_true", help="run a module, as `python -m` does")
+    add(
+        "--cpu-devices",
+        metavar="K",
+        help="logical CPU devices of each client, unless its script says otherwise",
+    )
+    add(
+        "--coordinator",
+        metavar="H:P",
+        help="use the server of `dmesh serve` at this address, not one inside client 0",
+    )
+    add("--cluster", metavar="NAME", help="cluster name at that server; default: a fresh one for this run")
+    add(
+        "--timeout-after-failure",
+        metavar="S",
+        default="3",
+        help="seconds that the others have after a failure to end by themselves, before SIGTERM (default 3)",
+    )
+    add("--terminate-grace", metavar="S", default="5", help="seconds between SIGTERM and SIGKILL (default 5)")
+    add(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="script.py [args ...]",
+        help="the program and its arguments",
+    )
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Runs the verb; returns the process's exit code.
+
+    Raises:
+        ConfigurationError: The command line or the environment cannot work; nothing was started.
+    """
+    options = _options(args)
+    check_options(options, os.environ)
+    try:
+        with reserve_ports(options.clients) as reservation:
+            plan = plan_launch(options, reservation.ports, os.environ)
+            sys.stdout.flush()
+            return Supervisor(plan, Output(1, os.environ), Output(2, os.environ)).run().exit_code
+    except ConfigurationError:
+        raise
+    except OSError as error:
+        print(f"dmesh run: error: the clients could not be started: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def _options(args: argparse.Namespace) -> LaunchOptions:
+    command: list[str] = args.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if args.clients is None:
+        raise ConfigurationError("-n is required: the number of clients, for example -n 4")
+    return LaunchOptions(
+        clients=_integer("-n", args.clients),
+        command=tuple(command),
+        module=args.module,
+        cpu_devices=None if args.cpu_devices is None else _integer("--cpu-devices", args.cpu_devices),
+        coordinator=args.coordinator,
+        cluster=args.cluster,
+        timeout_after_failure=_seconds("--timeout-after-failure", args.timeout_after_failure),
+        terminate_grace=_seconds("--terminate-grace", args.terminate_grace),
+    )
+
+
+def _integer(flag: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"{flag} must be a whole number, got {text!r}") from None
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"{flag} must be a number of seconds, got {text!r}") from None

@@ -1,0 +1,87 @@
+"""`dmesh serve`: runs a coordination server that outlives its clients."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dmesh.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Runs a coordination server: clients started with DMESH_COORDINATOR set to its address meet there. When it is
+ready it prints one line on standard output,
+
+    dmesh-server ready grpc=HOST:PORT http=http://HOST:PORT
+
+with the real ports; everything else goes to standard error."""
+_EPILOG = """\
+SIGTERM or Ctrl-C tells all clients, gives calls under way a moment and ends with exit code 0; a second signal
+ends at once. Exit code 2: an address, the data directory or the command line cannot be used."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="run a coordination server",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        help="where clients connect; port 0: any free one (default 127.0.0.1:8470)",
+    )
+    add(
+        "--http",
+        metavar="HOST:PORT",
+        help="health and state as JSON; port 0: any free one (default 127.0.0.1:8471)",
+    )
+    add("--no-http", action="store_true", help="do not serve HTTP")
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--data-dir", metavar="DIR", help="keep state here, across restarts")
+    kept.add_argument("--memory", action="store_true", help="keep state in memory only (the default)")
+    add("--lease", metavar="S", help="silence after which a client is lost, seconds (default 15)")
+    add(
+        "--heartbeat-interval", metavar="S", help="how often clients give a sign of life, seconds (default 3)"
+    )
+    add(
+        "--session-grace", metavar="S", help="time to reconnect before anybody is told, seconds (default 0.3)"
+    )
+    add(
+        "--shutdown-grace",
+        metavar="S",
+        help="time for calls under way when the server stops, seconds (default 2)",
+    )
+    add("--reflection", action="store_true", help="let gRPC tools list the services")
+    add(
+        "--insecure",
+        action="store_true",
+        help="allow addresses that other machines can reach, unauthenticated",
+    )
+    add("--log-format", choices=("text", "json"), default="text", help="how log lines look (default text)")
+    add("--verbose", action="store_true", help="log sessions, too")
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Runs the verb; returns the process's exit code.
+
+    Raises:
+        ConfigurationError: A setting cannot work.
+        AddressInUseError: A port is taken.
+        MissingExtraError: The server extra is not installed.
+    """
+    try:
+        from dmesh_server.main import serve_flags
+    except ImportError as error:
+        raise MissingExtraError(
+            f"`dmesh serve` needs the server extra ({error}): pip install 'dmesh[server]'"
+        ) from error
+    return serve_flags(args)

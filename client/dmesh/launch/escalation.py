@@ -1,0 +1,85 @@
+"""When the clients are asked to end, and when they are made to. A state machine: no clock, no processes."""
+
+from __future__ import annotations
+
+import enum
+import signal
+
+_SAME_REQUEST = 0.2
+"""Seconds. `timeout` and some terminals deliver one request to the process and to its group, hence twice."""
+
+
+class Phase(enum.Enum):
+    """How far it has come."""
+
+    RUNNING = "running"
+    FAILED = "a client failed; the others may notice by themselves"
+    INTERRUPTED = "the user asked for the end; it may take its time"
+    TERMINATING = "the clients were told to end, and will be killed if they do not"
+    KILLED = "the clients were killed"
+
+
+class Escalation:
+    """Decides which signal the clients get, from what happened and when.
+
+    Each method returns the signal to send to every client that still runs, or None.
+    """
+
+    def __init__(self, timeout_after_failure: float, terminate_grace: float) -> None:
+        self.phase = Phase.RUNNING
+        self.deadline: float | None = None
+        """When `on_time` should be called next."""
+        self.requested: signal.Signals | None = None
+        """The first signal that the launcher itself received."""
+        self._requested_at = 0.0
+        self._timeout_after_failure = timeout_after_failure
+        self._terminate_grace = terminate_grace
+
+    def on_failure(self, now: float) -> signal.Signals | None:
+        """A client failed."""
+        if self.phase is Phase.RUNNING:
+            self.phase = Phase.FAILED
+            self.deadline = now + self._timeout_after_failure
+            return self.on_time(now)
+        return None
+
+    def on_signal(self, received: signal.Signals, now: float) -> signal.Signals | None:
+        """The launcher received a signal: the first is passed on, the second kills."""
+        if self.requested is not None:
+            if now - self._requested_at < _SAME_REQUEST or self.phase is Phase.KILLED:
+                return None
+            return self._kill()
+        self.requested, self._requested_at = received, now
+        if self.phase is Phase.KILLED:
+            return None
+        if received is not signal.SIGINT:
+            self._terminate_by(now)
+        elif self.phase is Phase.RUNNING:
+            # A person is there, who can press Ctrl-C again: no limit on what a script does to end well.
+            self.phase = Phase.INTERRUPTED
+        return received
+
+    def on_output_closed(self, now: float) -> signal.Signals | None:
+        """Nobody reads the output any more, as after `| head`."""
+        if self.phase in (Phase.RUNNING, Phase.FAILED):
+            self._terminate_by(now)
+            return signal.SIGTERM
+        return None
+
+    def on_time(self, now: float) -> signal.Signals | None:
+        """Time passed."""
+        if self.deadline is None or now < self.deadline:
+            return None
+        if self.phase is Phase.FAILED:
+            self._terminate_by(now)
+            return signal.SIGTERM
+        return self._kill()
+
+    def _terminate_by(self, now: float) -> None:
+        self.phase = Phase.TERMINATING
+        kill_at = now + self._terminate_grace
+        self.deadline = kill_at
+
+    def _kill(self) -> signal.Signals:
+        self.phase, self.deadline = Phase.KILLED, None
+        return signal.SIGKILL

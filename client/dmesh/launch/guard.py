@@ -1,0 +1,32 @@
+"""Outlives the launcher by one instant: a stand-alone script, run as `python -I -S guard.py`.
+
+The launcher writes to its standard input: `+PGID` when a client's process group exists, `-PGID` when it is
+gone. When that pipe closes, the launcher has ended, perhaps by `kill -9`; whatever groups are left are
+killed, with grandchildren. Works wherever there are process groups and pipes. Only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+
+def main() -> int:
+    """Waits for the launcher's end, then kills what it left."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    groups: set[int] = set()
+    for line in sys.stdin:
+        if not line.endswith("\n"):
+            break  # half a line: the launcher died while it wrote, and half a number is another number
+        (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

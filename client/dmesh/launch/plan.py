@@ -1,0 +1,158 @@
+"""What `dmesh run` starts: everything is checked and decided here, before the first process."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dmesh.errors import ConfigurationError
+from dmesh.launch.ports import LOOPBACK
+from dmesh.settings import JOB_NAME_PATTERN, Settings, split_address
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What the user asked for."""
+
+    clients: int
+    """How many clients to start; at least 1."""
+    command: tuple[str, ...]
+    """The script or module, then its own arguments."""
+    module: bool = False
+    """`command[0]` is a module, as after `python -m`."""
+    cpu_devices: int | None = None
+    """Logical CPU devices of each client whose script does not say; at least 1."""
+    coordinator: str | None = None
+    """HOST:PORT of a standalone coordination server; None for the environment's, else one in client 0."""
+    cluster: str | None = None
+    """The cluster's name at that server; None for the environment's, or else a fresh one."""
+    timeout_after_failure: float = 3.0
+    """Seconds that the others have, after the first failure, to notice it and end by themselves."""
+    terminate_grace: float = 5.0
+    """Seconds between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """One process to start."""
+
+    rank: int
+    """Its client id."""
+    command: tuple[str, ...]
+    """Program and arguments."""
+    environment: Mapping[str, str] = field(repr=False)
+    """Its whole environment; holds the run's token."""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A job that can be started."""
+
+    clients: tuple[ClientPlan, ...]
+    """By rank."""
+    options: LaunchOptions
+    """What it was made from."""
+
+
+def check_options(options: LaunchOptions, environment: Mapping[str, str]) -> None:
+    """Refuses what cannot work.
+
+    Raises:
+        ConfigurationError: With one line that says what is wrong and what to do.
+    """
+    if options.clients < 1:
+        raise ConfigurationError(f"-n must be at least 1, got {options.clients}")
+    if options.cpu_devices is not None and options.cpu_devices < 1:
+        raise ConfigurationError(f"--cpu-devices must be at least 1, got {options.cpu_devices}")
+    for flag, seconds in (
+        ("--timeout-after-failure", options.timeout_after_failure),
+        ("--terminate-grace", options.terminate_grace),
+    ):
+        if not 0 <= seconds < float("inf"):
+            raise ConfigurationError(f"{flag} must be a number of seconds of 0 or more, got {seconds:g}")
+    if options.coordinator is not None:
+        split_address(options.coordinator, "--coordinator")
+    elif environment.get("DMESH_COORDINATOR"):
+        split_address(environment["DMESH_COORDINATOR"], "DMESH_COORDINATOR")
+    if options.cluster is not None and not JOB_NAME_PATTERN.fullmatch(options.cluster):
+        raise ConfigurationError(
+            f"--cluster must be 1-128 letters, digits, dots, dashes or underscores, got {options.cluster!r}"
+        )
+    if not options.command:
+        raise ConfigurationError("no script given; say for example: dmesh run -n 4 script.py")
+    target = options.command[0]
+    if options.module:
+        if not _module_exists(target):
+            raise ConfigurationError(f"there is no module {target!r} here or among this Python's packages")
+    elif not Path(target).exists():
+        raise ConfigurationError(f"there is no script {target!r} (looked in {Path.cwd()})")
+    elif not os.access(target, os.R_OK):
+        raise ConfigurationError(f"the script {target!r} is not readable")
+
+
+def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mapping[str, str]) -> LaunchPlan:
+    """Decides the clients' commands and environments.
+
+    Args:
+        options: What the user asked for.
+        ports: One free loopback port a client.
+        environment: The launcher's own environment, which the clients inherit.
+
+    Raises:
+        ConfigurationError: The options cannot work.
+    """
+    check_options(options, environment)
+    if len(ports) != options.clients:
+        raise ConfigurationError(f"{options.clients} clients need as many ports, got {len(ports)}")
+    command = (sys.executable, *(("-m",) if options.module else ()), *options.command)
+    shared = _shared_environment(options, ports, environment)
+    environments = [
+        {**shared, "DTENSOR_CLIENT_ID": str(rank), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(options.clients)
+    ]
+    Settings.load(environments[0])  # one error here instead of a traceback from every client
+    return LaunchPlan(
+        tuple(ClientPlan(rank, command, environ) for rank, environ in enumerate(environments)), options
+    )
+
+
+def _shared_environment(
+    options: LaunchOptions, ports: Sequence[int], environment: Mapping[str, str]
+) -> dict[str, str]:
+    result = dict(environment)
+    result["DTENSOR_JOBS"] = ",".join(f"{LOOPBACK}:{port}" for port in ports)
+    result["WORLD_SIZE"] = result["LOCAL_WORLD_SIZE"] = str(options.clients)
+    result["PYTHONUNBUFFERED"] = "1"  # a line is seen when it is printed, not after the crash
+    defaults = {
+        "DTENSOR_JOB_NAME": "worker",
+        "DMESH_TOKEN": secrets.token_hex(32),
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback, too
+        # Each client's linear algebra would start a thread for every core, N times as many as there are.
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // options.clients)),
+    }
+    if options.coordinator is not None:
+        result["DMESH_COORDINATOR"] = options.coordinator
+    if result.get("DMESH_COORDINATOR"):
+        defaults["DMESH_CLUSTER"] = f"run-{secrets.token_hex(4)}"
+    if options.cluster is not None:
+        result["DMESH_CLUSTER"] = options.cluster
+    if options.cpu_devices is not None:
+        result["DMESH_NUM_CPU_DEVICES"] = str(options.cpu_devices)
+    for name, value in defaults.items():
+        if not result.get(name):
+            result[name] = value
+    return result
+
+
+def _module_exists(name: str) -> bool:
+    # Only the top level: finding a submodule would import, that is run, its package inside the launcher.
+    top = name.partition(".")[0]
+    if not top.isidentifier():
+        return False
+    path = [str(Path.cwd()), *sys.path]  # `python -m` searches the working directory first
+    return top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(top, path) is not None

@@ -1,0 +1,159 @@
+"""One client as the launcher sees it: its process group, its pipes, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from dmesh.launch.diagnosis import ErrorTail, Outcome, Traceback
+from dmesh.launch.labels import LineLabeler, Output
+from dmesh.launch.orphans import stand_alone
+from dmesh.launch.plan import ClientPlan
+
+_CHUNK = 64 * 1024
+_MOST_CHUNKS = 256  # of one pipe in one go, should somebody never stop writing
+_EXEC_CLIENT = Path(__file__).with_name("exec_client.py")
+
+
+class Stream:
+    """One output pipe of a client."""
+
+    def __init__(self, pipe: IO[bytes], labeler: LineLabeler) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
+        self._labeler = labeler
+        self.open = True
+        """False after its end."""
+
+    def fileno(self) -> int:
+        """Returns the descriptor to wait on."""
+        return self._pipe.fileno()
+
+    def read(self) -> bool:
+        """Passes on what there is, one chunk at most; returns False when there is nothing now."""
+        try:
+            data = os.read(self._pipe.fileno(), _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self._labeler.feed(data)
+        else:
+            self.close()
+        return bool(data)
+
+    def close(self) -> None:
+        """Passes on the last, unfinished line and gives the pipe up."""
+        self._labeler.finish()
+        self._pipe.close()
+        self.open = False
+
+
+class ClientProcess:
+    """A running client: the leader of a session and process group of its own, which ends with it.
+
+    Args:
+        plan: What to start.
+        out: Where its standard output goes, labeled.
+        err: Where its standard error goes, labeled.
+        now: Current time, seconds.
+    """
+
+    def __init__(self, plan: ClientPlan, out: Output, err: Output, now: float) -> None:
+        self.rank = plan.rank
+        self.started_at = now
+        self.ended_at = now
+        self.errors = ErrorTail()
+        """The end of what it wrote to standard error."""
+        self.ended_by: signal.Signals | None = None
+        """The signal that the launcher sent to it last, if any."""
+        self._traceback_before: Traceback | None = None
+        self.status: int | None = None
+        """Exit code, or minus the number of the signal that killed it; None while it runs."""
+        self.order = -1
+        """How many clients ended before it."""
+        self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
+            [*stand_alone(_EXEC_CLIENT), str(os.getpid()), *plan.command],
+            env=dict(plan.environment),
+            stdin=None if plan.rank == 0 else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a group that can be ended as a whole; Ctrl-C reaches it through us
+            bufsize=0,
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.streams: Sequence[Stream] = (
+            Stream(self._process.stdout, LineLabeler(plan.rank, out)),
+            Stream(self._process.stderr, LineLabeler(plan.rank, err, self.errors.feed)),
+        )
+
+    def poll(self) -> bool:
+        """Returns whether it has ended; `status` is set from then on."""
+        if self.status is None:
+            self.status = self._process.poll()
+        return self.status is not None
+
+    def signal_group(self, number: signal.Signals) -> bool:
+        """Sends a signal to the client and all that it started; returns False if nothing of that is left."""
+        if not self.poll():
+            if self.ended_by is None:
+                self._traceback_before = self.errors.traceback
+            self.ended_by = number
+        # The id of an ended leader cannot mean another group: while a member is left the kernel keeps it, and
+        # otherwise it says that there is none.
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):  # the latter is what macOS says of zombies
+            return False
+        return True
+
+    def group_is_left(self) -> bool:
+        """Returns whether the ended client has left processes behind in its group."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-self.pid, os.WNOHANG)[0]:  # those that ended and that we adopted
+                pass
+        try:
+            os.killpg(self.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def catch_up(self) -> None:
+        """Passes on what is in the pipes now."""
+        for stream in self.streams:
+            for _ in range(_MOST_CHUNKS):
+                if not stream.open or not stream.read():
+                    break
+
+    def close(self) -> None:
+        """Passes on what is in the pipes now, then gives them up."""
+        self.catch_up()
+        for stream in self.streams:
+            if stream.open:
+                stream.close()
+
+    @property
+    def streams_open(self) -> bool:
+        """True while somebody can still write to its pipes."""
+        return any(stream.open for stream in self.streams)
+
+    def outcome(self) -> Outcome:
+        """Returns how it ended; only after its end."""
+        assert self.status is not None
+        return Outcome(
+            rank=self.rank,
+            pid=self.pid,
+            status=self.status,
+            order=self.order,
+            seconds=self.ended_at - self.started_at,
+            ended_by=self.ended_by,
+            # What it says while it is ended by force is noise.
+            traceback=self.errors.traceback if self.ended_by is None else self._traceback_before,
+            last_lines=self.errors.last_lines,
+        )

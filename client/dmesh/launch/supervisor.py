@@ -1,0 +1,212 @@
+"""Runs a job to its end: one thread, one selector, no polling."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+from dmesh.launch.diagnosis import Outcome, rank_failures
+from dmesh.launch.escalation import Escalation, Phase
+from dmesh.launch.labels import Output
+from dmesh.launch.orphans import Guard, adopt_orphans
+from dmesh.launch.plan import LaunchPlan
+from dmesh.launch.process import ClientProcess, Stream
+from dmesh.launch.report import Reporter
+from dmesh.launch.signals import SignalInbox
+
+_LEFTOVER_GRACE = 1.0
+"""Seconds that processes which a client left behind have between SIGTERM and SIGKILL."""
+_SIGPIPE_EXIT = 128 + signal.SIGPIPE
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """How a job ended."""
+
+    outcomes: tuple[Outcome, ...]
+    """Of the clients that were started, by rank."""
+    exit_code: int
+    """What `dmesh run` exits with."""
+
+
+class Supervisor:
+    """Starts the clients of a plan and stays with them until the last one has ended.
+
+    Must be used in the main thread, because it handles signals.
+
+    Args:
+        plan: What to start.
+        out: The launcher's standard output.
+        err: The launcher's standard error.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, out: Output, err: Output, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._plan = plan
+        self._out = out
+        self._err = err
+        self._clock = clock
+        self._reporter = Reporter(err, socket.gethostname())
+        self._escalation = Escalation(plan.options.timeout_after_failure, plan.options.terminate_grace)
+        self._selector = selectors.DefaultSelector()
+        self._notices: deque[str] = deque()
+        self._clients: list[ClientProcess] = []
+        self._settled = 0
+        self._leaving: dict[ClientProcess, float] = {}
+        """Ended clients of which processes or unread output may be left; until when to wait for those."""
+
+    def run(self) -> LaunchResult:
+        """Runs the job.
+
+        Raises:
+            OSError: A client could not be started; those that were are gone.
+        """
+        with (
+            SignalInbox(self._on_signal) as inbox,
+            closing(self._selector),
+            adopt_orphans(),
+            closing(Guard()) as guard,
+        ):
+            self._selector.register(inbox, selectors.EVENT_READ)
+            try:
+                self._start(guard)
+                while any(client.order < 0 for client in self._clients) or self._leaving:
+                    self._wait(inbox)
+                    self._settle_ended()
+                    self._finish_leaving(guard)
+                    self._escalate()
+                    self._tell()
+            finally:
+                self._send(signal.SIGKILL)  # nothing is left of it, unless we are here for an error
+        return self._conclude()
+
+    # Starting ----------------------------------------------------------------------
+
+    def _start(self, guard: Guard) -> None:
+        for plan in self._plan.clients:
+            if self._escalation.requested is not None:
+                return
+            client = ClientProcess(plan, self._out, self._err, self._clock())
+            self._clients.append(client)
+            guard.watch(client.pid)
+            for stream in client.streams:
+                self._selector.register(stream, selectors.EVENT_READ, stream)
+        if self._escalation.requested is not None:  # it came while the last one was started
+            self._send(self._escalation.requested)
+
+    # The loop's steps ----------------------------------------------------------------------
+
+    def _wait(self, inbox: SignalInbox) -> None:
+        deadlines = [*self._leaving.values()]
+        if self._escalation.deadline is not None:
+            deadlines.append(self._escalation.deadline)
+        timeout = max(0.0, min(deadlines) - self._clock()) if deadlines else None
+        for key, _ in self._selector.select(timeout):
+            if not isinstance(key.data, Stream):
+                inbox.clear()
+            else:
+                self._read(key.data)
+
+    def _read(self, stream: Stream) -> None:
+        descriptor = stream.fileno()
+        stream.read()
+        if not stream.open:
+            self._selector.unregister(descriptor)
+
+    def _settle_ended(self) -> None:
+        """Takes note of clients that have ended; what they left in their process group is told to end."""
+        for client in self._clients:
+            if client.order >= 0 or not client.poll():
+                continue
+            now = self._clock()
+            client.order, client.ended_at = self._settled, now
+            self._settled += 1
+            client.signal_group(signal.SIGTERM)
+            self._leaving[client] = now + _LEFTOVER_GRACE
+            if client.status != 0 and client.ended_by is None:
+                self._on_failure(client, now)
+
+    def _on_failure(self, client: ClientProcess, now: float) -> None:
+        first = self._escalation.phase is Phase.RUNNING
+        self._send(self._escalation.on_failure(now))
+        if first:
+            for stream in client.streams:  # its last words come before ours
+                for _ in range(16):
+                    if stream.open:
+                        self._read(stream)
+            if any(not other.poll() for other in self._clients):
+                self._reporter.failure_noticed(client.outcome(), self._plan.options.timeout_after_failure)
+
+    def _finish_leaving(self, guard: Guard) -> None:
+        """Lets go of ended clients of which nothing is left, or whose time is up."""
+        now = self._clock()
+        for client, deadline in [*self._leaving.items()]:
+            if now < deadline and (client.streams_open or client.group_is_left()):
+                continue
+            client.signal_group(signal.SIGKILL)
+            guard.forget(client.pid)
+            for stream in client.streams:
+                if stream.open:
+                    self._selector.unregister(stream)
+            client.close()
+            del self._leaving[client]
+
+    def _escalate(self) -> None:
+        if self._out.closed:
+            self._send(self._escalation.on_output_closed(self._clock()))
+        action = self._escalation.on_time(self._clock())
+        if action is not None:
+            left = ", ".join(str(client.rank) for client in self._clients if client.order < 0)
+            if left:
+                self._notices.append(f"sending {action.name} to rank {left}")
+            self._send(action)
+
+    def _tell(self) -> None:
+        while self._notices:
+            self._reporter.notice(self._notices.popleft())
+
+    # Signals ----------------------------------------------------------------------
+
+    def _on_signal(self, received: signal.Signals) -> None:
+        """Runs inside the signal handler, between any two steps of the above."""
+        again = self._escalation.requested is not None
+        action = self._escalation.on_signal(received, self._clock())
+        if action is None:
+            return
+        self._send(action)
+        if again:
+            self._notices.append("killing the clients")
+        else:
+            self._notices.append(f"{received.name}: passed on to the clients; a second one kills them")
+
+    def _send(self, number: signal.Signals | None) -> None:
+        if number is None:
+            return
+        for client in self._clients:
+            if client.order < 0:
+                client.signal_group(number)
+
+    # The end ----------------------------------------------------------------------
+
+    def _conclude(self) -> LaunchResult:
+        outcomes = tuple(client.outcome() for client in self._clients)
+        failures = rank_failures(outcomes)
+        requested = self._escalation.requested
+        if any(outcome.ended_by is None for outcome in failures):
+            self._reporter.summary(failures, [outcome.rank for outcome in outcomes if outcome.status == 0])
+            code = failures[0].exit_code
+        elif self._out.closed:
+            code = _SIGPIPE_EXIT
+        elif requested is not None and (failures or len(outcomes) < len(self._plan.clients)):
+            code = 128 + requested
+        else:
+            code = failures[0].exit_code if failures else 0
+        return LaunchResult(outcomes, code)

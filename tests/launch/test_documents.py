@@ -1,0 +1,41 @@
+"""What the documents say is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dmesh.cli import main
+from dmesh.settings import VARIABLES
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+
+
+def test_the_readme_shows_the_first_program_as_it_is() -> None:
+    assert (ROOT / "examples" / "hello_mesh.py").read_text() in (ROOT / "README.md").read_text()
+
+
+def test_every_variable_is_documented() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    missing = [name for name in VARIABLES.values() if f"| `{name}` |" not in text]
+    assert not missing
+
+
+def test_every_option_of_run_that_is_documented_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    for path in (ROOT / "README.md", ROOT / "docs" / "configuration.md"):
+        for command in re.findall(r"dmesh run ([^`\n]*)", path.read_text()):
+            before_script = re.split(r"\S+\.py|\s-m\s", command)[0]
+            assert set(re.findall(r"--[a-z-]+", before_script)) <= known, command
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target

@@ -1,0 +1,338 @@
+"""`dmesh run` from the outside: what goes in, what comes out, what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from tests.launch.launching import PATIENCE
+
+SLEEP = "import signal, sys; print('up', flush=True); signal.pause()"
+
+
+def pids(lines: list[str]) -> list[int]:
+    return [int(line.split("pid=")[1].split()[0]) for line in lines]
+
+
+def gone(numbers: list[int]) -> bool:
+    processes = []
+    for number in numbers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(number))
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
+    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_every_client_gets_its_place_and_its_arguments(start, script) -> None:
+    path = script("""
+        import os, sys
+        for name in ("DTENSOR_JOBS", "DTENSOR_CLIENT_ID", "DTENSOR_JOB_NAME", "DMESH_NUM_CPU_DEVICES", "RANK",
+                     "WORLD_SIZE", "LOCAL_RANK", "PYTHONUNBUFFERED", "DMESH_COORDINATOR", "DMESH_CLUSTER"):
+            print(name, os.environ.get(name))
+        print("token", os.environ["DMESH_TOKEN"])
+        print("args", sys.argv[1:])
+    """)
+    run = start("-n", "2", "--cpu-devices", "3", path, "-n", "9", "--", "a b", "--help")
+    assert run.wait() == 0
+    assert run.err == []
+    for rank in (0, 1):
+        mine = [line.removeprefix(f"[{rank}] ") for line in run.out if line.startswith(f"[{rank}] ")]
+        values = dict(line.split(" ", 1) for line in mine)
+        jobs = values["DTENSOR_JOBS"].split(",")
+        assert len(set(jobs)) == 2
+        assert all(job.startswith("127.0.0.1:") for job in jobs)
+        assert values["DTENSOR_CLIENT_ID"] == values["RANK"] == values["LOCAL_RANK"] == str(rank)
+        assert values["DTENSOR_JOB_NAME"] == "worker"
+        assert values["DMESH_NUM_CPU_DEVICES"] == "3"
+        assert values["WORLD_SIZE"] == "2"
+        assert values["PYTHONUNBUFFERED"] == "1"
+        assert values["DMESH_COORDINATOR"] == values["DMESH_CLUSTER"] == "None"
+        assert len(values["token"]) == 64
+        assert values["args"] == "['-n', '9', '--', 'a b', '--help']"
+    assert len({line for line in run.out if "token" in line[:10]}) == 2  # two labels, one token
+    assert len({line.split(" ", 1)[1] for line in run.out if "token" in line[:10]}) == 1
+
+
+def test_a_module_is_found_in_the_working_directory(start, script) -> None:
+    script("import sys; print(__name__, sys.argv[1:])", "some_module.py")
+    run = start("-n", "1", "-m", "some_module", "--flag")
+    assert run.wait() == 0
+    assert run.out == ["[0] __main__ ['--flag']"]
+
+
+def test_a_missing_script_is_one_line_and_exit_code_2(start) -> None:
+    run = start("-n", "2", "nowhere.py")
+    assert run.wait() == 2
+    assert run.out == []
+    assert len(run.err) == 1
+    assert "there is no script 'nowhere.py'" in run.err[0]
+
+
+def test_a_bad_setting_in_the_environment_is_one_line_and_not_n_tracebacks(start, script) -> None:
+    run = start("-n", "2", script("print('started')"), env={"DMESH_INIT_TIMEOUT": "soon"})
+    assert run.wait() == 2
+    assert run.out == []
+    assert len(run.err) == 1
+    assert "DMESH_INIT_TIMEOUT" in run.err[0]
+
+
+def test_streams_stay_apart_and_lines_stay_whole(start, script) -> None:
+    path = script("""
+        import os, sys
+        for part in (b"one ", b"line\\n\\n", b"x" * 200_000 + b"\\n", b"no end"):
+            os.write(1, part)
+        print("to stderr", file=sys.stderr)
+        os.write(2, b"\\xff not text, no end")
+    """)
+    run = start("-n", "2", path)
+    assert run.wait() == 0
+    for rank in (0, 1):
+        mine = [line.removeprefix(f"[{rank}] ") for line in run.out if line.startswith(f"[{rank}] ")]
+        assert mine[:2] == ["one line", ""]
+        assert "".join(mine[2:-1]) == "x" * 200_000  # too long to hold back: in pieces, none of them lost
+        assert mine[-1] == "no end"
+        assert f"[{rank}] to stderr" in run.err
+    assert len(run.err) == 4
+
+
+def test_labels_are_colored_on_a_terminal_only_and_not_if_the_user_minds(start, script) -> None:
+    path = script("print('hello')")
+    for env, expected in (({}, b"\x1b[36m[0]\x1b[0m hello"), ({"NO_COLOR": "1"}, b"[0] hello")):
+        master, slave = pty.openpty()
+        run = start("-n", "1", path, env=env, stdout=slave)
+        os.close(slave)
+        assert run.process.wait(PATIENCE) == 0
+        assert os.read(master, 1000).strip() == expected
+        os.close(master)
+
+
+def test_standard_input_goes_to_rank_0_alone(start, script) -> None:
+    path = script("import sys; print(repr(sys.stdin.read()))")
+    run = start("-n", "3", path, stdin=subprocess.PIPE)
+    run.process.stdin.write(b"some input")
+    run.process.stdin.close()
+    assert run.wait() == 0
+    assert sorted(run.out) == ["[0] 'some input'", "[1] ''", "[2] ''"]
+
+
+def test_the_first_failure_is_reported_first_and_gives_the_exit_code(start, script) -> None:
+    path = script("""
+        import os, sys, signal
+        if os.environ["RANK"] == "1":
+            def fails():
+                raise RuntimeError("of rank 1")
+            try:
+                fails()
+            except RuntimeError:
+                import traceback; traceback.print_exc()
+            sys.exit(7)
+        signal.pause()
+    """)
+    run = start("-n", "3", "--timeout-after-failure", "0", path)
+    assert run.wait() == 7
+    report = "\n".join(run.err)
+    assert "dmesh run: FAILED: rank 1 on host " in report
+    summary = report[report.index("FAILED") :]
+    assert "ended with exit code 7 after" in summary.splitlines()[0]
+    assert "    RuntimeError: of rank 1" in summary
+    assert "in fails" in summary
+    assert summary.index("RuntimeError: of rank 1") < summary.index("the others followed")
+    for rank in (0, 2):
+        assert f"    rank {rank} (pid " in summary
+    assert summary.count("was ended by dmesh run (SIGTERM)") == 2
+
+
+def test_a_consequence_does_not_hide_the_cause(start, script) -> None:
+    path = script("""
+        import os, signal
+        class PeerLostError(Exception): pass
+        if os.environ["RANK"] == "0":
+            raise PeerLostError("/job:worker/task:1 is gone")
+        parent = os.getppid()
+        os.read(int(os.open("fifo", os.O_RDONLY)), 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    fifo = os.path.join(os.path.dirname(path), "fifo")
+    os.mkfifo(fifo)
+    run = start("-n", "2", "--timeout-after-failure", "600", path)
+    run.expect("rank 0 (pid")  # the launcher has noticed rank 0 first
+    with open(fifo, "wb") as pipe:
+        pipe.write(b"x")
+    assert run.wait() == 128 + signal.SIGKILL
+    summary = "\n".join(run.err)
+    summary = summary[summary.index("FAILED") :]
+    assert "rank 1 on host" in summary.splitlines()[0]
+    assert "was killed by SIGKILL" in summary.splitlines()[0]
+    assert "ended with exit code 1: PeerLostError: /job:worker/task:1 is gone" in summary
+
+
+def test_who_failed_but_was_slow_to_end_is_the_cause(start, script) -> None:
+    path = script("""
+        import os, signal, sys, traceback
+        class PeerLostError(Exception): pass
+        if os.environ["RANK"] == "0":
+            try:
+                raise ValueError("the reason")
+            except ValueError:
+                traceback.print_exc()
+            signal.pause()  # saying goodbye to somebody who does not answer
+        os.read(os.open("fifo", os.O_RDONLY), 1)
+        raise PeerLostError("rank 0 is gone")
+    """)
+    fifo = os.path.join(os.path.dirname(path), "fifo")
+    os.mkfifo(fifo)
+    run = start("-n", "2", "--timeout-after-failure", "0", path)
+    run.expect("ValueError: the reason")
+    with open(fifo, "wb") as pipe:
+        pipe.write(b"x")
+    assert run.wait() == 1
+    summary = "\n".join(run.err)
+    summary = summary[summary.index("FAILED") :]
+    assert "rank 0 on host" in summary.splitlines()[0]
+    assert "ValueError: the reason" in summary[: summary.index("the others followed")]
+    assert "ended with exit code 1: PeerLostError: rank 0 is gone" in summary
+
+
+def test_a_crash_in_native_code_has_a_signal_and_a_traceback(start, script) -> None:
+    run = start("-n", "1", script("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()"))
+    assert run.wait() == 128 + signal.SIGSEGV
+    summary = "\n".join(run.err)
+    summary = summary[summary.index("dmesh run: FAILED") :]
+    assert "was killed by SIGSEGV" in summary
+    assert "in crash" in summary
+
+
+def test_who_ignores_sigterm_is_killed(start, script) -> None:
+    path = script("""
+        import os, signal, sys
+        if os.environ["RANK"] == "0":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("deaf", flush=True)
+            while True:
+                signal.pause()
+        os.read(os.open("fifo", os.O_RDONLY), 1)
+        sys.exit(3)
+    """)
+    fifo = os.path.join(os.path.dirname(path), "fifo")
+    os.mkfifo(fifo)
+    run = start("-n", "2", "--timeout-after-failure", "0", "--terminate-grace", "0.2", path)
+    run.expect("[0] deaf")
+    with open(fifo, "wb") as pipe:
+        pipe.write(b"x")
+    assert run.wait() == 3
+    assert any("sending SIGKILL to rank 0" in line for line in run.err)
+    assert any("rank 0" in line and "was ended by dmesh run (SIGKILL)" in line for line in run.err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_passed_on(start, script, number) -> None:
+    path = script(f"""
+        import signal, sys
+        def end(number, frame):
+            print("got", signal.Signals(number).name, flush=True)
+            sys.exit(0)
+        signal.signal({int(number)}, end)
+        print("up", flush=True)
+        while True:
+            signal.pause()
+    """)
+    run = start("-n", "2", path)
+    run.expect("] up", times=2)
+    run.process.send_signal(number)
+    assert run.wait() == 0  # the clients ended well
+    assert sorted(run.out)[:2] == [f"[0] got {number.name}", "[0] up"]
+    assert f"[1] got {number.name}" in run.out
+
+
+def test_a_client_that_dies_of_the_users_signal_is_no_failure(start, script) -> None:
+    run = start("-n", "2", script(SLEEP))
+    run.expect("] up", times=2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGINT
+    assert not any("FAILED" in line for line in run.err)
+
+
+def test_the_second_signal_kills(start, script) -> None:
+    path = script("""
+        import signal
+        signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
+        print("up", flush=True)
+        while True:
+            signal.pause()
+    """)
+    run = start("-n", "2", path)
+    run.expect("] up", times=2)
+    run.process.send_signal(signal.SIGINT)
+    run.expect("] not yet", times=2)
+    while True:  # the second one counts if it is not almost at once
+        run.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert run.process.wait(0.3) == 128 + signal.SIGINT
+            break
+    assert any("killing the clients" in line for line in run.err)
+
+
+FAMILY = """
+    import os, signal, subprocess, sys
+    child = subprocess.Popen([sys.executable, "-c", "import signal\\nwhile True: signal.pause()"],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    print(f"pid={os.getpid()}", flush=True)
+    print(f"pid={child.pid}", flush=True)
+"""
+
+
+def test_a_killed_launcher_leaves_no_orphan(start, script) -> None:
+    path = script(FAMILY + "    while True: signal.pause()\n")
+    run = start("-n", "3", path)
+    family = pids(run.expect("pid=", times=6))
+    helpers = [p.pid for p in psutil.Process(run.process.pid).children()]
+    run.process.kill()
+    run.wait()
+    assert gone(family + helpers)
+
+
+def test_a_client_that_ends_well_leaves_no_orphan_either(start, script) -> None:
+    run = start("-n", "2", script(FAMILY))
+    family = pids(run.expect("pid=", times=4))
+    assert run.wait() == 0
+    assert gone(family)
+
+
+def test_a_job_that_fails_leaves_no_grandchild(start, script) -> None:
+    end = "    os.read(os.open('fifo' + os.environ['RANK'], os.O_RDONLY), 1)\n    sys.exit(1)\n"
+    path = script(FAMILY + end)
+    fifos = [os.path.join(os.path.dirname(path), f"fifo{rank}") for rank in (0, 1)]
+    for fifo in fifos:
+        os.mkfifo(fifo)
+    run = start("-n", "2", "--timeout-after-failure", "0", path)
+    family = pids(run.expect("pid=", times=4))
+    with open(fifos[1], "wb") as pipe:
+        pipe.write(b"x")
+    assert run.wait() == 1
+    assert gone(family)
+
+
+def test_output_that_nobody_reads_ends_the_job(start, script) -> None:
+    path = script("""
+        import itertools
+        for number in itertools.count():
+            print(number)
+    """)
+    reading, writing = os.pipe()
+    run = start("-n", "2", path, stdout=writing)
+    os.close(writing)
+    os.read(reading, 100)
+    os.close(reading)
+    assert run.process.wait(PATIENCE) == 128 + signal.SIGPIPE
+
+
+def test_an_interpreter_is_not_needed_on_the_path(start, script) -> None:
+    run = start("-n", "1", script("import sys; print(sys.executable)"), env={"PATH": "/nowhere"})
+    assert run.wait() == 0
+    assert run.out == [f"[0] {sys.executable}"]
