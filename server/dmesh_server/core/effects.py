@@ -1,12 +1,12 @@
 """What is to be done after an event: every effect that `Core.apply` returns, in the order in which to do it.
 
-`Persist` effects of one `apply` come before the others: the runtime makes them durable before it releases what
-follows, so that nobody is told of a change that a crash could undo.
+`Persist` effects of one `apply` come before the others: the runtime makes them durable before it releases
+what follows, so that nobody is told of a change that a crash could undo.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dmesh_server.core.errors import CoreError
 from dmesh_server.core.model import ClusterState, KeyEvent, KeyValue, Member
@@ -18,9 +18,9 @@ class Record:
 
     cluster: str
     kind: str
-    """"cluster", "member", "key" or "reply"."""
+    """One of the kinds in `core.records`."""
     key: str
-    value: bytes | None
+    value: bytes | None = field(repr=False)
     """What to keep, in the encoding of `core.records`; None: forget it."""
 
 
@@ -37,7 +37,7 @@ class Registered:
 
     cluster_incarnation: int
     epoch: int
-    peer_secret: bytes
+    peer_secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

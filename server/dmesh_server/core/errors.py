@@ -34,8 +34,10 @@ class ErrorKind(enum.Enum):
 
 @dataclass(unsafe_hash=True)
 class CoreError(Exception):
-    """A refusal: raised inside the core, carried out of it as a value. Not frozen only because Python sets
-    `__traceback__` on a raised exception; nobody else may change it."""
+    """A refusal: raised inside the core, carried out of it as a value.
+
+    Not frozen only because Python sets `__traceback__` on a raised exception; nobody else may change it.
+    """
 
     kind: ErrorKind
     """What kind."""

@@ -1,12 +1,12 @@
 """What happens to a cluster: every event that `Core.apply` accepts.
 
-A `Request` is answered by exactly one `Reply` effect with its `token` (some at once, some later); the other events
-are answered by nothing. Tokens and session ids are chosen by the runtime and mean nothing to the core.
+A `Request` is answered by exactly one `Reply` effect with its `token` (some at once, some later); the other
+events are answered by nothing. Tokens and session ids are chosen by the runtime and mean nothing to the core.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dmesh_server.core.model import Caller, Device, Job, Process, Task
 
@@ -39,7 +39,7 @@ class Register(Mutation):
     peer_addresses: tuple[str, ...]
     fresh_incarnation: int
     """Random number for the cluster, should this registration start a new life of it."""
-    fresh_secret: bytes
+    fresh_secret: bytes = field(repr=False)
     """Random secret for the cluster, likewise."""
 
 
@@ -61,6 +61,9 @@ class ReportError(Mutation):
 class GetClusterState(Request):
     """Reads the table of members. Reply: `ClusterState`."""
 
+    known_epoch: int = 0
+    """Epoch of the caller's copy; if it is the current one, the reply has no members."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListClusters:
@@ -71,7 +74,10 @@ class ListClusters:
 
 @dataclass(frozen=True, slots=True)
 class Attach(Request):
-    """Binds a session to the caller's seat. Reply: `Attached`. Replaces an older session of the same incarnation."""
+    """Binds a session to the caller's seat. Reply: `Attached`.
+
+    Replaces an older session of the same incarnation.
+    """
 
     session: int
     """Names the session, never used again."""
@@ -175,7 +181,7 @@ class KvCompareAndSet(Mutation):
 
 @dataclass(frozen=True, slots=True)
 class KvWatch(Request):
-    """Watches a prefix. Reply: `KvRevision` (the watch is in place), then `WatchPush` effects until `Abandon`.
+    """Watches a prefix. Reply: `KvRevision` (it is in place), then `WatchPush` effects until `Abandon`.
 
     The changes since `from_revision` follow the reply at once; 0 means from now on.
     """

@@ -1,4 +1,4 @@
-"""What a cluster consists of: tasks, devices, members, jobs, keys. Plain values, shared by all of the server."""
+"""What a cluster consists of: tasks, devices, members, jobs, keys. Plain values for all of the server."""
 
 from __future__ import annotations
 
@@ -204,14 +204,18 @@ class Limits:
     """Blocked reads and watches of one cluster."""
     watch_history: int = 10_000
     """Revisions kept for watches that start in the past."""
+    watch_history_bytes: int = 64 << 20
+    """Keys and values in those revisions together."""
+    max_read_bytes: int = 32 << 20
+    """Keys and values in one answer."""
     replies_per_member: int = 64
     """Answers kept per member so that a retried request has one effect."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval < self.lease:
             raise ValueError(
-                f"the heartbeat interval ({self.heartbeat_interval} s) must be positive and shorter than the lease "
-                f"({self.lease} s)"
+                f"the heartbeat interval ({self.heartbeat_interval} s) must be positive and shorter than the "
+                f"lease ({self.lease} s)"
             )
 
 
@@ -222,4 +226,3 @@ EMPTY_PROCESS = Process()
 def vacant_seat(task: Task) -> Member:
     """Describes a seat that nobody has taken, so that errors can name it like any member."""
     return Member(task, 0, MemberState.REGISTERED, EMPTY_PROCESS, (), (), 0.0, 0.0, "never registered")
-

@@ -1,0 +1,108 @@
+"""What must happen at a time: a heap of deadlines whose entries can be moved and cancelled."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from dmesh_server.core.model import Task
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDue:
+    """A member's lease may have run out."""
+
+    cluster: str
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class GraceDue:
+    """A member's broken session was not attached again in time."""
+
+    cluster: str
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeDue:
+    """Departures that were held back are to be told."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierDue:
+    """A barrier's time is over."""
+
+    cluster: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitDue:
+    """A blocked read's time is over."""
+
+    token: int
+
+
+Due = LeaseDue | GraceDue | NoticeDue | BarrierDue | WaitDue
+"""Everything that can fall due."""
+
+_SLACK = 64
+"""Stale heap entries that are not worth a clean-up."""
+
+
+class Deadlines:
+    """At most one time for each `Due`.
+
+    Moving or cancelling leaves a stale entry in the heap, which is dropped when it comes to the top, or all
+    together when they outnumber the live ones. Every operation is O(log n), amortized.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Due]] = []
+        self._live: dict[Due, int] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, due: object) -> bool:
+        return due in self._live
+
+    def set(self, due: Due, when: float) -> None:
+        """Lets `due` happen at `when` and not at any time set before."""
+        self._serial += 1
+        self._live[due] = self._serial
+        heapq.heappush(self._heap, (when, self._serial, due))
+        if len(self._heap) > 2 * len(self._live) + _SLACK:
+            self._heap = [entry for entry in self._heap if self._live.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+
+    def cancel(self, due: Due) -> None:
+        """Lets `due` not happen; nothing if it was not going to."""
+        self._live.pop(due, None)
+
+    def clear(self) -> None:
+        """Lets nothing happen."""
+        self._heap.clear()
+        self._live.clear()
+
+    def next(self) -> float | None:
+        """Returns the earliest time at which something is due, None for never."""
+        while self._heap:
+            when, serial, due = self._heap[0]
+            if self._live.get(due) == serial:
+                return when
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self, now: float) -> Due | None:
+        """Removes and returns the earliest that is due by `now`, if any."""
+        when = self.next()
+        if when is None or when > now:
+            return None
+        _, _, due = heapq.heappop(self._heap)
+        del self._live[due]
+        return due

@@ -1,0 +1,273 @@
+"""The key-value store of one life of a cluster: its calls, its revisions, and who is told of its changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from dmesh_server.core import records, validation
+from dmesh_server.core.deadlines import WaitDue
+from dmesh_server.core.effects import (
+    KvCompared,
+    KvDeleted,
+    KvIncremented,
+    KvRead,
+    KvRevision,
+    WatchPush,
+)
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.events import (
+    KvCompareAndSet,
+    KvDelete,
+    KvGet,
+    KvGetMany,
+    KvIncrement,
+    KvList,
+    KvSet,
+    KvWatch,
+)
+from dmesh_server.core.model import KeyEvent, KeyValue
+from dmesh_server.core.ordered_keys import OrderedKeys
+from dmesh_server.core.roster import Seat
+from dmesh_server.core.shared import Shared
+from dmesh_server.core.turn import Turn
+from dmesh_server.core.watches import BlockedRead, History, Waiters, Watch
+from dmesh_server.core.wording import quote, seconds
+
+_INTEGER = re.compile(rb"[+-]?[0-9]{1,20}")
+
+
+class KeyValueStore:
+    """Keys, values and revisions, the history of their changes, and who waits for the next."""
+
+    def __init__(self, cluster: str, shared: Shared) -> None:
+        self._cluster = cluster
+        self._limits = limits = shared.limits
+        self._deadlines = shared.deadlines
+        self._waiting = shared.waiting
+        self.revision = 0
+        """Of the latest change."""
+        self.keys = OrderedKeys()
+        """The keys and their values."""
+        self.history = History(limits.watch_history, limits.watch_history_bytes)
+        """The latest changes."""
+        self.waiters = Waiters()
+        """Blocked reads and watches."""
+
+    def set(self, event: KvSet, turn: Turn) -> KvRevision:
+        """Sets one key."""
+        validation.key(event.key, self._limits)
+        validation.value(event.value, event.key, self._limits)
+        old = self.keys.get(event.key)
+        if old is not None and not event.allow_overwrite:
+            raise CoreError(
+                ErrorKind.KEY_EXISTS,
+                f"key {quote(event.key)} has a value already (since revision {old.create_revision}, "
+                f"{len(old.value)} bytes). Delete it first, or allow overwriting (allow_overwrite=True).",
+            )
+        self._put(event.key, event.value, turn)
+        return KvRevision(self.revision)
+
+    def increment(self, event: KvIncrement, turn: Turn) -> KvIncremented:
+        """Adds to an integer."""
+        validation.key(event.key, self._limits)
+        if event.amount not in validation.INT64:
+            raise validation.invalid(f"the amount {event.amount} does not fit into 64 bits")
+        old = self.keys.get(event.key)
+        value = event.amount
+        if old is not None:
+            if not _INTEGER.fullmatch(old.value) or int(old.value) not in validation.INT64:
+                raise CoreError(
+                    ErrorKind.KEY_NOT_INTEGER,
+                    f"key {quote(event.key)} cannot be incremented: its value {_excerpt(old.value)} is not a "
+                    "decimal integer of 64 bits",
+                )
+            value += int(old.value)
+            if value not in validation.INT64:
+                raise CoreError(
+                    ErrorKind.KEY_NOT_INTEGER,
+                    f"key {quote(event.key)} cannot be incremented by {event.amount}: {int(old.value)} plus "
+                    "that does not fit into 64 bits",
+                )
+        self._put(event.key, str(value).encode(), turn)
+        return KvIncremented(value, self.revision)
+
+    def compare_and_set(self, event: KvCompareAndSet, turn: Turn) -> KvCompared:
+        """Sets one key if it is as expected."""
+        validation.key(event.key, self._limits)
+        validation.value(event.value, event.key, self._limits)
+        old = self.keys.get(event.key)
+        if (old.value if old else None) != event.expected:
+            return KvCompared(False, old, self.revision)
+        return KvCompared(True, self._put(event.key, event.value, turn), self.revision)
+
+    def delete(self, event: KvDelete, turn: Turn) -> KvDeleted:
+        """Deletes a key, or all keys with a prefix."""
+        validation.key(event.key, self._limits, prefix=event.is_prefix)
+        removed = self.keys.remove(event.key, is_prefix=event.is_prefix)
+        if removed:
+            revision = self.revision + 1
+            for kv in removed:
+                turn.persist(self._cluster, records.KEY, kv.key, None)
+            self._changed(
+                tuple(
+                    KeyEvent(KeyValue(kv.key, b"", kv.create_revision, revision), deleted=True)
+                    for kv in removed
+                ),
+                turn,
+            )
+        return KvDeleted(len(removed), self.revision)
+
+    def get(self, event: KvGet, seat: Seat | None, turn: Turn) -> KeyValue | None:
+        """Reads one key; None if the caller now waits for it."""
+        validation.key(event.key, self._limits)
+        validation.duration(event.timeout, "the time to wait for a key", positive=False)
+        kv = self.keys.get(event.key)
+        if kv is not None:
+            return kv
+        if event.timeout == 0:
+            raise CoreError(
+                ErrorKind.KEY_NOT_FOUND,
+                f"there is no key {quote(event.key)} in cluster {quote(self._cluster)} (revision "
+                f"{self.revision})",
+            )
+        self._wait(BlockedRead(event.token, event.key, event.timeout, seat))
+        if event.timeout is not None:
+            self._deadlines.set(WaitDue(event.token), turn.now + event.timeout)
+        return None
+
+    def get_many(self, event: KvGetMany) -> KvRead:
+        """Reads many keys at one revision."""
+        validation.keys(event.keys, len(event.keys), self._limits)
+        found = [kv for key in event.keys if (kv := self.keys.get(key)) is not None]
+        return self._read(found, "the keys asked for")
+
+    def list(self, event: KvList) -> KvRead:
+        """Reads all keys with a prefix."""
+        validation.key(event.prefix, self._limits, prefix=True)
+        found = self.keys.with_prefix(event.prefix)
+        if event.keys_only:
+            found = (KeyValue(kv.key, b"", kv.create_revision, kv.mod_revision) for kv in found)
+        return self._read(found, f"the keys with prefix {quote(event.prefix)}")
+
+    def watch(self, event: KvWatch, seat: Seat | None, turn: Turn) -> None:
+        """Watches a prefix; replies by itself, because the changes since then follow the reply."""
+        validation.key(event.prefix, self._limits, prefix=True)
+        if event.from_revision < 0:
+            raise validation.invalid(f"a watch cannot start from revision {event.from_revision}")
+        if event.from_revision > self.revision + 1:
+            raise CoreError(
+                ErrorKind.COMPACTED,
+                f"a watch from revision {event.from_revision} is not possible: cluster "
+                f"{quote(self._cluster)} is at revision {self.revision}. The cluster has begun a new life "
+                "since: read the keys again and watch from the revision of that read plus one.",
+            )
+        oldest = self.history.oldest(self.revision)
+        if 0 < event.from_revision < oldest:
+            raise CoreError(
+                ErrorKind.COMPACTED,
+                f"a watch from revision {event.from_revision} is not possible: the server keeps the changes "
+                f"since revision {oldest} (now {self.revision}). Read the keys again and watch from the "
+                "revision of that read plus one.",
+            )
+        self._wait(Watch(event.token, event.prefix, seat))
+        turn.reply(event.token, KvRevision(self.revision))
+        if event.from_revision:
+            for revision, events in self.history.since(event.from_revision):
+                told = tuple(change for change in events if change.kv.key.startswith(event.prefix))
+                if told:
+                    turn.watch_push(WatchPush(event.token, revision, told))
+
+    def time_out(self, token: int, turn: Turn) -> None:
+        """Ends a blocked read whose time is over."""
+        read = self._release(token)
+        assert isinstance(read, BlockedRead)
+        turn.reply(
+            token,
+            CoreError(
+                ErrorKind.DEADLINE_EXCEEDED,
+                f"key {quote(read.key)} did not appear in cluster {quote(self._cluster)} within "
+                f"{seconds(read.timeout or 0.0)}. Check that the process that should set it is running and "
+                "has got that far.",
+            ),
+        )
+
+    def dismiss(self, token: int, error: CoreError | None, turn: Turn) -> None:
+        """Ends a blocked read or a watch, with an error unless whoever waited is gone."""
+        waiter = self._release(token)
+        if error is None:
+            return
+        if isinstance(waiter, BlockedRead):
+            turn.reply(token, error)
+        elif isinstance(waiter, Watch):
+            turn.watch_push(WatchPush(token, self.revision, (), error))
+
+    def end(self, turn: Turn) -> None:
+        """Forgets all keys and changes: the cluster's life is over."""
+        for key in self.keys.keys():  # noqa: SIM118 - not a dict
+            turn.persist(self._cluster, records.KEY, key, None)
+        for revision in self.history.revisions():
+            turn.persist(self._cluster, records.CHANGE, str(revision), None)
+
+    def _put(self, key: str, value: bytes, turn: Turn) -> KeyValue:
+        growth = self.keys.growth(key, value)
+        if growth > 0 and self.keys.size + growth > self._limits.max_store_bytes:
+            raise CoreError(
+                ErrorKind.LIMIT_EXCEEDED,
+                f"key {quote(key)} cannot be set: the keys and values of cluster {quote(self._cluster)} have "
+                f"{self.keys.size} bytes, and {growth} more would pass the server's limit of "
+                f"{self._limits.max_store_bytes}. Delete keys that are no longer needed.",
+            )
+        revision = self.revision + 1
+        old = self.keys.get(key)
+        kv = KeyValue(key, value, old.create_revision if old else revision, revision)
+        self.keys.put(kv)
+        turn.persist(self._cluster, records.KEY, key, records.encode_key(kv))
+        self._changed((KeyEvent(kv),), turn)
+        return kv
+
+    def _changed(self, events: tuple[KeyEvent, ...], turn: Turn) -> None:
+        self.revision += 1
+        turn.persist(self._cluster, records.CHANGE, str(self.revision), records.encode_change(events))
+        for forgotten in self.history.append(self.revision, events):
+            turn.persist(self._cluster, records.CHANGE, str(forgotten), None)
+        for event in events:
+            if not event.deleted:
+                for read in self.waiters.reads_of(event.kv.key):
+                    self.dismiss(read.token, None, turn)
+                    turn.reply(read.token, event.kv)
+        for watch, told in self.waiters.watching(events):
+            turn.watch_push(WatchPush(watch.token, self.revision, told))
+
+    def _read(self, found: Iterable[KeyValue], what: str) -> KvRead:
+        kvs, size = [], 0
+        for kv in found:
+            kvs.append(kv)
+            size += len(kv.key) + len(kv.value)
+            if size > self._limits.max_read_bytes:
+                raise CoreError(
+                    ErrorKind.LIMIT_EXCEEDED,
+                    f"{what} have more than {self._limits.max_read_bytes} bytes, the server's limit for one "
+                    "answer. Read them in parts: by longer prefixes, or the names first (keys_only) and then "
+                    "some at a time.",
+                )
+        return KvRead(tuple(kvs), self.revision)
+
+    def _wait(self, waiter: BlockedRead | Watch) -> None:
+        if len(self.waiters) >= self._limits.max_waiters:
+            raise CoreError(
+                ErrorKind.LIMIT_EXCEEDED,
+                f"{len(self.waiters)} reads and watches wait in cluster {quote(self._cluster)}, which is the "
+                "server's limit",
+            )
+        self.waiters.add(waiter)
+        self._waiting[waiter.token] = self
+
+    def _release(self, token: int) -> BlockedRead | Watch | None:
+        self._waiting.pop(token, None)
+        self._deadlines.cancel(WaitDue(token))
+        return self.waiters.remove(token)
+
+
+def _excerpt(value: bytes) -> str:
+    return repr(value) if len(value) <= 40 else f"{value[:40]!r}... ({len(value)} bytes)"

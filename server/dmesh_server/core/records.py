@@ -1,0 +1,347 @@
+"""How facts are written down: the encoding of `Record` values.
+
+Clusters, members, barriers and replies are JSON; keys and changes, which carry the users' bytes, are packed
+binary. The store names the format's version; a change of anything here is a new version.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision, Record
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.model import (
+    Device,
+    Job,
+    KeyEvent,
+    KeyValue,
+    Member,
+    MemberState,
+    Process,
+    Task,
+)
+from dmesh_server.core.replies import Remembered, RememberedAnswer
+from dmesh_server.core.wording import ranges
+
+T = TypeVar("T")
+
+FORMAT = 1
+"""Version of the encoding."""
+
+CLUSTER = "cluster"
+"""Kind: a cluster's life (key "") and epoch ("epoch"); of no cluster, the floor of epochs ("floor")."""
+MEMBER = "member"
+"""Kind: the holder of a seat, by JOB/INDEX."""
+KEY = "key"
+"""Kind: a key of the key-value store."""
+CHANGE = "change"
+"""Kind: the changes of one revision of the key-value store, by revision."""
+BARRIER = "barrier"
+"""Kind: the latest finished instance of a barrier, by name."""
+REPLY = "reply"
+"""Kind: a remembered answer, by JOB/INDEX/SLOT."""
+
+_KEY_HEAD = struct.Struct("<QQ")
+_EVENT_HEAD = struct.Struct("<BIIQQ")
+
+
+class RecordError(ValueError):
+    """A durable record cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What is fixed for one life of a cluster."""
+
+    incarnation: int
+    secret: bytes
+    jobs: tuple[Job, ...]
+
+    def __repr__(self) -> str:
+        return f"Life(incarnation={self.incarnation}, jobs={self.jobs!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What is durable of the holder of a seat."""
+
+    member: Member
+    """The times in it are not durable: a monotonic clock means nothing to the next process."""
+    request_id: str
+    """Of its registration."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBarrier:
+    """The result of an instance of a barrier."""
+
+    number: int
+    participants: frozenset[Task] | None
+    """None for every task of the cluster."""
+    error: CoreError | None
+
+
+def seat_key(task: Task) -> str:
+    """Returns the key of a member's record."""
+    return f"{task.job}/{task.index}"
+
+
+def reply_key(task: Task, slot: int) -> str:
+    """Returns the key of a reply's record."""
+    return f"{task.job}/{task.index}/{slot}"
+
+
+def encode_number(number: int) -> bytes:
+    """Encodes an epoch."""
+    return str(number).encode()
+
+
+def encode_life(life: Life) -> bytes:
+    """Encodes what is fixed for one life of a cluster."""
+    return _dump(
+        {
+            "incarnation": life.incarnation,
+            "secret": base64.b64encode(life.secret).decode(),
+            "jobs": [[job.name, list(job.addresses)] for job in life.jobs],
+        }
+    )
+
+
+def encode_holder(holder: Holder) -> bytes:
+    """Encodes the holder of a seat."""
+    return _dump({**_member(holder.member), "request_id": holder.request_id})
+
+
+def encode_barrier(finished: FinishedBarrier) -> bytes:
+    """Encodes the result of an instance of a barrier."""
+    data: dict[str, Any] = {"number": finished.number}
+    if finished.participants is not None:
+        data["participants"] = ranges(finished.participants)
+    if finished.error is not None:
+        data["error"] = {
+            "kind": finished.error.kind.value,
+            "message": finished.error.message,
+            "members": [_member(member) for member in finished.error.members],
+            "epoch": finished.error.epoch,
+        }
+    return _dump(data)
+
+
+def encode_reply(incarnation: int, remembered: Remembered) -> bytes:
+    """Encodes a remembered answer to a process."""
+    answer: dict[str, Any]
+    match remembered.answer:
+        case Done():
+            answer = {}
+        case KvRevision(revision):
+            answer = {"revision": revision}
+        case KvDeleted(deleted, revision):
+            answer = {"deleted": deleted, "revision": revision}
+        case KvIncremented(value, revision):
+            answer = {"value": value, "revision": revision}
+        case KvCompared(_, current, revision):
+            assert current is not None
+            answer = {"revision": revision, "key": current.key, "created": current.create_revision}
+    return _dump(
+        {
+            "incarnation": incarnation,
+            "sequence": remembered.sequence,
+            "request_id": remembered.request_id,
+            "call": remembered.call,
+            "type": type(remembered.answer).__name__,
+            "answer": answer,
+        }
+    )
+
+
+def encode_key(kv: KeyValue) -> bytes:
+    """Encodes the value and revisions of a key."""
+    return _KEY_HEAD.pack(kv.create_revision, kv.mod_revision) + kv.value
+
+
+def encode_change(events: tuple[KeyEvent, ...]) -> bytes:
+    """Encodes the changes of one revision."""
+    parts = []
+    for event in events:
+        kv, key = event.kv, event.kv.key.encode()
+        parts += [
+            _EVENT_HEAD.pack(event.deleted, len(key), len(kv.value), kv.create_revision, kv.mod_revision),
+            key,
+            kv.value,
+        ]
+    return b"".join(parts)
+
+
+def decode_number(record: Record) -> int:
+    """Decodes an epoch."""
+    return _decoded(record, lambda value: int(value.decode("ascii")))
+
+
+def decode_life(record: Record) -> Life:
+    """Decodes what is fixed for one life of a cluster."""
+
+    def decode(value: bytes) -> Life:
+        data = json.loads(value)
+        return Life(
+            int(data["incarnation"]),
+            base64.b64decode(data["secret"], validate=True),
+            tuple(Job(str(name), tuple(map(str, addresses))) for name, addresses in data["jobs"]),
+        )
+
+    return _decoded(record, decode)
+
+
+def decode_holder(record: Record) -> Holder:
+    """Decodes the holder of a seat; its times are 0."""
+
+    def decode(value: bytes) -> Holder:
+        data = json.loads(value)
+        return Holder(_read_member(data), str(data["request_id"]))
+
+    return _decoded(record, decode)
+
+
+def decode_barrier(record: Record) -> FinishedBarrier:
+    """Decodes the result of an instance of a barrier."""
+
+    def decode(value: bytes) -> FinishedBarrier:
+        data = json.loads(value)
+        participants, error = data.get("participants"), data.get("error")
+        return FinishedBarrier(
+            int(data["number"]),
+            None
+            if participants is None
+            else frozenset(
+                Task(job, index)
+                for job, spans in participants.items()
+                for low, high in spans
+                for index in range(low, high + 1)
+            ),
+            None
+            if error is None
+            else CoreError(
+                ErrorKind(error["kind"]),
+                str(error["message"]),
+                tuple(_read_member(member) for member in error["members"]),
+                int(error["epoch"]),
+            ),
+        )
+
+    return _decoded(record, decode)
+
+
+def decode_reply(record: Record) -> tuple[Task, int, Remembered]:
+    """Decodes a remembered answer: whose seat, which incarnation's, and the answer."""
+
+    def decode(value: bytes) -> tuple[Task, int, Remembered]:
+        job, index, _ = record.key.split("/")
+        data = json.loads(value)
+        fields = data["answer"]
+        answer: RememberedAnswer
+        match data["type"]:
+            case "Done":
+                answer = Done()
+            case "KvRevision":
+                answer = KvRevision(int(fields["revision"]))
+            case "KvDeleted":
+                answer = KvDeleted(int(fields["deleted"]), int(fields["revision"]))
+            case "KvIncremented":
+                answer = KvIncremented(int(fields["value"]), int(fields["revision"]))
+            case "KvCompared":
+                revision = int(fields["revision"])
+                answer = KvCompared(
+                    True, KeyValue(fields["key"], b"", int(fields["created"]), revision), revision
+                )
+            case unknown:
+                raise ValueError(f"unknown answer {unknown!r}")
+        remembered = Remembered(int(data["sequence"]), str(data["request_id"]), str(data["call"]), answer)
+        return Task(job, int(index)), int(data["incarnation"]), remembered
+
+    return _decoded(record, decode)
+
+
+def decode_key(record: Record) -> KeyValue:
+    """Decodes a key with its value and revisions."""
+
+    def decode(value: bytes) -> KeyValue:
+        created, modified = _KEY_HEAD.unpack_from(value)
+        return KeyValue(record.key, value[_KEY_HEAD.size :], created, modified)
+
+    return _decoded(record, decode)
+
+
+def decode_change(record: Record) -> tuple[int, tuple[KeyEvent, ...]]:
+    """Decodes a revision and its changes."""
+
+    def decode(value: bytes) -> tuple[int, tuple[KeyEvent, ...]]:
+        events, at = [], 0
+        while at < len(value):
+            deleted, key_size, value_size, created, modified = _EVENT_HEAD.unpack_from(value, at)
+            at += _EVENT_HEAD.size
+            if at + key_size + value_size > len(value):
+                raise ValueError("it is cut short")
+            key = value[at : at + key_size].decode()
+            content = value[at + key_size : at + key_size + value_size]
+            at += key_size + value_size
+            events.append(KeyEvent(KeyValue(key, content, created, modified), bool(deleted)))
+        if not events:
+            raise ValueError("it is empty")
+        return int(record.key), tuple(events)
+
+    return _decoded(record, decode)
+
+
+def _decoded(record: Record, decode: Callable[[bytes], T]) -> T:
+    try:
+        assert record.value is not None, "it has no value"
+        return decode(record.value)
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, AssertionError) as error:
+        raise RecordError(
+            f"the {record.kind} record {record.key!r} of cluster {record.cluster!r} cannot be read "
+            f"({type(error).__name__}: {error}); the store is damaged, or written by another version of dmesh"
+        ) from error
+
+
+def _dump(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def _member(member: Member) -> dict[str, Any]:
+    process = member.process
+    return {
+        "job": member.task.job,
+        "index": member.task.index,
+        "incarnation": member.incarnation,
+        "state": member.state.value,
+        "process": [
+            process.host,
+            process.pid,
+            process.boot_id,
+            process.program,
+            process.dmesh_version,
+            process.python_version,
+            process.started_at_unix_ms,
+        ],
+        "devices": [[device.type, device.index, device.description] for device in member.devices],
+        "peer_addresses": list(member.peer_addresses),
+        "reason": member.reason,
+    }
+
+
+def _read_member(data: Any) -> Member:
+    return Member(
+        Task(str(data["job"]), int(data["index"])),
+        int(data["incarnation"]),
+        MemberState(data["state"]),
+        Process(*data["process"]),
+        tuple(Device(*device) for device in data["devices"]),
+        tuple(map(str, data["peer_addresses"])),
+        0.0,
+        0.0,
+        str(data["reason"]),
+    )

@@ -1,0 +1,101 @@
+"""Rebuilds clusters from their durable records after a restart of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dmesh_server.core import records
+from dmesh_server.core.cluster import Cluster
+from dmesh_server.core.deadlines import LeaseDue
+from dmesh_server.core.effects import Record
+from dmesh_server.core.model import MemberState
+from dmesh_server.core.records import RecordError
+from dmesh_server.core.replies import Remembered, Replies
+from dmesh_server.core.roster import Seat
+from dmesh_server.core.shared import Shared
+
+FLOOR = "floor"
+"""Key of the server's floor of epochs."""
+
+
+def restore_all(durable: Iterable[Record], now: float, shared: Shared) -> tuple[int, dict[str, Cluster]]:
+    """Rebuilds all clusters.
+
+    Members that had not departed come back as REGISTERED, and have a full lease to attach again. Records
+    must come in the order in which they were last written.
+
+    Returns:
+        The floor of epochs, and the clusters by name.
+
+    Raises:
+        RecordError: A record cannot be understood, or one is missing.
+    """
+    grouped: dict[str, dict[str, list[Record]]] = {}
+    for record in durable:
+        grouped.setdefault(record.cluster, {}).setdefault(record.kind, []).append(record)
+    floor = 0
+    clusters = {}
+    for name, kinds in grouped.items():
+        if unknown := kinds.keys() - _KINDS:
+            raise RecordError(f"the store has records of unknown kinds ({', '.join(sorted(unknown))})")
+        if name:
+            clusters[name] = _restore(name, kinds, now, shared)
+        else:
+            floor = max(records.decode_number(record) for record in kinds[records.CLUSTER])
+    return floor, clusters
+
+
+_KINDS = {records.CLUSTER, records.MEMBER, records.KEY, records.CHANGE, records.BARRIER, records.REPLY}
+
+
+def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Shared) -> Cluster:
+    fixed = {record.key: record for record in kinds.get(records.CLUSTER, ())}
+    if fixed.keys() != {"", "epoch"} or not kinds.get(records.MEMBER):
+        raise RecordError(f"records of cluster {name!r} are missing from the store; it is damaged")
+    life, epoch = records.decode_life(fixed[""]), records.decode_number(fixed["epoch"])
+    cluster = Cluster(name, life, epoch, shared)
+    _restore_seats(cluster, kinds, now)
+    for record in kinds.get(records.KEY, ()):
+        cluster.store.keys.put(records.decode_key(record))
+    for revision, events in sorted(map(records.decode_change, kinds.get(records.CHANGE, ()))):
+        cluster.store.history.append(revision, events)
+        cluster.store.revision = revision
+    for record in kinds.get(records.BARRIER, ()):
+        cluster.barriers.finished[record.key] = records.decode_barrier(record)
+    return cluster
+
+
+def _restore_seats(cluster: Cluster, kinds: dict[str, list[Record]], now: float) -> None:
+    for record in kinds[records.MEMBER]:
+        holder = records.decode_holder(record)
+        member = holder.member
+        if not cluster.roster.knows(member.task) or member.task in cluster.roster.seats:
+            raise RecordError(
+                f"the store has a member of cluster {cluster.name!r} that cannot be: {member.task}"
+            )
+        seat = Seat(
+            member.task,
+            member.incarnation,
+            member.state if member.state.departed else MemberState.REGISTERED,
+            member.process,
+            member.devices,
+            member.peer_addresses,
+            holder.request_id,
+            registered_at=now,
+            last_seen_at=now,
+            lease_from=now,
+            replies=Replies(cluster.limits.replies_per_member),
+            reason=member.reason,
+            restored=True,
+        )
+        cluster.roster.add(seat)
+        if not seat.state.departed:
+            cluster.deadlines.set(LeaseDue(cluster.name, seat.task), now + cluster.limits.lease)
+    kept: dict[Seat, list[Remembered]] = {}
+    for task, incarnation, remembered in map(records.decode_reply, kinds.get(records.REPLY, ())):
+        holding = cluster.roster.seats.get(task)
+        if holding is not None and holding.incarnation == incarnation:
+            kept.setdefault(holding, []).append(remembered)
+    for seat, replies in kept.items():
+        for remembered in sorted(replies, key=lambda reply: reply.sequence):
+            seat.replies.restore(remembered)

@@ -1,0 +1,44 @@
+"""What one event brings about: the records and effects that its handlers collect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dmesh_server.core.effects import Answer, Effect, Message, Persist, Push, Record, Reply, WatchPush
+
+
+class Turn:
+    """Collects the effects of one `Core.apply`, at one moment."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        """Seconds of the server's monotonic clock."""
+        self.departures: set[str] = set()
+        """Clusters that members have departed from."""
+        self._records: dict[tuple[str, str, str], Record] = {}
+        self._effects: list[Effect] = []
+
+    def persist(self, cluster: str, kind: str, key: str, value: bytes | None) -> None:
+        """Keeps `value` durably; the last word on one address counts."""
+        self._records.pop((cluster, kind, key), None)
+        self._records[cluster, kind, key] = Record(cluster, kind, key, value)
+
+    def reply(self, token: int, answer: Answer) -> None:
+        """Answers a request."""
+        self._effects.append(Reply(token, answer))
+
+    def push(self, sessions: Iterable[int], message: Message) -> None:
+        """Tells sessions something; nothing if there are none."""
+        listed = tuple(sessions)
+        if listed:
+            self._effects.append(Push(listed, message))
+
+    def watch_push(self, push: WatchPush) -> None:
+        """Tells a watch something."""
+        self._effects.append(push)
+
+    def effects(self) -> list[Effect]:
+        """Returns everything collected, what is to be durable first."""
+        if not self._records:
+            return self._effects
+        return [Persist(tuple(self._records.values())), *self._effects]

@@ -1,0 +1,193 @@
+"""Refuses malformed events before anything is changed or allocated for them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.model import Caller, Device, Job, Limits, Process, Task
+from dmesh_server.core.wording import quote
+
+DEVICE_TYPES = ("CPU", "GPU", "TPU")
+"""The kinds of device that a client may have."""
+
+MAX_REASON = 4_096
+"""Characters of a reason or an error message."""
+
+INT64 = range(-(1 << 63), 1 << 63)
+"""What a 64-bit integer can hold."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
+_INT31 = range(1 << 31)
+_UINT64 = range(1, 1 << 64)
+_MAX_TEXT = 1_024
+_MAX_DEVICES = 4_096
+_MAX_ADDRESSES = 64
+
+
+def invalid(message: str) -> CoreError:
+    """Returns the error for a malformed field."""
+    return CoreError(ErrorKind.INVALID_ARGUMENT, message)
+
+
+def cluster_name(name: str) -> None:
+    """Checks the name of a cluster."""
+    if not _NAME.fullmatch(name):
+        raise invalid(f"the cluster name {quote(name)} must be 1-128 characters of A-Z a-z 0-9 _ . -")
+
+
+def caller_task(caller: Caller) -> Task:
+    """Returns the caller's seat; observers are refused."""
+    if caller.task is None:
+        raise invalid("an observer (a caller without a task) may read but not change anything; name a task")
+    if caller.incarnation not in _UINT64:
+        raise invalid(
+            f"{caller.task} calls with incarnation {caller.incarnation}; it must be a random number from 1 "
+            "to 2^64-1"
+        )
+    return caller.task
+
+
+def request_id(text: str) -> None:
+    """Checks the id that makes a call idempotent."""
+    if not 1 <= len(text) <= 64 or not text.isprintable():
+        raise invalid(f"the request id {quote(text)} must be 1-64 printable characters, unique per call")
+
+
+def reason(text: str, *, required: bool) -> None:
+    """Checks why a member leaves or what failed."""
+    if required and not text:
+        raise invalid("an error report needs a message that says what happened")
+    if len(text) > MAX_REASON:
+        raise invalid(f"the message has {len(text)} characters; at most {MAX_REASON} are allowed")
+
+
+def jobs(listed: tuple[Job, ...], limits: Limits) -> None:
+    """Checks the job list of a cluster."""
+    if not listed:
+        raise invalid("the job list is empty; it must name every job of the cluster with its tasks")
+    names = [job.name for job in listed]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise invalid(f"the job name {quote(name)} must be 1-128 characters of A-Z a-z 0-9 _ . -")
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid(f"job {quote(twice)} is listed twice")
+    count = sum(len(job.addresses) for job in listed)
+    if count > limits.max_tasks:
+        raise CoreError(
+            ErrorKind.LIMIT_EXCEEDED,
+            f"the job list has {count} tasks; the server allows {limits.max_tasks} in one cluster",
+        )
+    for job in listed:
+        if not job.addresses:
+            raise invalid(f"job {quote(job.name)} has no tasks")
+        for index, address in enumerate(job.addresses):
+            if len(address) > _MAX_TEXT:
+                raise invalid(
+                    f"the address of task {index} of job {quote(job.name)} has {len(address)} characters; "
+                    f"at most {_MAX_TEXT} are allowed"
+                )
+
+
+def process(facts: Process) -> None:
+    """Checks the facts about a process."""
+    if facts.pid < 0 or facts.pid not in INT64:
+        raise invalid(f"the process id {facts.pid} is not one")
+    for field in ("host", "boot_id", "program", "dmesh_version", "python_version"):
+        text: str = getattr(facts, field)
+        if len(text) > _MAX_TEXT:
+            raise invalid(
+                f"the process's {field} has {len(text)} characters; at most {_MAX_TEXT} are allowed"
+            )
+
+
+def devices(listed: tuple[Device, ...]) -> None:
+    """Checks the devices of a client."""
+    if len(listed) > _MAX_DEVICES:
+        raise invalid(f"{len(listed)} devices were listed; a client may have {_MAX_DEVICES}")
+    seen: set[tuple[str, int]] = set()
+    for device in listed:
+        if device.type not in DEVICE_TYPES:
+            raise invalid(f"the device type {quote(device.type)} must be one of {', '.join(DEVICE_TYPES)}")
+        if device.index not in _INT31:
+            raise invalid(f"the index {device.index} of a {device.type} must be from 0 to 2^31-1")
+        if len(device.description) > _MAX_TEXT:
+            raise invalid(
+                f"the description of {device.type}:{device.index} has {len(device.description)} characters; "
+                f"at most {_MAX_TEXT} are allowed"
+            )
+        if (device.type, device.index) in seen:
+            raise invalid(f"the device {device.type}:{device.index} is listed twice")
+        seen.add((device.type, device.index))
+
+
+def peer_addresses(listed: tuple[str, ...]) -> None:
+    """Checks where peers reach a client."""
+    if len(listed) > _MAX_ADDRESSES:
+        raise invalid(f"{len(listed)} peer addresses were given; at most {_MAX_ADDRESSES} are allowed")
+    for address in listed:
+        if not 1 <= len(address) <= _MAX_TEXT:
+            raise invalid(f"the peer address {quote(address)} must be 1-{_MAX_TEXT} characters")
+
+
+def barrier(name: str, instance: int, timeout: float | None) -> None:
+    """Checks what identifies a barrier and limits it."""
+    if not 1 <= len(name) <= 256 or not name.isprintable():
+        raise invalid(f"the barrier name {quote(name)} must be 1-256 printable characters")
+    if instance < -1 or instance not in INT64:
+        raise invalid(
+            f"barrier {quote(name)}: the instance {instance} must be the number of instances finished so "
+            "far, or -1"
+        )
+    duration(timeout, f"the timeout of barrier {quote(name)}", positive=True)
+
+
+def duration(value: float | None, what: str, *, positive: bool) -> None:
+    """Checks a time to wait; None is no limit."""
+    if value is not None and (not math.isfinite(value) or value < 0 or (positive and value == 0)):
+        raise invalid(
+            f"{what} ({value}) must be a {'positive' if positive else 'non-negative'} number of seconds"
+        )
+
+
+def key(text: str, limits: Limits, *, prefix: bool = False) -> None:
+    """Checks a key, or a prefix of keys, which may be empty."""
+    what = "prefix" if prefix else "key"
+    if not text and not prefix:
+        raise invalid("the key is empty")
+    if len(text) > limits.max_key_bytes:
+        size = len(text)
+    else:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise invalid(f"the {what} {quote(text)} is not valid Unicode") from None
+    if size > limits.max_key_bytes:
+        raise invalid(f"the {what} {quote(text)} is longer than {limits.max_key_bytes} bytes of UTF-8")
+    if "\0" in text:
+        raise invalid(f"the {what} {quote(text)} contains a NUL character")
+
+
+def value(content: bytes, of: str, limits: Limits) -> None:
+    """Checks the size of a value."""
+    if len(content) > limits.max_value_bytes:
+        raise CoreError(
+            ErrorKind.LIMIT_EXCEEDED,
+            f"the value for key {quote(of)} has {len(content)} bytes; the server allows "
+            f"{limits.max_value_bytes}. Keep large data in files or send it with a collective.",
+        )
+
+
+def keys(listed: Iterable[str], count: int, limits: Limits) -> None:
+    """Checks the keys of one read of many."""
+    if count > limits.max_keys_per_read:
+        raise CoreError(
+            ErrorKind.LIMIT_EXCEEDED,
+            f"{count} keys were asked for at once; the server allows {limits.max_keys_per_read}. Ask in "
+            "parts.",
+        )
+    for text in listed:
+        key(text, limits)

@@ -1,0 +1,153 @@
+"""Who waits for keys: blocked reads, watches, and the history that lets a watch start in the past."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dmesh_server.core.model import KeyEvent
+from dmesh_server.core.roster import Seat
+
+
+class History:
+    """The changes of the latest revisions, without gaps."""
+
+    def __init__(self, max_revisions: int, max_bytes: int) -> None:
+        self._max_revisions = max_revisions
+        self._max_bytes = max_bytes
+        self._changes: dict[int, tuple[KeyEvent, ...]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def append(self, revision: int, events: tuple[KeyEvent, ...]) -> list[int]:
+        """Adds the changes of the next revision; returns the old revisions that are forgotten for it."""
+        self._changes[revision] = events
+        self._size += _size(events)
+        forgotten = []
+        while len(self._changes) > self._max_revisions or (
+            self._size > self._max_bytes and len(self._changes) > 1
+        ):
+            oldest = next(iter(self._changes))
+            self._size -= _size(self._changes.pop(oldest))
+            forgotten.append(oldest)
+        return forgotten
+
+    def oldest(self, revision: int) -> int:
+        """Returns the first revision from which a watch can start when the store is at `revision`."""
+        return next(iter(self._changes), revision + 1)
+
+    def since(self, revision: int) -> Iterator[tuple[int, tuple[KeyEvent, ...]]]:
+        """Yields the kept revisions from `revision` on, in order."""
+        # Revisions are consecutive, so the ones wanted can be named instead of searched for.
+        first = max(revision, self.oldest(revision))
+        while first in self._changes:
+            yield first, self._changes[first]
+            first += 1
+
+    def revisions(self) -> list[int]:
+        """Returns the kept revisions, in order."""
+        return list(self._changes)
+
+
+def _size(events: tuple[KeyEvent, ...]) -> int:
+    return sum(len(event.kv.key) + len(event.kv.value) for event in events)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockedRead:
+    """Somebody waits for a key to exist."""
+
+    token: int
+    key: str
+    timeout: float | None
+    seat: Seat | None
+    """None for an observer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watch:
+    """Somebody watches a prefix."""
+
+    token: int
+    prefix: str
+    seat: Seat | None
+    """None for an observer."""
+
+
+class Waiters:
+    """The blocked reads and watches of one cluster, found by key without looking at all of them."""
+
+    def __init__(self) -> None:
+        self._by_token: dict[int, BlockedRead | Watch] = {}
+        self._reads: dict[str, dict[int, BlockedRead]] = {}
+        self._watches: dict[str, dict[int, Watch]] = {}
+        self._prefix_lengths: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._by_token)
+
+    def add(self, waiter: BlockedRead | Watch) -> None:
+        """Lets somebody wait."""
+        self._by_token[waiter.token] = waiter
+        if waiter.seat is not None:
+            waiter.seat.tokens.add(waiter.token)
+        if isinstance(waiter, BlockedRead):
+            self._reads.setdefault(waiter.key, {})[waiter.token] = waiter
+        else:
+            if waiter.prefix not in self._watches:
+                self._prefix_lengths[len(waiter.prefix)] += 1
+            self._watches.setdefault(waiter.prefix, {})[waiter.token] = waiter
+
+    def remove(self, token: int) -> BlockedRead | Watch | None:
+        """Lets nobody wait under this token any more; returns who did."""
+        waiter = self._by_token.pop(token, None)
+        if waiter is None:
+            return None
+        if waiter.seat is not None:
+            waiter.seat.tokens.discard(token)
+        if isinstance(waiter, BlockedRead):
+            reads = self._reads[waiter.key]
+            del reads[token]
+            if not reads:
+                del self._reads[waiter.key]
+        else:
+            watches = self._watches[waiter.prefix]
+            del watches[token]
+            if not watches:
+                del self._watches[waiter.prefix]
+                self._prefix_lengths[len(waiter.prefix)] -= 1
+                if not self._prefix_lengths[len(waiter.prefix)]:
+                    del self._prefix_lengths[len(waiter.prefix)]
+        return waiter
+
+    def reads_of(self, key: str) -> list[BlockedRead]:
+        """Returns who waits for the key, in order."""
+        return list(self._reads.get(key, {}).values())
+
+    def watching(self, events: tuple[KeyEvent, ...]) -> list[tuple[Watch, tuple[KeyEvent, ...]]]:
+        """Returns who watches any of the changed keys, and which of the changes each is to be told."""
+        if not self._watches:
+            return []
+        told: dict[int, list[KeyEvent]] = {}
+        for event in events:
+            for length in self._prefix_lengths:
+                if length <= len(event.kv.key):
+                    for token in self._watches.get(event.kv.key[:length], ()):
+                        told.setdefault(token, []).append(event)
+        result = []
+        for token, matching in told.items():
+            watch = self._by_token[token]
+            assert isinstance(watch, Watch)
+            result.append((watch, tuple(matching)))
+        return result
+
+    def of(self, token: int) -> BlockedRead | Watch:
+        """Returns who waits under this token."""
+        return self._by_token[token]
+
+    def tokens(self) -> list[int]:
+        """Returns all tokens, in order of arrival."""
+        return list(self._by_token)

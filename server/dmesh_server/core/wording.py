@@ -1,0 +1,75 @@
+"""How errors and reasons name tasks, members and times, so that they read alike everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dmesh_server.core.model import Member, MemberState, Task
+
+MAX_DESCRIBED = 32
+"""Members that one error describes in full; of the others it gives the numbers."""
+
+_MAX_QUOTED = 128
+
+
+def quote(text: str) -> str:
+    """Returns `text` in quotes, on one line, not longer than an error can bear."""
+    if len(text) > _MAX_QUOTED:
+        return f"{text[:_MAX_QUOTED]!r}... ({len(text)} characters)"
+    return repr(text)
+
+
+def seconds(duration: float) -> str:
+    """Returns a duration such as `5.0 s`."""
+    return f"{max(duration, 0.0):.1f} s"
+
+
+def name(member: Member) -> str:
+    """Returns `/job:worker/task:2 (host h, pid 9)`, or `... (never registered)` for a vacant seat."""
+    if member.incarnation == 0:
+        return f"{member.task} (never registered)"
+    return f"{member.task} (host {member.process.host or 'unknown'}, pid {member.process.pid})"
+
+
+def name_and_age(member: Member, now: float) -> str:
+    """Returns the name with the time since it was last seen and, if it departed, what became of it."""
+    if member.incarnation == 0:
+        return name(member)
+    process = f"host {member.process.host or 'unknown'}, pid {member.process.pid}"
+    fate = f", {fate_of(member)}" if member.state.departed else ""
+    return f"{member.task} ({process}, last seen {seconds(now - member.last_seen_at)} ago{fate})"
+
+
+def fate_of(member: Member) -> str:
+    """Returns what became of a departed member, such as `was lost: no heartbeat for 15.2 s`."""
+    verb = {MemberState.LEFT: "left", MemberState.LOST: "was lost", MemberState.FAILED: "failed"}[
+        member.state
+    ]
+    return f"{verb}: {member.reason}" if member.reason else verb
+
+
+def listing(members: Sequence[Member], now: float) -> str:
+    """Returns all members with their ages; beyond `MAX_DESCRIBED`, the others as ranges of tasks."""
+    text = ", ".join(name_and_age(member, now) for member in members[:MAX_DESCRIBED])
+    rest = members[MAX_DESCRIBED:]
+    return f"{text}, and {len(rest)} more: {tasks(member.task for member in rest)}" if rest else text
+
+
+def ranges(listed: Iterable[Task]) -> dict[str, list[tuple[int, int]]]:
+    """Returns a set of tasks as inclusive ranges of indices by job, both sorted."""
+    by_job: dict[str, list[tuple[int, int]]] = {}
+    for job, index in sorted((task.job, task.index) for task in listed):
+        spans = by_job.setdefault(job, [])
+        if spans and spans[-1][1] + 1 >= index:
+            spans[-1] = (spans[-1][0], index)
+        else:
+            spans.append((index, index))
+    return by_job
+
+
+def tasks(listed: Iterable[Task]) -> str:
+    """Returns a set of tasks in short form, such as `/job:worker/task:0-2,5`."""
+    return ", ".join(
+        f"/job:{job}/task:" + ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+        for job, spans in ranges(listed).items()
+    )

@@ -1,0 +1,33 @@
+"""A store that lives as long as its process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmesh_server.core.effects import Record
+
+
+class MemoryStore:
+    """Keeps records in memory: enough where the server need not outlive its process."""
+
+    blocking = False
+    """Calls return at once."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str, str], Record] = {}
+
+    def load(self) -> Sequence[Record]:
+        """Returns all records, in the order in which each was last written."""
+        return list(self._records.values())
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Keeps these records, and forgets those without a value."""
+        for record in records:
+            address = (record.cluster, record.kind, record.key)
+            # Removed first, so that an overwritten record moves to the end of the order.
+            self._records.pop(address, None)
+            if record.value is not None:
+                self._records[address] = record
+
+    def close(self) -> None:
+        """Does nothing: the records can still be loaded, as a file's could."""
