@@ -1,0 +1,121 @@
+"""The coordination server inside another process: what client 0 hosts when no server was named.
+
+Needs nothing but the base distribution. The server lives on an event loop of its own in a daemon thread, so
+that the host's program may block, compute and hold its own event loops as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from dmesh_server.core.model import Limits
+from dmesh_server.listening import Address
+from dmesh_server.rpc.server import RpcServer
+from dmesh_server.runtime import Runtime
+from dmesh_server.store.base import Store
+from dmesh_server.store.memory import MemoryStore
+from dmesh_server.telemetry import logs
+
+_EXTRA = 5.0
+"""Seconds beyond the grace that `stop` waits for the thread before it gives up on it."""
+
+
+class EmbeddedServer:
+    """A running server. Made by `start`."""
+
+    def __init__(self, listen: Address, limits: Limits, store: Store) -> None:
+        """Makes a server that does not run yet; see `start`."""
+        self._listen = listen
+        self._limits = limits
+        self._store = store
+        self._started: Future[Address] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._grace = 0.0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="dmesh-server", daemon=True)
+        self.address = ""
+
+    def stop(self, grace: float = 1.0) -> None:
+        """Tells all sessions that the server stops, gives calls under way `grace` seconds, and ends it.
+
+        Idempotent; may be called by any thread. Returns when the port is free again.
+        """
+        atexit.unregister(self.stop)
+        with self._lock:
+            if self._loop is not None and self._stop is not None and not self._stop.is_set():
+                self._grace = grace
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(grace + _EXTRA)
+        if self._thread.is_alive():
+            logs.error("embedded_server_stuck", address=self.address)
+
+    def _begin(self) -> None:
+        self._thread.start()
+        self.address = str(self._started.result())
+        # An interpreter that ends under a running event loop may crash; leaving first costs nothing.
+        atexit.register(self.stop, 0.2)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 -- this is the thread's last frame
+            if self._started.done():
+                logs.error("embedded_server_failed", exc_info=True, address=self.address)
+            else:
+                self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_quiet_about_shared_wakeups)
+        stop = asyncio.Event()
+        runtime = Runtime(self._store, self._limits)
+        try:
+            await runtime.start()
+            server = RpcServer(runtime)
+            try:
+                address = await server.start(self._listen)
+                with self._lock:
+                    self._loop, self._stop = loop, stop
+                self._started.set_result(address)
+                await stop.wait()
+                await runtime.shutdown()
+            finally:
+                await server.stop(self._grace)
+        finally:
+            with self._lock:
+                self._loop = None
+            await runtime.close()
+
+
+def start(listen: str, limits: Limits | None = None, store: Store | None = None) -> EmbeddedServer:
+    """Starts a server in this process and returns when it accepts calls.
+
+    Args:
+        listen: HOST:PORT; port 0 for any free one.
+        limits: Bounds and times; the defaults if None.
+        store: Where state becomes durable; memory if None.
+
+    Raises:
+        AddressInUseError: The port is taken.
+        ConfigurationError: `listen` is not an address, or not one of this machine's.
+    """
+    address = Address.parse(listen, "the address to listen on")
+    server = EmbeddedServer(address, limits if limits is not None else Limits(), store or MemoryStore())
+    server._begin()
+    return server
+
+
+def _quiet_about_shared_wakeups(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # If the host's program uses grpc.aio, too, its loop and ours are woken for each other's events, and
+    # whoever comes second finds nothing to read (grpc/grpc#25364). Harmless, but asyncio would print a
+    # traceback each time.
+    if isinstance(context.get("exception"), BlockingIOError) and "_handle_events" in str(
+        context.get("handle")
+    ):
+        return
+    loop.default_exception_handler(context)

@@ -1,0 +1,131 @@
+"""The standalone server: everything composed, from the first port to the last signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from dmesh.errors import ConfigurationError
+from dmesh_server.core.records import RecordError
+from dmesh_server.rpc.server import RpcServer
+from dmesh_server.runtime import Runtime
+from dmesh_server.settings import ServerSettings
+from dmesh_server.store.base import Store, StoreError
+from dmesh_server.store.memory import MemoryStore
+from dmesh_server.telemetry import logs
+from dmesh_server.web.app import create_app
+from dmesh_server.web.server import WebServer
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(settings: ServerSettings, announce: Callable[[str], None] | None = None) -> int:
+    """Runs a server until SIGTERM or SIGINT and returns the process's exit code.
+
+    A second signal ends the process at once.
+
+    Args:
+        settings: How it is set.
+        announce: Told the one line that says that the server is ready; prints it on stdout by default.
+
+    Raises:
+        AddressInUseError: A port is taken.
+        ConfigurationError: An address or the data directory cannot be used.
+    """
+    logs.configure(sys.stderr, settings.log_format, logging.DEBUG if settings.verbose else logging.INFO)
+    # gRPC's own remarks about connections would stand between our lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    _raise_file_limit()
+    asyncio.run(_serve(settings, announce or _print_line))
+    return 0
+
+
+def serve_flags(flags: argparse.Namespace) -> int:
+    """Runs a server as the command line says; see `serve` and `ServerSettings.from_flags`."""
+    return serve(ServerSettings.from_flags(flags))
+
+
+async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    async with contextlib.AsyncExitStack() as undo:
+        _handle_signals(stop)
+        # Ports first: if one is taken, the store was not touched.
+        web = WebServer(settings.http) if settings.http is not None else None
+        if web is not None:
+            undo.push_async_callback(web.stop)
+        runtime = Runtime(_open_store(settings), settings.limits)
+        undo.push_async_callback(runtime.close)
+        with _blame(settings):
+            await runtime.start()
+        rpc = RpcServer(runtime, health=settings.health, reflection=settings.reflection)
+        undo.push_async_callback(rpc.stop, settings.shutdown_grace)
+        address = await rpc.start(settings.listen)
+        if web is not None and settings.http is not None:
+            await web.start(create_app(runtime, settings.http.host))
+        logs.info(
+            "server_ready",
+            grpc=address,
+            http=web.address if web else None,
+            pid=os.getpid(),
+            data_dir=settings.data_dir,
+        )
+        announce(f"dmesh-server ready grpc={address}" + (f" http=http://{web.address}" if web else ""))
+        await stop.wait()
+        await runtime.shutdown()
+    logs.info("server_stopped")
+
+
+def _open_store(settings: ServerSettings) -> Store:
+    if settings.data_dir is None:
+        return MemoryStore()
+    from dmesh_server.store.sqlite import SqliteStore
+
+    with _blame(settings):
+        return SqliteStore(settings.data_dir)
+
+
+@contextlib.contextmanager
+def _blame(settings: ServerSettings) -> Iterator[None]:
+    """Says that what goes wrong is the data directory's fault, which the operator has to mend."""
+    try:
+        yield
+    except (OSError, RecordError) as error:
+        reason = str(error) if isinstance(error, (StoreError, RecordError)) else error.strerror
+        raise ConfigurationError(f"--data-dir {settings.data_dir} cannot be used: {reason}") from error
+
+
+def _handle_signals(stop: asyncio.Event) -> None:
+    def received(number: signal.Signals) -> None:
+        if stop.is_set():
+            _end_at_once(number)
+        logs.info("signal_received", signal=number.name, note="a second signal ends the server at once")
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, received, number)
+
+
+def _end_at_once(number: int) -> NoReturn:
+    os._exit(128 + number)
+
+
+def _raise_file_limit() -> None:
+    # Every client is a connection; the soft limit that shells hand out (1024) is too small for a large job.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

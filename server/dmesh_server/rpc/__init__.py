@@ -1,0 +1,1 @@
+"""gRPC: thin servicers that convert, ask the runtime, and convert back."""

@@ -1,0 +1,212 @@
+"""Between protobuf messages and the core's values.
+
+What a message must contain to make sense as an event is checked here (a caller, a kind, a time that is not
+negative); what is allowed in a cluster is the core's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dmesh.v1 import common_pb2, coordination_pb2, key_value_pb2
+from dmesh_server.core import effects
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.model import (
+    BarrierStatus,
+    Caller,
+    ClusterState,
+    Device,
+    Job,
+    KeyEvent,
+    KeyValue,
+    Member,
+    Process,
+    Task,
+)
+
+_LONGEST_TIMEOUT_MS = 10 * 365 * 24 * 3600 * 1000
+
+
+def invalid(message: str) -> CoreError:
+    """Returns the refusal of a malformed request."""
+    return CoreError(ErrorKind.INVALID_ARGUMENT, message)
+
+
+# From the wire.
+
+
+def caller(message: common_pb2.Caller, present: bool) -> Caller:
+    """Reads who calls.
+
+    Args:
+        message: The field.
+        present: Whether the request has it.
+    """
+    if not present:
+        raise invalid("the request does not say who is calling: set `caller`")
+    seat = task(message.task) if message.HasField("task") else None
+    return Caller(message.cluster, seat, message.incarnation)
+
+
+def task(message: common_pb2.Task) -> Task:
+    """Reads a seat."""
+    return Task(message.job, message.index)
+
+
+def jobs(messages: Iterable[common_pb2.Job]) -> tuple[Job, ...]:
+    """Reads job lists."""
+    return tuple(Job(message.name, tuple(message.addresses)) for message in messages)
+
+
+def process(message: common_pb2.Process) -> Process:
+    """Reads the facts about a process."""
+    return Process(
+        host=message.host,
+        pid=message.pid,
+        boot_id=message.boot_id,
+        program=message.program,
+        dmesh_version=message.dmesh_version,
+        python_version=message.python_version,
+        started_at_unix_ms=message.started_at_unix_ms,
+    )
+
+
+def devices(messages: Iterable[common_pb2.Device]) -> tuple[Device, ...]:
+    """Reads devices."""
+    return tuple(Device(message.type, message.index, message.description) for message in messages)
+
+
+def barrier_timeout(milliseconds: int) -> float | None:
+    """Reads the time limit of a barrier: 0 is none; the core refuses what is negative."""
+    return _seconds(milliseconds) if milliseconds else None
+
+
+def wait_timeout(milliseconds: int) -> float | None:
+    """Reads how long to wait for a key: 0 is not at all, -1 as long as the call lives."""
+    if milliseconds < -1:
+        raise invalid(f"timeout_ms is {milliseconds}; it must be 0 (do not wait), -1 (no limit) or positive")
+    return None if milliseconds == -1 else _seconds(milliseconds)
+
+
+def _seconds(milliseconds: int) -> float:
+    # A limit of more than ten years is none; beyond it, clock arithmetic would lose its precision.
+    return min(milliseconds, _LONGEST_TIMEOUT_MS) / 1000
+
+
+# To the wire.
+
+
+def error_kind(kind: ErrorKind) -> common_pb2.ErrorKind.ValueType:
+    """Writes the kind of an error; the core's values are the wire's."""
+    return common_pb2.ErrorKind.ValueType(kind.value)
+
+
+def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
+    """Writes an error with everybody it is about."""
+    return common_pb2.Error(
+        kind=error_kind(error.kind),
+        message=error.message,
+        members=(member_to_proto(member, now) for member in error.members),
+        epoch=error.epoch,
+    )
+
+
+def task_to_proto(value: Task) -> common_pb2.Task:
+    """Writes a seat."""
+    return common_pb2.Task(job=value.job, index=value.index)
+
+
+def member_to_proto(value: Member, now: float) -> common_pb2.Member:
+    """Writes a member, its times as ages at `now`. A vacant seat has no ages."""
+    message = common_pb2.Member(
+        task=task_to_proto(value.task),
+        incarnation=value.incarnation,
+        reason=value.reason,
+        peer_addresses=value.peer_addresses,
+        devices=(
+            common_pb2.Device(type=device.type, index=device.index, description=device.description)
+            for device in value.devices
+        ),
+    )
+    if value.incarnation:
+        message.state = common_pb2.MemberState.ValueType(value.state.value)
+        message.last_seen_age_ms = _milliseconds(now - value.last_seen_at)
+        message.registered_age_ms = _milliseconds(now - value.registered_at)
+        facts = value.process
+        message.process.CopyFrom(
+            common_pb2.Process(
+                host=facts.host,
+                pid=facts.pid,
+                boot_id=facts.boot_id,
+                program=facts.program,
+                dmesh_version=facts.dmesh_version,
+                python_version=facts.python_version,
+                started_at_unix_ms=facts.started_at_unix_ms,
+            )
+        )
+    return message
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+def barrier_to_proto(value: BarrierStatus, now: float) -> coordination_pb2.Barrier:
+    """Writes a barrier under way, its times relative to `now`."""
+    return coordination_pb2.Barrier(
+        name=value.name,
+        instance=value.instance,
+        arrived=map(task_to_proto, value.arrived),
+        missing=map(task_to_proto, value.missing),
+        age_ms=_milliseconds(now - value.started_at),
+        remaining_ms=-1 if value.deadline is None else _milliseconds(value.deadline - now),
+    )
+
+
+def cluster_header_to_proto(
+    state: ClusterState, server_incarnation: int, now: float
+) -> coordination_pb2.GetClusterStateResponse:
+    """Writes a cluster without its members."""
+    return coordination_pb2.GetClusterStateResponse(
+        server_incarnation=server_incarnation,
+        cluster_incarnation=state.incarnation,
+        epoch=state.epoch,
+        jobs=(common_pb2.Job(name=job.name, addresses=job.addresses) for job in state.jobs),
+        vacant=map(task_to_proto, state.vacant),
+        barriers=(barrier_to_proto(barrier, now) for barrier in state.barriers),
+    )
+
+
+def session_message_to_proto(message: effects.Message, now: float) -> coordination_pb2.SessionResponse:
+    """Writes what a session is told."""
+    response = coordination_pb2.SessionResponse()
+    match message:
+        case effects.HeartbeatAck():
+            response.heartbeat_ack.sequence = message.sequence
+            response.heartbeat_ack.epoch = message.epoch
+        case effects.MembershipChange():
+            response.membership_change.epoch = message.epoch
+            response.membership_change.departed.extend(member_to_proto(m, now) for m in message.departed)
+        case effects.BarrierResult():
+            response.barrier_result.name = message.name
+            response.barrier_result.instance = message.instance
+            if message.error is not None:
+                response.barrier_result.error.CopyFrom(error_to_proto(message.error, now))
+        case effects.SessionEnd():
+            response.session_end.error.CopyFrom(error_to_proto(message.error, now))
+    return response
+
+
+def key_value_to_proto(value: KeyValue) -> key_value_pb2.KeyValue:
+    """Writes a key and what is known of it."""
+    return key_value_pb2.KeyValue(
+        key=value.key,
+        value=value.value,
+        create_revision=value.create_revision,
+        mod_revision=value.mod_revision,
+    )
+
+
+def key_event_to_proto(value: KeyEvent) -> key_value_pb2.KeyEvent:
+    """Writes a change of a key."""
+    return key_value_pb2.KeyEvent(kv=key_value_to_proto(value.kv), deleted=value.deleted)

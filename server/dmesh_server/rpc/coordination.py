@@ -1,0 +1,208 @@
+"""The `CoordinationService`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from dmesh.v1 import coordination_pb2 as pb
+from dmesh_server.core import events
+from dmesh_server.core.effects import Done, Registered
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.model import Caller, ClusterState
+from dmesh_server.rpc import convert
+from dmesh_server.rpc.delivery import until_first_done
+from dmesh_server.rpc.handlers import Context, two_way_stream, unary
+from dmesh_server.rpc.member_table import MemberTable
+from dmesh_server.runtime import Runtime, Session, describe_caller
+from dmesh_server.telemetry import logs
+
+SERVICE = "dmesh.v1.CoordinationService"
+
+_LONGEST_ECHO = 4096
+"""Characters of a barrier name beyond which the session ends; up to it, only the barrier is refused."""
+
+_ATTACH_WITHIN = 10.0
+"""Seconds that a new session stream has for its first message."""
+
+
+class CoordinationServicer:
+    """Answers the calls of `CoordinationService`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Makes a servicer.
+
+        Args:
+            runtime: Who knows the answers.
+        """
+        self._runtime = runtime
+        self._table = MemberTable()
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Returns the handler of each method."""
+        clock = self._runtime.now
+        return {
+            "Register": unary(pb.RegisterRequest, self.register, clock),
+            "Session": two_way_stream(pb.SessionRequest, self.session, clock),
+            "CancelBarrier": unary(pb.CancelBarrierRequest, self.cancel_barrier, clock),
+            "Leave": unary(pb.LeaveRequest, self.leave, clock),
+            "ReportError": unary(pb.ReportErrorRequest, self.report_error, clock),
+            "GetClusterState": unary(pb.GetClusterStateRequest, self.get_cluster_state, clock),
+        }
+
+    async def register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        """Takes a seat."""
+        runtime = self._runtime
+        caller = _caller(request)
+        event = events.Register(
+            runtime.next_number(),
+            caller,
+            request.request_id,
+            convert.jobs(request.jobs),
+            convert.process(request.process),
+            convert.devices(request.devices),
+            tuple(request.peer_addresses),
+            runtime.random_incarnation(),
+            runtime.random_secret(),
+        )
+        answer = await runtime.request(event, Registered)
+        logs.info(
+            "registered",
+            **describe_caller(caller),
+            host=request.process.host,
+            pid=request.process.pid,
+            devices=len(request.devices),
+            epoch=answer.epoch,
+        )
+        limits = runtime.limits
+        return pb.RegisterResponse(
+            server_incarnation=runtime.server_incarnation,
+            cluster_incarnation=answer.cluster_incarnation,
+            epoch=answer.epoch,
+            peer_secret=answer.peer_secret,
+            heartbeat_interval_ms=round(limits.heartbeat_interval * 1000),
+            lease_ms=round(limits.lease * 1000),
+            session_grace_ms=round(limits.session_grace * 1000),
+        )
+
+    async def cancel_barrier(
+        self, request: pb.CancelBarrierRequest, context: Context
+    ) -> pb.CancelBarrierResponse:
+        """Ends an unfinished barrier for all its participants."""
+        event = events.CancelBarrier(
+            self._runtime.next_number(), _caller(request), request.request_id, request.name, request.instance
+        )
+        await self._runtime.request(event, Done)
+        return pb.CancelBarrierResponse()
+
+    async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+        """Gives the seat up."""
+        caller = _caller(request)
+        event = events.Leave(self._runtime.next_number(), caller, request.request_id, request.reason)
+        await self._runtime.request(event, Done)
+        logs.info("left", **describe_caller(caller), reason=request.reason)
+        return pb.LeaveResponse()
+
+    async def report_error(self, request: pb.ReportErrorRequest, context: Context) -> pb.ReportErrorResponse:
+        """Declares the caller failed."""
+        caller = _caller(request)
+        event = events.ReportError(self._runtime.next_number(), caller, request.request_id, request.message)
+        await self._runtime.request(event, Done)
+        logs.warning("error_reported", **describe_caller(caller), message=request.message)
+        return pb.ReportErrorResponse()
+
+    async def get_cluster_state(self, request: pb.GetClusterStateRequest, context: Context) -> bytes:
+        """Returns the table of members, unless the caller has it."""
+        runtime = self._runtime
+        event = events.GetClusterState(runtime.next_number(), _caller(request), request.known_epoch)
+        state = await runtime.request(event, ClusterState)
+        now = runtime.now()
+        header = convert.cluster_header_to_proto(state, runtime.server_incarnation, now).SerializeToString()
+        if request.known_epoch == state.epoch:
+            return header
+        return header + self._table.encode(state, now)
+
+    async def session(self, requests: AsyncIterator[pb.SessionRequest], context: Context) -> None:
+        """Serves a client's life line until either side ends it.
+
+        A client that is killed, or whose connection breaks, cancels this call at once; the session is closed
+        on every way out.
+        """
+        caller = await self._read_attach(requests)
+        session, attached = await self._runtime.open_session(caller)
+        try:
+            await context.write(
+                pb.SessionResponse(
+                    attached=pb.Attached(
+                        server_incarnation=self._runtime.server_incarnation, epoch=attached.epoch
+                    )
+                )
+            )
+            await until_first_done(
+                session.outbox, self._speak(session, context), self._listen(requests, session)
+            )
+            if session.outbox.overflowed:
+                raise CoreError(
+                    ErrorKind.LIMIT_EXCEEDED,
+                    "the session was dropped because it did not read what it was sent; attach again",
+                )
+        finally:
+            self._runtime.close_session(session)
+
+    async def _read_attach(self, requests: AsyncIterator[pb.SessionRequest]) -> Caller:
+        try:
+            async with asyncio.timeout(_ATTACH_WITHIN):
+                first = await anext(requests, None)
+        except TimeoutError:
+            raise convert.invalid(
+                f"the stream's first message did not come within {_ATTACH_WITHIN:g} s"
+            ) from None
+        if first is None or first.WhichOneof("kind") != "attach":
+            raise convert.invalid("the first message of a session must be `attach`")
+        return convert.caller(first.attach.caller, first.attach.HasField("caller"))
+
+    async def _listen(self, requests: AsyncIterator[pb.SessionRequest], session: Session) -> None:
+        async for request in requests:
+            match request.WhichOneof("kind"):
+                case "heartbeat":
+                    self._runtime.send(events.Heartbeat(session.number, request.heartbeat.sequence))
+                case "enter_barrier":
+                    self._enter_barrier(session, request.enter_barrier)
+                case "attach":
+                    raise convert.invalid(
+                        "this session is attached already; `attach` comes first and only once"
+                    )
+                case _:
+                    raise convert.invalid(
+                        "a session message says nothing that this server understands; is the client newer?"
+                    )
+
+    def _enter_barrier(self, session: Session, request: pb.EnterBarrier) -> None:
+        if len(request.name) > _LONGEST_ECHO:
+            # Results carry the name; a client that does not read must not fill the queue with its own words.
+            raise convert.invalid(f"the barrier name has {len(request.name)} characters; it may have 256")
+        timeout = convert.barrier_timeout(request.timeout_ms)
+        participants = tuple(convert.task(task) for task in request.participants)
+        self._runtime.send(
+            events.EnterBarrier(session.number, request.name, request.instance, participants, timeout)
+        )
+
+    async def _speak(self, session: Session, context: Context) -> None:
+        while (notice := await session.outbox.get()) is not None:
+            if notice.encoded is None:
+                message = convert.session_message_to_proto(notice.message, self._runtime.now())
+                notice.encoded = message.SerializeToString()
+            await context.write(notice.encoded)
+
+
+def _caller(
+    request: pb.RegisterRequest
+    | pb.CancelBarrierRequest
+    | pb.LeaveRequest
+    | pb.ReportErrorRequest
+    | pb.GetClusterStateRequest,
+) -> Caller:
+    return convert.caller(request.caller, request.HasField("caller"))

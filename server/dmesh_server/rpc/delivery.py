@@ -1,0 +1,39 @@
+"""Writing to streams whose readers may be slow, gone, or never there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from dmesh_server.outbox import Outbox
+
+
+async def until_first_done(
+    outbox: Outbox[Any], writer: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]
+) -> None:
+    """Runs a stream's writer and what else belongs to the stream until one of them ends, and ends the rest.
+
+    A writer whose reader does not read hangs in a single write and would never look at its outbox again: it
+    is ended when the outbox overflows. The caller asks the outbox whether that was so.
+
+    Args:
+        outbox: What `writer` writes.
+        writer: Writes until the outbox is closed.
+        others: What else is done for the stream.
+
+    Raises:
+        Exception: What the first to fail raised.
+    """
+    tasks = [asyncio.create_task(part) for part in (writer, *others)]
+    outbox.on_overflow = tasks[0].cancel
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Nothing may be on its way to the stream any more when the call's status is sent.
+        await asyncio.wait(tasks)
+    for task in done:
+        if not (task is tasks[0] and outbox.overflowed):
+            task.result()

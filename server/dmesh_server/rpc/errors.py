@@ -1,0 +1,86 @@
+"""Refusals of the core as gRPC statuses, with the whole error beside them as trailing metadata."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from dmesh.v1 import common_pb2
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.model import Member
+from dmesh_server.rpc import convert
+
+ERROR_METADATA = "dmesh-error-bin"
+"""Key of the trailing metadata that carries a serialized `dmesh.v1.Error`."""
+
+_MAX_METADATA = 4096
+"""Bytes of an error in metadata. Clients accept 8 KiB of metadata in all, and -bin values may grow by a
+third."""
+
+_MAX_DETAILS = 1500
+"""Characters of a status message: it travels as a header too."""
+
+STATUS_CODES: dict[ErrorKind, grpc.StatusCode] = {
+    ErrorKind.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.UNKNOWN_TASK: grpc.StatusCode.NOT_FOUND,
+    ErrorKind.TASK_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorKind.SPEC_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    # Not UNAVAILABLE: gRPC would repeat the call by itself, which cannot help.
+    ErrorKind.NOT_REGISTERED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.BARRIER_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.BARRIER_FAILED: grpc.StatusCode.ABORTED,
+    ErrorKind.BARRIER_CANCELLED: grpc.StatusCode.ABORTED,
+    ErrorKind.BARRIER_MISMATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.KEY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorKind.KEY_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorKind.KEY_NOT_INTEGER: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.COMPACTED: grpc.StatusCode.OUT_OF_RANGE,
+    ErrorKind.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.CLUSTER_ENDING: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+"""The status code of each kind of error. What to do is told by the kind, never by the code alone."""
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CoreError, now: float) -> NoReturn:
+    """Ends the call with the status and the metadata of `error`."""
+    metadata = ((ERROR_METADATA, encode_for_metadata(error, now)),)
+    await context.abort(STATUS_CODES[error.kind], shorten(error.message, _MAX_DETAILS), metadata)
+    raise AssertionError("abort returned")
+
+
+def encode_for_metadata(error: CoreError, now: float) -> bytes:
+    """Serializes an error within the bounds that gRPC sets for metadata.
+
+    Members are cut down to what names them, and left out from the first that does not fit.
+    """
+    message = common_pb2.Error(
+        kind=convert.error_kind(error.kind), message=shorten(error.message, _MAX_DETAILS), epoch=error.epoch
+    )
+    size = message.ByteSize()
+    for member in error.members:
+        summary = _summary(member, now)
+        size += summary.ByteSize() + 4
+        if size > _MAX_METADATA:
+            break
+        message.members.append(summary)
+    return message.SerializeToString()
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cuts a text that would not fit into a header, measured in UTF-8."""
+    encoded = text.encode()
+    if len(encoded) <= limit:
+        return text
+    return encoded[: limit - 4].decode(errors="ignore") + " ..."
+
+
+def _summary(member: Member, now: float) -> common_pb2.Member:
+    summary = convert.member_to_proto(member, now)
+    summary.ClearField("devices")
+    summary.ClearField("peer_addresses")
+    return summary

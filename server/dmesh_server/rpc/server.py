@@ -1,0 +1,153 @@
+"""The gRPC server: options, services, ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from dmesh.errors import AddressInUseError, MissingExtraError
+from dmesh_server.listening import Address, bind
+from dmesh_server.rpc import coordination, key_value
+from dmesh_server.rpc.coordination import CoordinationServicer
+from dmesh_server.rpc.key_value import KeyValueServicer
+from dmesh_server.runtime import Runtime
+
+if TYPE_CHECKING:
+    from grpc_health.v1 import health
+
+MAX_REQUEST_BYTES = 4 << 20
+"""Size of a request: some keys of the largest size, or a registration with the addresses of 100,000 tasks."""
+
+MAX_RESPONSE_BYTES = 64 << 20
+"""Size of a response: the table of members of the largest cluster, or as many values as the core gives at a
+time (`Limits.max_read_bytes`). Clients must accept as much."""
+
+OPTIONS: tuple[tuple[str, Any], ...] = (
+    # Two servers on one port would share its connections silently.
+    ("grpc.so_reuseport", 0),
+    # gRPC drops calls at random once this many wait to be accepted (1000 by default), and all at the hard
+    # limit (3000): a job of ten thousand clients that all call at once would lose some and hang.
+    ("grpc.server.max_pending_requests", 65_536),
+    ("grpc.server.max_pending_requests_hard_limit", 131_072),
+    # A peer that vanished without closing its connection is found by pings. Clients send theirs every 30 s,
+    # too; by default a server takes that for abuse and hangs up.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.absolute_max_metadata_size", 32 << 10),
+)
+"""How the gRPC server is set, and why."""
+
+
+class RpcServer:
+    """A listening gRPC server over a runtime."""
+
+    def __init__(self, runtime: Runtime, *, health: bool = False, reflection: bool = False) -> None:
+        """Makes a server that does not listen yet.
+
+        Args:
+            runtime: Who answers.
+            health: Offer `grpc.health.v1` (needs the server extra).
+            reflection: Offer server reflection (needs the server extra).
+        """
+        self._runtime = runtime
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        coordination_handlers = CoordinationServicer(runtime).handlers()
+        key_value_handlers = KeyValueServicer(runtime).handlers()
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(coordination.SERVICE, coordination_handlers),
+                grpc.method_handlers_generic_handler(key_value.SERVICE, key_value_handlers),
+            )
+        )
+        self._services = [coordination.SERVICE, key_value.SERVICE]
+        self._health = self._add_health() if health else None
+        if reflection:
+            self._add_reflection()
+
+    async def start(self, address: Address) -> Address:
+        """Listens, and returns the address with the real port.
+
+        Raises:
+            AddressInUseError: The port is taken.
+            ConfigurationError: The address is not this machine's.
+        """
+        port = address.port
+        for ip in _usable_ips(address):
+            port = self._listen(address, Address(ip, port))
+        await self._server.start()
+        if self._health is not None:
+            self._runtime.add_readiness_listener(self._readiness_changed)
+            await self._set_health()
+        return Address(address.host, port)
+
+    async def stop(self, grace: float) -> None:
+        """Refuses new calls at once, and ends those under way after `grace` seconds."""
+        await self._server.stop(grace)
+        for task in list(self._tasks):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def _listen(self, named: Address, address: Address) -> int:
+        try:
+            port = self._server.add_insecure_port(str(address))
+        except RuntimeError as error:
+            raise AddressInUseError(f"cannot listen on {named}: {error}") from error
+        if port == 0:
+            raise AddressInUseError(f"cannot listen on {named}: gRPC could not open the port")
+        return int(port)
+
+    def _add_health(self) -> health.aio.HealthServicer:
+        try:
+            from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+        except ImportError as error:
+            raise _missing("the gRPC health service", "grpcio-health-checking") from error
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._services.append(health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        return servicer
+
+    def _add_reflection(self) -> None:
+        try:
+            from grpc_reflection.v1alpha import reflection
+        except ImportError as error:
+            raise _missing("gRPC reflection", "grpcio-reflection") from error
+        reflection.enable_server_reflection([*self._services, reflection.SERVICE_NAME], self._server)
+
+    def _readiness_changed(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._set_health())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _set_health(self) -> None:
+        from grpc_health.v1 import health_pb2
+
+        assert self._health is not None
+        serving = self._runtime.readiness() is None
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in ("", coordination.SERVICE, key_value.SERVICE):
+            await self._health.set(service, status)
+
+
+def _usable_ips(address: Address) -> list[str]:
+    """Finds out whether the address can be listened on, for gRPC does not say why it cannot."""
+    sockets = bind(address)
+    ips = [str(listener.getsockname()[0]) for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ips
+
+
+def _missing(what: str, package: str) -> MissingExtraError:
+    return MissingExtraError(f"{what} needs the package {package}: pip install 'dmesh[server]'")

@@ -1,0 +1,436 @@
+"""The one place where clock, randomness, disk and core meet.
+
+Everything here runs on one event loop; only the store has a thread of its own (see `commits`). Servicers hand
+events in and get answers, sessions and watches back; they never see the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from dmesh_server.commits import CommitPipeline
+from dmesh_server.core.core import Core
+from dmesh_server.core.effects import (
+    Attached,
+    BarrierResult,
+    Effect,
+    HeartbeatAck,
+    KvRevision,
+    MembershipChange,
+    Message,
+    Push,
+    Reply,
+    SessionEnd,
+    WatchPush,
+)
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.events import (
+    Abandon,
+    Attach,
+    CancelBarrier,
+    EnterBarrier,
+    Event,
+    GetClusterState,
+    Heartbeat,
+    KvCompareAndSet,
+    KvDelete,
+    KvGet,
+    KvGetMany,
+    KvIncrement,
+    KvList,
+    KvSet,
+    KvWatch,
+    Leave,
+    ListClusters,
+    Mutation,
+    Register,
+    ReportError,
+    SessionClosed,
+    Shutdown,
+    Tick,
+)
+from dmesh_server.core.model import Caller, Limits
+from dmesh_server.outbox import Outbox
+from dmesh_server.store.base import Store
+from dmesh_server.telemetry import logs
+
+A = TypeVar("A")
+
+Question = (
+    Register
+    | Leave
+    | ReportError
+    | GetClusterState
+    | ListClusters
+    | Attach
+    | CancelBarrier
+    | KvSet
+    | KvGet
+    | KvGetMany
+    | KvList
+    | KvDelete
+    | KvIncrement
+    | KvCompareAndSet
+    | KvWatch
+)
+"""The events that are answered."""
+
+SHUTTING_DOWN = "the coordination server is shutting down; reconnect to its successor, if there is one"
+"""What everybody is told who still asks a stopping server."""
+
+_BARRIER_FAILURES = (ErrorKind.BARRIER_TIMEOUT, ErrorKind.BARRIER_FAILED, ErrorKind.BARRIER_CANCELLED)
+
+_AFTER_FAILED_TICK = 1.0
+"""Seconds until time is looked at again after it could not be dealt with."""
+
+
+class Notice:
+    """A message for one or many sessions; whoever sends it first keeps its encoding for the others."""
+
+    __slots__ = ("encoded", "message")
+
+    def __init__(self, message: Message) -> None:
+        """Wraps `message`."""
+        self.message = message
+        self.encoded: bytes | None = None
+
+
+class Session:
+    """A client's attached life line."""
+
+    def __init__(self, number: int, caller: Caller, queue_limit: int) -> None:
+        """Makes a session that may fall `queue_limit` messages behind."""
+        self.number = number
+        self.caller = caller
+        self.outbox: Outbox[Notice] = Outbox(queue_limit)
+
+    def tell(self, notice: Notice) -> None:
+        """Queues a message; the last one closes the queue."""
+        had_overflowed = self.outbox.overflowed
+        self.outbox.put(notice)
+        if isinstance(notice.message, SessionEnd):
+            self.outbox.close()
+        if self.outbox.overflowed and not had_overflowed:
+            logs.warning(
+                "session_dropped", **describe_caller(self.caller), reason="it does not read what it is sent"
+            )
+
+
+class Watch:
+    """A watch in place."""
+
+    def __init__(self, token: int, queue_limit: int) -> None:
+        """Makes a watch that may fall `queue_limit` revisions behind."""
+        self.token = token
+        self.outbox: Outbox[WatchPush] = Outbox(queue_limit)
+        self.revision = 0
+
+
+def describe_caller(caller: Caller) -> dict[str, object]:
+    """Returns the log fields that name a caller."""
+    return {
+        "cluster": caller.cluster,
+        "task": caller.task or "observer",
+        "incarnation": f"{caller.incarnation:016x}",
+    }
+
+
+class Runtime:
+    """Runs a `Core` in real time over a real store.
+
+    Attributes:
+        server_incarnation: Random number of this start of the server.
+        limits: The bounds and times that the core keeps to.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        limits: Limits | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        session_queue: int = 1024,
+    ) -> None:
+        """Makes a runtime that is not started yet.
+
+        Args:
+            store: Where accepted events become durable.
+            limits: Bounds and times; the defaults if None.
+            clock: Monotonic seconds.
+            session_queue: How many unread messages a session may pile up before it is dropped.
+        """
+        self.server_incarnation = secrets.randbits(64) or 1
+        self.limits = limits if limits is not None else Limits()
+        self._clock = clock
+        self._session_queue = session_queue
+        self._core = Core(self.server_incarnation, self.limits)
+        self._pipeline = CommitPipeline(store, self._release, self._refuse, self._readiness_changed)
+        self._pending: dict[int, asyncio.Future[object]] = {}
+        self._sessions: dict[int, Session] = {}
+        self._watches: dict[int, Watch] = {}
+        self._last_number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._not_ready: str | None = "starting"
+        self._stopping = False
+        self._listeners: list[Callable[[], None]] = []
+
+    async def start(self) -> None:
+        """Takes up what the store holds; the runtime is ready when this returns."""
+        records = await self._pipeline.load()
+        self._core.restore(records, self._clock())
+        self._not_ready = None
+        logs.info("runtime_started", incarnation=f"{self.server_incarnation:016x}", records=len(records))
+        self._schedule()
+        self._readiness_changed()
+
+    def begin_shutdown(self) -> None:
+        """Tells everybody that the server stops: waiting calls are answered, sessions end. Idempotent."""
+        if self._stopping:
+            return
+        self._cancel_timer()
+        self._apply(Shutdown())
+        self._stopping = True
+        self._not_ready = "shutting down"
+        self._readiness_changed()
+
+    async def shutdown(self) -> None:
+        """Begins the shutdown and sees to it that nobody waits any more for something that will not come."""
+        self.begin_shutdown()
+        await self._pipeline.drain()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_result(CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN))
+        for session in self._sessions.values():
+            session.outbox.close()
+        for watch in self._watches.values():
+            watch.outbox.close()
+
+    async def close(self) -> None:
+        """Ends the runtime; everything acknowledged is durable when this returns."""
+        await self.shutdown()
+        await self._pipeline.close()
+
+    def readiness(self) -> str | None:
+        """Returns why the server cannot do its work now, or None if it can."""
+        return self._not_ready or self._pipeline.failure
+
+    def add_readiness_listener(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` on the loop whenever `readiness` may have changed."""
+        self._listeners.append(listener)
+
+    def now(self) -> float:
+        """Returns the time by the runtime's monotonic clock, seconds."""
+        return self._clock()
+
+    def next_number(self) -> int:
+        """Returns a number that was never used before, for a token or a session."""
+        self._last_number += 1
+        return self._last_number
+
+    def random_incarnation(self) -> int:
+        """Returns a random number for a new life of a cluster."""
+        return secrets.randbits(64) or 1
+
+    def random_secret(self) -> bytes:
+        """Returns a secret for a new life of a cluster."""
+        return secrets.token_bytes(32)
+
+    async def request(self, event: Question, answer: type[A]) -> A:
+        """Hands a request in and waits for its answer, which must be an `answer`.
+
+        Cancelling the call abandons the request: a change may still happen, a blocked read ends.
+
+        Raises:
+            CoreError: The request was refused.
+        """
+        self._refuse_early(event)
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._pending[event.token] = future
+        try:
+            self._apply(event)
+            result = await future
+        except asyncio.CancelledError:
+            self._apply(Abandon(event.token))
+            raise
+        finally:
+            self._pending.pop(event.token, None)
+        if isinstance(result, CoreError):
+            # A copy: one error may answer many, and raising gives each its own traceback.
+            raise CoreError(result.kind, result.message, result.members, result.epoch)
+        if not isinstance(result, answer):
+            raise TypeError(f"{type(event).__name__} was answered with {type(result).__name__}")
+        return result
+
+    async def open_session(self, caller: Caller) -> tuple[Session, Attached]:
+        """Attaches a new session to the caller's seat. Pair with `close_session`.
+
+        Raises:
+            CoreError: The seat is not the caller's.
+        """
+        session = Session(self.next_number(), caller, self._session_queue)
+        self._sessions[session.number] = session
+        try:
+            attached = await self.request(Attach(self.next_number(), caller, session.number), Attached)
+        except BaseException:
+            self.close_session(session)
+            raise
+        logs.debug("session_attached", **describe_caller(caller), session=session.number)
+        return session, attached
+
+    def close_session(self, session: Session) -> None:
+        """Notes that a session's stream has ended. Idempotent."""
+        if self._sessions.pop(session.number, None) is not None:
+            session.outbox.close()
+            self._apply(SessionClosed(session.number))
+            logs.debug("session_closed", **describe_caller(session.caller), session=session.number)
+
+    def send(self, event: Heartbeat | EnterBarrier) -> None:
+        """Hands in what a session said."""
+        self._apply(event)
+
+    async def open_watch(self, event: KvWatch) -> Watch:
+        """Puts a watch in place. Pair with `close_watch`.
+
+        Raises:
+            CoreError: The watch was refused.
+        """
+        # A watch may lag by as much as the server remembers; beyond that it could not be resumed either.
+        watch = Watch(event.token, max(self.limits.watch_history, 1))
+        self._watches[event.token] = watch
+        try:
+            watch.revision = (await self.request(event, KvRevision)).revision
+        except BaseException:
+            self.close_watch(watch)
+            raise
+        return watch
+
+    def close_watch(self, watch: Watch) -> None:
+        """Ends a watch. Idempotent."""
+        if self._watches.pop(watch.token, None) is not None:
+            watch.outbox.close()
+            self._apply(Abandon(watch.token))
+
+    def tick(self) -> None:
+        """Lets the core act on the time that has passed; called by the timer, or by who owns the clock."""
+        self._apply(Tick())
+
+    def _refuse_early(self, event: Question) -> None:
+        if self._stopping:
+            raise CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN)
+        reason = self.readiness()
+        if reason is not None and (self._not_ready is not None or isinstance(event, Mutation)):
+            raise CoreError(
+                ErrorKind.INTERNAL,
+                f"the coordination server cannot accept changes: {reason}. Retry later.",
+            )
+
+    def _apply(self, event: Event) -> None:
+        if self._stopping:
+            # Nothing that happens now may count: streams close because we close them, not because clients
+            # died.
+            return
+        effects = self._core.apply(event, self._clock())
+        if effects:
+            self._pipeline.submit(effects)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        deadline = self._core.next_deadline()
+        if deadline is None or self._stopping or deadline >= self._timer_at:
+            # A timer that is set too early does no harm: it finds nothing due and is set again. Moving it at
+            # every heartbeat would cost more.
+            return
+        self._cancel_timer()
+        self._timer_at = deadline
+        delay = max(0.0, deadline - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        try:
+            self.tick()
+        except Exception:  # noqa: BLE001 -- a bug, but without a timer nobody would ever be declared lost again
+            logs.error("tick_failed", exc_info=True)
+            self._timer_at = self._clock() + _AFTER_FAILED_TICK
+            self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILED_TICK, self._on_timer)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, float("inf")
+
+    def _readiness_changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _release(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Reply):
+                future = self._pending.get(effect.token)
+                if future is not None and not future.done():
+                    future.set_result(effect.answer)
+            elif isinstance(effect, Push):
+                self._push(effect)
+            elif isinstance(effect, WatchPush):
+                watch = self._watches.get(effect.token)
+                if watch is not None:
+                    watch.outbox.put(effect)
+
+    def _refuse(self, effects: Sequence[Effect], reason: str) -> list[Effect]:
+        """Does what can be done of the effects of a failed commit; returns what must wait for the next."""
+        failed = CoreError(
+            ErrorKind.INTERNAL,
+            f"the coordination server could not make the change durable: {reason}. Retry later.",
+        )
+        held: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Reply):
+                answer = effect.answer if isinstance(effect.answer, CoreError) else failed
+                self._release([Reply(effect.token, answer)])
+            elif isinstance(effect, Push):
+                # Who is gone is gone, and survivors must know it even when the disk is full.
+                self._release([effect])
+            else:
+                held.append(effect)
+        return held
+
+    def _push(self, push: Push) -> None:
+        message = push.message
+        notice = Notice(message)
+        for number in push.sessions:
+            session = self._sessions.get(number)
+            if session is not None:
+                session.tell(notice)
+        if isinstance(message, HeartbeatAck) or not push.sessions:
+            return
+        if isinstance(message, MembershipChange):
+            for member in message.departed:
+                logs.info(
+                    "member_departed",
+                    cluster=self._cluster_of(push),
+                    task=member.task,
+                    state=member.state.name,
+                    host=member.process.host,
+                    pid=member.process.pid,
+                    reason=member.reason,
+                    epoch=message.epoch,
+                )  # fmt: skip
+        elif isinstance(message, BarrierResult) and message.error is not None:
+            # A client's own mistake is for the client to see; it must not be able to fill the log with it.
+            log = logs.warning if message.error.kind in _BARRIER_FAILURES else logs.debug
+            log(
+                "barrier_failed",
+                cluster=self._cluster_of(push),
+                barrier=message.name,
+                instance=message.instance,
+                reason=message.error,
+            )  # fmt: skip
+
+    def _cluster_of(self, push: Push) -> str:
+        sessions = (self._sessions.get(number) for number in push.sessions)
+        return next((session.caller.cluster for session in sessions if session is not None), "")

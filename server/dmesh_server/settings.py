@@ -1,0 +1,110 @@
+"""How a standalone server is set."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from dmesh.errors import ConfigurationError
+from dmesh_server.core.model import Limits
+from dmesh_server.listening import Address
+
+DEFAULT_LISTEN = "127.0.0.1:8470"
+"""Where `dmesh serve` listens for clients if nothing else is said."""
+
+DEFAULT_HTTP = "127.0.0.1:8471"
+"""Where `dmesh serve` listens for operators if nothing else is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Everything that can be set about a standalone server."""
+
+    listen: Address = field(default_factory=lambda: Address.parse(DEFAULT_LISTEN, "--listen"))
+    """Where clients connect (gRPC); port 0 for any free one."""
+    http: Address | None = field(default_factory=lambda: Address.parse(DEFAULT_HTTP, "--http"))
+    """Where operators look (HTTP); None for not at all."""
+    data_dir: Path | None = None
+    """Directory in which state is kept across restarts; None: in memory only."""
+    insecure: bool = False
+    """Allow addresses that other machines can reach, although nobody has to prove who they are."""
+    limits: Limits = field(default_factory=Limits)
+    """Bounds on what clients may make the server keep, and the times that it keeps to."""
+    health: bool = True
+    """Offer the gRPC health service."""
+    reflection: bool = False
+    """Offer gRPC server reflection, with which tools list the services."""
+    shutdown_grace: float = 2.0
+    """Seconds that calls under way have to end when the server stops."""
+    log_format: Literal["text", "json"] = "text"
+    """How log lines look."""
+    verbose: bool = False
+    """Log what is of use when looking for a fault, too."""
+
+    def __post_init__(self) -> None:
+        if self.shutdown_grace < 0:
+            raise ConfigurationError(f"the shutdown grace is {self.shutdown_grace} s; it cannot be negative")
+        if not self.insecure:
+            _refuse_open_door(self.listen, "--listen")
+            if self.http is not None:
+                _refuse_open_door(self.http, "--http")
+
+    @classmethod
+    def from_flags(cls, flags: argparse.Namespace) -> ServerSettings:
+        """Reads the command line of `dmesh serve`: texts and switches, named like the flags.
+
+        Raises:
+            ConfigurationError: One of them cannot work.
+        """
+        if flags.no_http and flags.http is not None:
+            raise ConfigurationError("--http and --no-http exclude each other")
+        standard = Limits()
+        lease = _seconds("--lease", flags.lease, standard.lease)
+        # The proportion that the defaults have, so that one lost heartbeat is not a lost client.
+        interval = lease * standard.heartbeat_interval / standard.lease
+        try:
+            limits = Limits(
+                lease=lease,
+                heartbeat_interval=_seconds("--heartbeat-interval", flags.heartbeat_interval, interval),
+                session_grace=_seconds("--session-grace", flags.session_grace, standard.session_grace),
+            )
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        return cls(
+            listen=Address.parse(DEFAULT_LISTEN if flags.listen is None else flags.listen, "--listen"),
+            http=None
+            if flags.no_http
+            else Address.parse(DEFAULT_HTTP if flags.http is None else flags.http, "--http"),
+            data_dir=None if flags.data_dir is None else Path(flags.data_dir),
+            insecure=flags.insecure,
+            limits=limits,
+            reflection=flags.reflection,
+            shutdown_grace=_seconds("--shutdown-grace", flags.shutdown_grace, cls.shutdown_grace),
+            log_format=flags.log_format,
+            verbose=flags.verbose,
+        )
+
+
+def _seconds(flag: str, text: str | None, default: float) -> float:
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1e9:
+        raise ConfigurationError(f"{flag} is {text!r}; expected a number of seconds")
+    return value
+
+
+def _refuse_open_door(address: Address, flag: str) -> None:
+    if not address.is_loopback():
+        raise ConfigurationError(
+            f"{flag} {address} can be reached from other machines, and this version does not check who "
+            "connects (authentication comes with the next one): anybody on the network could join, read and "
+            "end your clusters. Listen on 127.0.0.1, or add --insecure if you trust everybody who can reach "
+            "this address."
+        )

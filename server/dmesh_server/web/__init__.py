@@ -1,0 +1,1 @@
+"""HTTP for operators: health probes and the state of clusters as JSON. Read-only."""

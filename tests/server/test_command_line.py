@@ -1,0 +1,63 @@
+"""What `dmesh serve` refuses before it starts anything."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dmesh.cli import main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["serve", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("dmesh serve: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--listen", "nonsense"], "--listen is 'nonsense'"),
+        (["--listen", "127.0.0.1:99999"], "0 (any free one) to 65535"),
+        (["--http", "nonsense"], "--http is 'nonsense'"),
+        (["--listen", "no-such-host.invalid:1"], "cannot be resolved"),
+        (["--http", "127.0.0.1:0", "--no-http"], "exclude each other"),
+        (["--lease", "soon"], "--lease is 'soon'"),
+        (["--lease", "nan"], "--lease is 'nan'"),
+        (["--lease", "-1"], "--lease is '-1'"),
+        (["--lease", "0"], "heartbeat interval"),
+        (["--lease", "1", "--heartbeat-interval", "2"], "shorter than the lease"),
+    ],
+)
+def test_bad_settings(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert message in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--http"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.0.2.1"])
+def test_open_door_needs_to_be_spelled_out(capsys: pytest.CaptureFixture[str], flag: str, host: str) -> None:
+    error = refused(capsys, flag, f"{host}:0")
+    assert flag in error
+    assert "--insecure" in error
+    assert "authentication" in error
+
+
+def test_missing_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dmesh_server.main", raising=False)
+    monkeypatch.delitem(sys.modules, "dmesh_server.web.app", raising=False)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert "pip install 'dmesh[server]'" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nothing"], ["serve", "--memory", "--data-dir", "d"], ["serve", "--x"]]
+)
+def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: dmesh" in capsys.readouterr().err

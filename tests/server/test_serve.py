@@ -1,0 +1,211 @@
+"""`dmesh serve` as its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.raw_client import PATIENCE, RawClient
+
+from dmesh._version import __version__
+from dmesh.v1 import common_pb2, coordination_pb2
+from dmesh.v1 import key_value_pb2 as kv
+
+COMMAND = [sys.executable, "-m", "dmesh", "serve"]
+READY = re.compile(r"dmesh-server ready grpc=(127\.0\.0\.1:\d+) http=(http://127\.0\.0\.1:\d+)\n")
+
+
+class Serving:
+    """A started server."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        ready = READY.fullmatch(line)
+        if ready is None:
+            self.process.kill()
+            raise AssertionError(f"no ready line but {line!r}: {self.process.communicate()[1]}")
+        self.address, self.http = ready.groups()
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Sends a signal; returns the exit code and the rest of the output."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": ":".join(path for path in sys.path if path)}
+
+
+def get(server: Serving, path: str) -> dict[str, Any]:
+    response = httpx.get(f"{server.http}{path}", trust_env=False, timeout=PATIENCE)
+    assert response.status_code == 200
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(),
+        check=False,
+    )
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    started: list[Serving] = []
+
+    def start(*arguments: str) -> Serving:
+        started.append(Serving(*arguments))
+        return started[-1]
+
+    yield start
+    for serving in started:
+        if serving.process.poll() is None:
+            serving.process.kill()
+            serving.process.communicate(timeout=PATIENCE)
+
+
+async def test_serves_until_sigterm(serve: Callable[..., Serving]) -> None:
+    server = serve("--memory", "--log-format", "json", "--lease", "9", "--session-grace", "0.2")
+    client = RawClient(server.address)
+    registered = await client.register()
+    times = (registered.lease_ms, registered.heartbeat_interval_ms, registered.session_grace_ms)
+    assert times == (9000, 1800, 200)
+    stream = await client.attach()
+    assert get(server, "/readyz") == {"status": "ok"}
+    assert get(server, "/api/v1/clusters")["clusters"][0]["members"][0]["state"] == "CONNECTED"
+    server.process.send_signal(signal.SIGTERM)
+    end = (await stream.read_kind("session_end")).session_end
+    assert end.error.kind == common_pb2.ERROR_KIND_SHUTTING_DOWN
+    await client.channel.close()
+    out, err = server.process.communicate(timeout=PATIENCE)
+    assert (server.process.returncode, out) == (0, "")
+    events = [json.loads(line)["event"] for line in err.splitlines()]
+    assert {"server_ready", "registered", "signal_received", "server_stopped"} <= set(events)
+    assert registered.peer_secret.hex() not in err
+    assert str(registered.peer_secret) not in err
+
+
+def test_ctrl_c_ends_it_with_0(serve: Callable[..., Serving]) -> None:
+    code, out, err = serve().end(signal.SIGINT)
+    assert (code, out) == (0, "")
+    assert "Traceback" not in err
+
+
+async def test_second_signal_ends_it_at_once(serve: Callable[..., Serving]) -> None:
+    server = serve("--shutdown-grace", "600")
+    client = RawClient(server.address)
+    # A session that does not say who it is would have the whole grace to do so.
+    await client.register()
+    stream = client.coordination.Session()
+    async with asyncio.timeout(PATIENCE):
+        await client.register()  # sent after it on the same connection, so the stream has arrived
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stderr is not None
+        while "signal_received" not in await asyncio.to_thread(server.process.stderr.readline):
+            pass
+    code, _, _ = server.end(signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM
+    stream.cancel()
+    await client.channel.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_data_dir_keeps_keys_and_members(
+    serve: Callable[..., Serving], tmp_path: Path, how: signal.Signals
+) -> None:
+    directory = str(tmp_path / "data")
+    first = serve("--data-dir", directory)
+    client = RawClient(first.address, incarnation=77)
+    before = await client.register()
+    request = kv.SetRequest(caller=client.caller, request_id="s", key="k", value=b"kept")
+    await client.key_value.Set(request, timeout=PATIENCE)
+    await client.channel.close()
+    first.end(how)
+
+    second = serve("--data-dir", directory)
+    client = RawClient(second.address, incarnation=77)
+    stream = await client.attach()
+    found = await client.key_value.Get(kv.GetRequest(caller=client.caller, key="k"), timeout=PATIENCE)
+    assert found.kv.value == b"kept"
+    assert (await client.key_value.Set(request, timeout=PATIENCE)).revision == 1, (
+        "the retry had no second effect"
+    )
+    after = await client.register()
+    assert after.server_incarnation != before.server_incarnation
+    assert (after.cluster_incarnation, after.peer_secret) == (before.cluster_incarnation, before.peer_secret)
+    state = await client.coordination.GetClusterState(
+        coordination_pb2.GetClusterStateRequest(caller=client.caller), timeout=PATIENCE
+    )
+    assert [member.incarnation for member in state.members] == [77]
+    stream.hang_up()
+    await client.channel.close()
+    assert second.end()[0] == 0
+    assert (os.stat(directory).st_mode & 0o777) == 0o700
+
+
+def test_memory_forgets(serve: Callable[..., Serving]) -> None:
+    server = serve("--memory")
+    assert get(server, "/api/v1/clusters")["clusters"] == []
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--http"])
+def test_port_in_use(flag: str) -> None:
+    other = "--http" if flag == "--listen" else "--listen"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run(flag, address, other, "127.0.0.1:0")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("dmesh")]
+    assert error == f"dmesh serve: error: cannot listen on {address}: another process uses this port"
+
+
+def test_data_dir_in_use(serve: Callable[..., Serving], tmp_path: Path) -> None:
+    serve("--data-dir", str(tmp_path / "d"))
+    done = run("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", str(tmp_path / "d"))
+    assert done.returncode == 2
+    assert "in use by another dmesh server" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unusable_data_dir(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", str(tmp_path / "file" / "d"))
+    assert done.returncode == 2
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("dmesh")]
+    assert "--data-dir" in error
+    assert str(tmp_path / "file") in error
+    assert "Traceback" not in done.stderr
+
+
+def test_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dmesh", "--version"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert done.stdout == f"dmesh {__version__}\n"

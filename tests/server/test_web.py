@@ -1,0 +1,104 @@
+"""The HTTP side, through a real server in the same event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+from tests.server.raw_client import PATIENCE, RawClient
+
+from dmesh.errors import AddressInUseError
+from dmesh_server.listening import Address
+from dmesh_server.web.app import create_app
+from dmesh_server.web.server import WebServer
+
+
+@pytest.fixture
+async def web(served) -> AsyncIterator[WebServer]:
+    server = WebServer(Address("127.0.0.1", 0))
+    await server.start(create_app(served.runtime, "127.0.0.1"))
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def http(web: WebServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=f"http://{web.address}", timeout=PATIENCE, trust_env=False
+    ) as client:
+        yield client
+
+
+async def test_probes_of_a_healthy_server(http: httpx.AsyncClient) -> None:
+    for path in ("/livez", "/readyz"):
+        response = await http.get(path)
+        assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+async def test_not_ready_says_why(http: httpx.AsyncClient, served) -> None:
+    served.runtime.begin_shutdown()
+    response = await http.get("/readyz")
+    assert (response.status_code, response.json()) == (503, {"status": "shutting down"})
+    assert (await http.get("/livez")).status_code == 200
+    assert (await http.get("/api/v1/clusters")).status_code == 503
+
+
+async def test_clusters(http: httpx.AsyncClient, served, make_client: Callable[..., RawClient]) -> None:
+    assert (await http.get("/api/v1/clusters")).json()["clusters"] == []
+    client = make_client(0, cluster="train", size=3, incarnation=255)
+    stream = await client.join()
+    await make_client(2, cluster="train", size=3).register()
+    await stream.enter("epoch", timeout_ms=60_000)
+    while not (found := (await http.get("/api/v1/clusters")).json())["clusters"][0]["barriers"]:
+        pass
+    assert found["server_incarnation"] == f"{served.runtime.server_incarnation:016x}"
+    [cluster] = found["clusters"]
+    assert (cluster["name"], cluster["jobs"]) == ("train", {"worker": 3})
+    assert cluster["vacant"] == ["/job:worker/task:1"]
+    first, second = cluster["members"]
+    assert (first["task"], first["state"], first["host"], first["pid"]) == (
+        "/job:worker/task:0", "CONNECTED", "host0", 100,
+    )  # fmt: skip
+    assert first["incarnation"] == "00000000000000ff"
+    assert first["devices"] == [{"type": "CPU", "index": 0, "description": ""}]
+    assert 0 <= first["last_seen_age"] <= first["registered_age"] < PATIENCE
+    assert second["state"] == "REGISTERED"
+    [barrier] = cluster["barriers"]
+    assert (barrier["name"], barrier["instance"], barrier["arrived"]) == ("epoch", 0, ["/job:worker/task:0"])
+    assert barrier["missing"] == ["/job:worker/task:1", "/job:worker/task:2"]
+    assert 0 < barrier["remaining"] <= 60
+
+
+async def test_no_secret_is_shown(http: httpx.AsyncClient, make_client: Callable[..., RawClient]) -> None:
+    secret = (await make_client(0).register()).peer_secret
+    shown = (await http.get("/api/v1/clusters")).content
+    assert secret.hex().encode() not in shown
+    assert b"secret" not in shown
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example", "[evil]"])
+async def test_foreign_names_are_refused(http: httpx.AsyncClient, host: str) -> None:
+    response = await http.get("/api/v1/clusters", headers={"Host": host})
+    assert response.status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8471", "[::1]:8471", "10.0.0.1"])
+async def test_own_names_are_welcome(http: httpx.AsyncClient, host: str) -> None:
+    assert (await http.get("/livez", headers={"Host": host})).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+async def test_it_is_read_only(http: httpx.AsyncClient, method: str) -> None:
+    assert (await http.request(method, "/api/v1/clusters")).status_code == 405
+
+
+async def test_interface_is_described(http: httpx.AsyncClient) -> None:
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    assert {"/livez", "/readyz", "/api/v1/clusters"} <= set(paths)
+    assert (await http.get("/docs")).status_code == 404, "it would load scripts from another site"
+
+
+async def test_taken_port(web: WebServer) -> None:
+    with pytest.raises(AddressInUseError, match=str(web.address)):
+        WebServer(web.address)
