@@ -1,0 +1,50 @@
+"""Collectives: NumPy arrays that all clients, or a group of them, combine and exchange, peer to peer.
+
+```python
+total = dmesh.collectives.all_reduce(gradients)                   # of all clients
+rows = dmesh.collectives.all_gather(x, group=mesh.group("batch"))  # of those along a mesh dimension
+```
+
+`dmesh.collectives.functions` says what holds for all of them: dtypes, `out=`, time-outs, asynchronous calls,
+errors.
+"""
+
+from __future__ import annotations
+
+from dmesh.collectives.functions import (
+    all_reduce,
+    barrier,
+    new_group,
+    reduce,
+    reduce_scatter,
+    world,
+)
+from dmesh.collectives.group import Group
+from dmesh.collectives.movements import (
+    all_gather,
+    all_to_all,
+    broadcast,
+    gather,
+    permute,
+    recv,
+    scatter,
+    send,
+)
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "Group",
+    "new_group",
+    "permute",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+    "world",
+]

@@ -1,0 +1,213 @@
+"""Checks what callers pass, before anything is sent, and brings it into the form in which it can be."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dmesh.collectives.signature import describe_dtype
+from dmesh.errors import CollectiveTypeError, CollectiveValueError
+
+# How much work may go into finding out whether two arrays with interleaved memory really share an element.
+_OVERLAP_EFFORT = 10_000
+
+
+def as_input(x: ArrayLike, what: str) -> NDArray[Any]:
+    """Returns `x` as a C-contiguous array of native byte order: itself if it is one, else a copy.
+
+    Args:
+        x: An array or what NumPy makes one of.
+        what: The operation, for messages.
+
+    Raises:
+        CollectiveTypeError: Its elements are not plain memory.
+        CollectiveValueError: It is no array, or a masked one.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise CollectiveValueError(
+            f"{what} does not know what a mask means; pass x.filled(value), or x.data and x.mask separately"
+        )
+    try:
+        array = np.asarray(x)
+    except ValueError as error:
+        raise CollectiveValueError(
+            f"{what} needs an array, but {type(x).__name__} is none: {error}"
+        ) from error
+    return native(array, what)
+
+
+def native(array: NDArray[Any], what: str) -> NDArray[Any]:
+    """Returns an array in C order and native byte order; see `as_input`."""
+    dtype = array.dtype
+    if dtype.hasobject:
+        raise CollectiveTypeError(
+            f"{what} cannot move arrays of dtype {dtype}: its elements are references to Python objects, "
+            "which dmesh never pickles. Convert them to a dtype of fixed size."
+        )
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned and dtype.isnative:
+        return array
+    return np.array(array, dtype=dtype.newbyteorder("="), order="C")
+
+
+def check_out(
+    out: NDArray[Any] | None, dtype: np.dtype[Any], shape: tuple[int, ...], x: NDArray[Any] | None, what: str
+) -> None:
+    """Checks the array that a caller wants the result in.
+
+    Args:
+        out: The array, or None.
+        dtype: The result's dtype.
+        shape: The result's shape.
+        x: The caller's input as it was passed; `out` may be the same memory, but not overlap it otherwise.
+        what: The operation, for messages.
+
+    Raises:
+        CollectiveTypeError: `out` is no array or has another dtype.
+        CollectiveValueError: Its shape is wrong, it cannot be written to, or it overlaps the input.
+    """
+    if out is None:
+        return
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise CollectiveTypeError(f"out= of {what} must be a NumPy array, not {type(out).__name__}")
+    if out.dtype != dtype:
+        raise CollectiveTypeError(
+            f"out= of {what} has dtype {out.dtype}, but the result is {describe_dtype(dtype)}"
+        )
+    if out.shape != shape:
+        raise CollectiveValueError(f"out= of {what} has shape {out.shape}, but the result's is {shape}")
+    if not out.flags.writeable:
+        raise CollectiveValueError(f"out= of {what} is read-only")
+    if x is not None and not same_memory(x, out) and _overlap(x, out):
+        raise CollectiveValueError(
+            f"out= of {what} overlaps the input without being the same array; pass a separate array"
+        )
+
+
+def same_memory(x: NDArray[Any], out: NDArray[Any]) -> bool:
+    """True if two arrays have the same elements at the same places."""
+    return (
+        x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
+        and x.shape == out.shape
+        and x.strides == out.strides
+        and x.dtype == out.dtype
+    )
+
+
+def _overlap(x: NDArray[Any], out: NDArray[Any]) -> bool:
+    if not np.may_share_memory(x, out):
+        return False
+    try:
+        return np.shares_memory(x, out, max_work=_OVERLAP_EFFORT)  # type: ignore[arg-type]  # takes any int
+    except np.exceptions.TooHardError:
+        return True
+
+
+def check_position(value: int, size: int, name: str, what: str) -> int:
+    """Returns a position in a group (`root`, `src`, `dst`) as an int.
+
+    Raises:
+        CollectiveValueError: It is no integer from 0 to size - 1.
+    """
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        position = operator.index(value)
+    except TypeError:
+        raise CollectiveValueError(f"{name} of {what} must be an integer, got {value!r}") from None
+    if not 0 <= position < size:
+        raise CollectiveValueError(
+            f"{name}={position} of {what} is not in the group: its {size} ranks have the positions "
+            f"0 to {size - 1}"
+        )
+    return position
+
+
+def check_pairs(pairs: Iterable[tuple[int, int]], size: int, what: str) -> tuple[tuple[int, int], ...]:
+    """Returns the (source, target) pairs of a permutation, sorted.
+
+    Raises:
+        CollectiveValueError: A position is out of range, or twice a source or a target.
+    """
+    checked: list[tuple[int, int]] = []
+    try:
+        candidates = [(source, target) for source, target in pairs]
+    except (TypeError, ValueError):
+        raise CollectiveValueError(f"{what} needs a list of (source, target) pairs, got {pairs!r}") from None
+    for source, target in candidates:
+        checked.append(
+            (check_position(source, size, "source", what), check_position(target, size, "target", what))
+        )
+    for name, values in (("source", [s for s, _ in checked]), ("target", [t for _, t in checked])):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise CollectiveValueError(f"position {twice[0]} is more than once a {name} in {what}")
+    return tuple(sorted(checked))
+
+
+def check_timeout(timeout: float | None, default: float) -> float:
+    """Returns how many seconds a collective may take.
+
+    Raises:
+        CollectiveValueError: It is not a positive number.
+    """
+    if timeout is None:
+        return default
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.integer, np.floating)):
+        raise CollectiveValueError(f"timeout must be a number of seconds, got {timeout!r}")
+    seconds = float(timeout)
+    if math.isnan(seconds) or seconds <= 0:
+        raise CollectiveValueError(f"timeout must be more than 0 seconds, got {timeout!r}")
+    return seconds
+
+
+def check_blocks(x: NDArray[Any], size: int, what: str) -> None:
+    """Checks that an array has exactly one row for each rank along its first axis.
+
+    Raises:
+        CollectiveValueError: It has not.
+    """
+    if x.ndim == 0 or x.shape[0] != size:
+        raise CollectiveValueError(
+            f"{what} needs an array with one row for each of the group's {size} ranks along axis 0, "
+            f"got shape {x.shape}"
+        )
+
+
+def check_divisible(x: NDArray[Any], axis: int, size: int, what: str) -> int:
+    """Checks that an array can be cut into one equal block for each rank along an axis; returns the axis.
+
+    Raises:
+        CollectiveValueError: It cannot, or has no such axis.
+    """
+    axis = check_axis(axis, x.ndim, what)
+    if x.shape[axis] % size:
+        raise CollectiveValueError(
+            f"{what} cuts axis {axis} into one block for each of the group's {size} ranks, "
+            f"but shape {x.shape} cannot be divided so"
+        )
+    return axis
+
+
+def check_axis(axis: int, ndim: int, what: str) -> int:
+    """Returns an axis as a number from 0 to ndim - 1.
+
+    Raises:
+        CollectiveValueError: There is no such axis.
+    """
+    try:
+        if isinstance(axis, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(axis)
+    except TypeError:
+        raise CollectiveValueError(f"axis of {what} must be an integer or None, got {axis!r}") from None
+    if not -ndim <= number < ndim:
+        raise CollectiveValueError(
+            f"axis={number} of {what} is out of range for an array of {ndim} dimensions"
+        )
+    return number % ndim

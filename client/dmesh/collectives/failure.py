@@ -1,0 +1,73 @@
+"""Why a group failed: one value that every member gets, and the exceptions that are made of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dmesh.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+
+
+class Cause(enum.Enum):
+    """What kind of failure it was."""
+
+    MISMATCH = "mismatch"
+    """Ranks called different collectives."""
+    TIMEOUT = "timeout"
+    """A rank's time ran out; `Failure.ranks` are those it waited for."""
+    LOST = "lost"
+    """A member died or left; `Failure.ranks` is that member."""
+    BROKEN = "broken"
+    """A rank could not go on, for a reason of its own."""
+    CLOSED = "closed"
+    """This client has shut its collectives down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first cause of a group's failure."""
+
+    cause: Cause
+    """The kind."""
+    message: str
+    """What happened, for people; the same on every rank."""
+    ranks: tuple[int, ...] = ()
+    """Whom it is about."""
+    reason: str = ""
+    """Of a loss: how it showed."""
+
+    def during(self, what: str) -> CollectiveError:
+        """Returns a new exception for the call that was under way.
+
+        Args:
+            what: The call, such as `all_reduce(...), collective #3 of group world`.
+        """
+        if self.cause in (Cause.LOST, Cause.BROKEN, Cause.CLOSED):
+            return self._error(f"{self.message} (during {what})")
+        return self._error(self.message)
+
+    def afterwards(self, group: str) -> CollectiveError:
+        """Returns a new exception for a call on a group that failed before."""
+        if self.cause is Cause.CLOSED:
+            return self._error(self.message)
+        return self._error(
+            f"{group} has failed and cannot be used any more: {self.message.rstrip('.')}. "
+            "Make a new group of the clients that are left, or restart the job."
+        )
+
+    def _error(self, message: str) -> CollectiveError:
+        # A new one each time: an exception that several threads raise would collect all their tracebacks.
+        match self.cause:
+            case Cause.MISMATCH:
+                return CollectiveMismatchError(message)
+            case Cause.TIMEOUT:
+                return CollectiveTimeoutError(message, self.ranks)
+            case Cause.LOST:
+                return PeerLostError(message, self.ranks[0] if self.ranks else -1)
+            case Cause.BROKEN | Cause.CLOSED:
+                return CollectiveError(message)

@@ -1,0 +1,69 @@
+"""The flight recorder: what this client's collectives did lately, to look into a stall or a crash."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Record:
+    """One call. It is filled in while the call goes on."""
+
+    group: str
+    """Name of the group."""
+    sequence: int
+    """Number of the call in its group (of a transfer: between its two ranks)."""
+    call: str
+    """Operation, dtype, shape and arguments."""
+    nbytes: int
+    """Bytes of the larger of input and output."""
+    called: float
+    """When it was called, in seconds of the monotonic clock."""
+    began: float | None = None
+    """When it began; later than `called` for an asynchronous call that had to queue."""
+    waited: float = 0.0
+    """Seconds spent waiting for peers."""
+    ended: float | None = None
+    """When it ended."""
+    error: str | None = None
+    """What it failed with, if it did."""
+
+
+class FlightRecorder:
+    """Keeps the last calls. May be used by any thread.
+
+    Args:
+        capacity: How many calls it keeps.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, capacity: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._records: deque[Record] = deque(maxlen=capacity)
+        self._lock = threading.Lock()
+
+    def called(self, group: str, sequence: int, call: str, nbytes: int) -> Record:
+        """Notes a call; the record is to be filled in as it goes on."""
+        record = Record(group, sequence, call, nbytes, self.clock())
+        with self._lock:
+            self._records.append(record)
+        return record
+
+    def began(self, record: Record) -> None:
+        """Notes that a call begins."""
+        record.began = self.clock()
+
+    def ended(self, record: Record, error: BaseException | None = None) -> None:
+        """Notes that a call is over."""
+        record.ended = self.clock()
+        if error is not None:
+            record.error = f"{type(error).__name__}: {error}"[:1000]
+
+    def records(self) -> tuple[Record, ...]:
+        """Returns the last calls, oldest first; those under way go on changing."""
+        with self._lock:
+            return tuple(self._records)

@@ -1,0 +1,291 @@
+"""Collectives as functions: on the world of the running cluster, or on the group that is named.
+
+What holds for all of them:
+
+* All members of the group must call the same function, with arrays of the same dtype and shape and the same
+  arguments, in the same order. A mismatch is a `CollectiveMismatchError` on every rank.
+* Arrays may have any shape, order and byte order; results are in C order and native byte order. Any dtype
+  whose elements are plain memory can be moved, including those of ml_dtypes, strings, dates and structures;
+  object arrays are refused.
+* `root`, `src` and `dst` are positions in the group, which for the world are client ids.
+* `out` takes the result in place of a new array: same dtype and shape, writable, and either the input itself
+  or separate from it. It is returned. What it holds after an error is not defined.
+* `timeout` is in seconds from when the call begins; None means the cluster's `DMESH_COLLECTIVE_TIMEOUT`.
+  Running out of time is an error on all ranks.
+* With `async_op=True` the function returns a `concurrent.futures.Future` of the result at once. A group's
+  asynchronous calls are carried out one after the other by a thread of its own. Leave arrays alone until the
+  future is done. It cannot be cancelled.
+* Nothing is sent before the arguments have been checked. After any other error the group cannot be used any
+  more.
+* A call returns when this rank has its result and all members have made the call; `send` and `recv` concern
+  their two ranks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any, Literal, overload
+
+from numpy.typing import ArrayLike
+
+from dmesh.collectives.group import Group
+from dmesh.collectives.plans import Array
+from dmesh.errors import CollectiveTypeError
+
+
+def resolve(group: Group | None) -> Any:
+    """Returns the group that a function was given, or the world.
+
+    Typed loosely, because an overload cannot be chosen by an `async_op` that is only known at run time.
+
+    Raises:
+        CollectiveTypeError: It is no group.
+        NotInitializedError: No group was given, and the system has not been initialized.
+    """
+    if group is not None:
+        if not isinstance(group, Group):
+            raise CollectiveTypeError(f"group must be a dmesh.collectives.Group, got {type(group).__name__}")
+        return group
+    from dmesh import context
+
+    return context.current().collectives().world
+
+
+def world() -> Group:
+    """Returns the group of all clients, on which collectives work that are given no other.
+
+    Raises:
+        NotInitializedError: The system has not been initialized.
+    """
+    group: Group = resolve(None)
+    return group
+
+
+def new_group(ranks: Iterable[int], name: str = "") -> Group:
+    """Makes a group of some clients. All of them must do so, and nobody else.
+
+    Members do not talk to each other here. A group of the same ranks and name that is made again is another
+    group; all members must make them in the same order.
+
+    Args:
+        ranks: Client ids, in the order of their positions in the group; this client's must be among them.
+        name: For messages, and to tell apart groups of the same ranks.
+
+    Raises:
+        CollectiveValueError: A rank does not exist, is named twice, or this client's is missing.
+        NotInitializedError: The system has not been initialized.
+    """
+    return world().communicator.new_group(ranks, name)
+
+
+@overload
+def all_reduce(
+    x: ArrayLike,
+    op: str = "sum",
+    *,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: Literal[False] = False,
+) -> Array: ...
+@overload
+def all_reduce(
+    x: ArrayLike,
+    op: str = "sum",
+    *,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: Literal[True],
+) -> Future[Array]: ...
+def all_reduce(
+    x: ArrayLike,
+    op: str = "sum",
+    *,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Array | Future[Array]:
+    """Reduces the arrays of all ranks element by element; every rank gets the result.
+
+    The contributions are folded in the order of ranks, once for every element: the result has the same bits
+    on all ranks and in every run.
+
+    Args:
+        x: This rank's contribution.
+        op: `sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`
+            (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what each means for each dtype.
+        group: Who takes part; None for all clients.
+        out: Takes the result.
+        timeout: Seconds; None for the cluster's limit.
+        async_op: Whether to return a future at once.
+
+    Returns:
+        The result, of `x`'s shape.
+
+    Raises:
+        CollectiveMismatchError: Another rank called something else.
+        CollectiveTimeoutError: The time ran out, here or on another rank.
+        CollectiveTypeError: `op` has no meaning for the dtype, or `out` has another.
+        CollectiveValueError: An argument is out of range.
+        PeerLostError: A member of the group died or left.
+    """
+    result: Array | Future[Array] = resolve(group).all_reduce(
+        x, op, out=out, timeout=timeout, async_op=async_op
+    )
+    return result
+
+
+@overload
+def reduce(
+    x: ArrayLike,
+    op: str = "sum",
+    root: int = 0,
+    *,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: Literal[False] = False,
+) -> Array | None: ...
+@overload
+def reduce(
+    x: ArrayLike,
+    op: str = "sum",
+    root: int = 0,
+    *,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: Literal[True],
+) -> Future[Array | None]: ...
+def reduce(
+    x: ArrayLike,
+    op: str = "sum",
+    root: int = 0,
+    *,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Array | Future[Array | None] | None:
+    """Reduces the arrays of all ranks element by element; the root gets the result.
+
+    The bits are those of `all_reduce`.
+
+    Args:
+        x: This rank's contribution.
+        op: `sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`
+            (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what each means for each dtype.
+        root: Position of the rank that gets the result.
+        group: Who takes part; None for all clients.
+        out: Takes the result; on the root alone.
+        timeout: Seconds; None for the cluster's limit.
+        async_op: Whether to return a future at once.
+
+    Returns:
+        The result on the root, None on the others.
+
+    Raises:
+        CollectiveMismatchError: Another rank called something else.
+        CollectiveTimeoutError: The time ran out, here or on another rank.
+        CollectiveTypeError: `op` has no meaning for the dtype, or `out` has another.
+        CollectiveValueError: An argument is out of range.
+        PeerLostError: A member of the group died or left.
+    """
+    result: Array | Future[Array | None] | None = resolve(group).reduce(
+        x, op, root, out=out, timeout=timeout, async_op=async_op
+    )
+    return result
+
+
+@overload
+def reduce_scatter(
+    x: ArrayLike,
+    op: str = "sum",
+    *,
+    axis: int | None = None,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: Literal[False] = False,
+) -> Array: ...
+@overload
+def reduce_scatter(
+    x: ArrayLike,
+    op: str = "sum",
+    *,
+    axis: int | None = None,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: Literal[True],
+) -> Future[Array]: ...
+def reduce_scatter(
+    x: ArrayLike,
+    op: str = "sum",
+    *,
+    axis: int | None = None,
+    group: Group | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Array | Future[Array]:
+    """Reduces the arrays of all ranks; each rank gets its own part of the result.
+
+    The bits are those of `all_reduce`.
+
+    Args:
+        x: This rank's contribution: one row for each rank along axis 0, unless `axis` is given.
+        op: `sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`
+            (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what each means for each dtype.
+        axis: None to get the row `x[rank]` of the result, without that axis; a number to cut that axis, whose
+            length the size of the group must divide, and get this rank's block.
+        group: Who takes part; None for all clients.
+        out: Takes the result.
+        timeout: Seconds; None for the cluster's limit.
+        async_op: Whether to return a future at once.
+
+    Returns:
+        This rank's row or block of the result.
+
+    Raises:
+        CollectiveMismatchError: Another rank called something else.
+        CollectiveTimeoutError: The time ran out, here or on another rank.
+        CollectiveTypeError: `op` has no meaning for the dtype, or `out` has another.
+        CollectiveValueError: An argument is out of range.
+        PeerLostError: A member of the group died or left.
+    """
+    result: Array | Future[Array] = resolve(group).reduce_scatter(
+        x, op, axis=axis, out=out, timeout=timeout, async_op=async_op
+    )
+    return result
+
+
+@overload
+def barrier(
+    *, group: Group | None = None, timeout: float | None = None, async_op: Literal[False] = False
+) -> None: ...
+@overload
+def barrier(
+    *, group: Group | None = None, timeout: float | None = None, async_op: Literal[True]
+) -> Future[None]: ...
+def barrier(
+    *, group: Group | None = None, timeout: float | None = None, async_op: bool = False
+) -> Future[None] | None:
+    """Waits until all ranks have come.
+
+    Args:
+        group: Who takes part; None for all clients.
+        timeout: Seconds; None for the cluster's limit.
+        async_op: Whether to return a future at once.
+
+    Raises:
+        CollectiveMismatchError: Another rank called something else.
+        CollectiveTimeoutError: The time ran out, here or on another rank.
+        CollectiveValueError: An argument is out of range.
+        PeerLostError: A member of the group died or left.
+    """
+    result: Future[None] | None = resolve(group).barrier(timeout=timeout, async_op=async_op)
+    return result

@@ -1,0 +1,199 @@
+"""What ranks tell each other beside the data: that a group failed, and where they are.
+
+JSON objects, small and checked: each field has a type and a limit, everything else is refused. They come from
+peers that have proved that they belong to the cluster, but a mistake over there must not become a crash over
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dmesh.collectives.failure import Cause, Failure
+
+MAX_BYTES = 60_000
+"""Largest message; below the transport's limit."""
+MAX_TEXT = 4_000
+"""Characters of any text in a message."""
+_MAX_RANKS = 4_000
+
+State = Literal["unknown", "absent", "queued", "running", "finished"]
+"""Where a rank is with a call: it has no such group, has not called, has not begun, is at it, is past it."""
+_STATES = ("unknown", "absent", "queued", "running", "finished")
+
+
+class BadMessage(ValueError):
+    """A control message that this client cannot make sense of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A group failed."""
+
+    group: int
+    """Its id."""
+    failure: Failure
+    """Why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The sender waits and asks where the receiver is."""
+
+    group: int
+    """Id of the group in which it waits."""
+    pair: tuple[int, int] | None
+    """Positions of sender and receiver of a transfer; None for a collective."""
+    sequence: int
+    """Number of the call."""
+    signature: str
+    """What it calls."""
+    question: int
+    """Comes back in the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The answer to `Where`."""
+
+    group: int
+    """As asked."""
+    pair: tuple[int, int] | None
+    """As asked."""
+    sequence: int
+    """As asked."""
+    question: int
+    """As asked."""
+    state: State
+    """Where the answering rank is with that call."""
+    finished: int
+    """Number of its last finished call there; 0 if there is none."""
+    last: str
+    """Signature of that call."""
+    busy: str
+    """What else it does at the moment, if anything."""
+
+
+Message = Abort | Where | Here
+
+
+def clean(text: str) -> str:
+    """Returns text that may be shown: bounded, on one line, without control characters."""
+    if len(text) > MAX_TEXT:
+        text = text[: MAX_TEXT - 3] + "..."
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def encode(message: Message) -> bytes:
+    """Returns a message as bytes of at most `MAX_BYTES`."""
+    fields: dict[str, Any]
+    match message:
+        case Abort(group, failure):
+            fields = {
+                "kind": "abort",
+                "group": group,
+                "cause": failure.cause.value,
+                "message": clean(failure.message),
+                "ranks": list(failure.ranks[:_MAX_RANKS]),
+                "reason": clean(failure.reason),
+            }
+        case Where():
+            fields = {
+                "kind": "where",
+                **_address(message),
+                "signature": clean(message.signature),
+            }
+        case Here():
+            fields = {
+                "kind": "here",
+                **_address(message),
+                "state": message.state,
+                "finished": message.finished,
+                "last": clean(message.last),
+                "busy": clean(message.busy),
+            }
+    # Texts of 4,000 characters outside of ASCII would take six bytes each if they were escaped.
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def decode(data: bytes) -> Message:
+    """Returns the message in bytes from a peer.
+
+    Raises:
+        BadMessage: There is none.
+    """
+    if len(data) > MAX_BYTES:
+        raise BadMessage(f"{len(data)} bytes are too many")
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage("no JSON") from error
+    if not isinstance(fields, dict):
+        raise BadMessage("no object")
+    kind = fields.get("kind")
+    if kind == "abort":
+        ranks = fields.get("ranks")
+        if not isinstance(ranks, list) or len(ranks) > _MAX_RANKS:
+            raise BadMessage("ranks")
+        causes = {cause.value: cause for cause in Cause if cause is not Cause.CLOSED}
+        cause = causes.get(_text(fields, "cause"))
+        if cause is None:
+            raise BadMessage("cause")
+        about = tuple(_natural(rank, "ranks") for rank in ranks)
+        failure = Failure(cause, _text(fields, "message"), about, _text(fields, "reason"))
+        return Abort(_number(fields, "group"), failure)
+    if kind not in ("where", "here"):
+        raise BadMessage("kind")
+    group, sequence, question = (_number(fields, name) for name in ("group", "sequence", "question"))
+    pair = _pair(fields.get("pair"))
+    if kind == "where":
+        return Where(group, pair, sequence, _text(fields, "signature"), question)
+    state = fields.get("state")
+    if state not in _STATES:
+        raise BadMessage("state")
+    return Here(
+        group,
+        pair,
+        sequence,
+        question,
+        state,
+        _number(fields, "finished"),
+        _text(fields, "last"),
+        _text(fields, "busy"),
+    )
+
+
+def _address(message: Where | Here) -> dict[str, Any]:
+    return {
+        "group": message.group,
+        "pair": message.pair,
+        "sequence": message.sequence,
+        "question": message.question,
+    }
+
+
+def _natural(value: object, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+        raise BadMessage(name)
+    return value
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    return _natural(fields.get(name), name)
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise BadMessage(name)
+    return clean(value)
+
+
+def _pair(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise BadMessage("pair")
+    return _natural(value[0], "pair"), _natural(value[1], "pair")

@@ -1,0 +1,127 @@
+"""What a transport offers to collectives, and what it reports back.
+
+A collective opens one `Channel` for itself, named by (group, sequence number), and moves bytes through it in
+numbered steps. Every frame carries the channel's *signature* (the op, dtype, shape and arguments, as text): a
+frame whose signature differs from the receiving side's is a mismatch, found before a byte of it is placed
+anywhere. Transports know nothing of arrays, operations or schedules.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another client, as the transport needs to know it."""
+
+    rank: int
+    """Its client id."""
+    addresses: tuple[str, ...]
+    """HOST:PORT at which it listens, most preferred first."""
+    incarnation: int
+    """Random number of its process; 0 if unknown (no coordination service)."""
+    description: str
+    """How to name it to a person, e.g. `/job:worker/task:2 (host h, pid 9)`."""
+
+
+class TransportListener(Protocol):
+    """Who is told of what arrives outside of channels; must not block.
+
+    Called on the transport's own thread, with one exception: a mismatch of a frame that had to wait for its
+    channel is reported by the thread that opens the channel, before `Transport.open` returns.
+    """
+
+    def on_control(self, peer: int, message: bytes) -> None:
+        """A control message came from a peer."""
+
+    def on_peer_lost(self, peer: int, reason: str) -> None:
+        """A peer's connection failed or ended without a goodbye. Called once per peer."""
+
+    def on_peer_left(self, peer: int) -> None:
+        """A peer said goodbye: nothing more will come from it. Called once per peer."""
+
+    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes) -> None:
+        """A peer's frame for an open channel carries another signature than the channel's.
+
+        Called once per channel and peer. Whatever the listener does, the channel fails afterwards with a
+        `CollectiveMismatchError` that shows both signatures, unless it has failed already.
+        """
+
+
+class Completion(Protocol):
+    """A receive under way."""
+
+    @property
+    def done(self) -> bool:
+        """True when all bytes are in place."""
+
+
+class Channel(ABC):
+    """The frames of one collective. Used by one thread; failed by any."""
+
+    @abstractmethod
+    def send(self, peer: int, step: int, data: memoryview) -> None:
+        """Starts to send `data` (bytes, C-contiguous); it must not change before `flush` returns.
+
+        Steps are numbered by the sender; a (peer, step) pair is used once per channel and direction.
+        """
+
+    @abstractmethod
+    def receive(self, peer: int, step: int, into: memoryview) -> Completion:
+        """Starts to receive exactly `into.nbytes` bytes of that step from `peer`."""
+
+    @abstractmethod
+    def wait(self, completions: Sequence[Completion], timeout: float | None) -> bool:
+        """Waits until all are done; False after `timeout` seconds. Raises what the channel failed with."""
+
+    @abstractmethod
+    def flush(self, timeout: float | None) -> bool:
+        """Waits until all that was sent is handed to the system; False on timeout. Raises like `wait`."""
+
+    @abstractmethod
+    def waiting_for(self) -> tuple[int, ...]:
+        """Ranks whose frames (or readiness to take ours) this channel still waits for, sorted."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Makes every pending and later `wait` and `flush` raise `error`. Only the first failure counts."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forgets the channel and gives its buffers back; no memory is touched after it returns."""
+
+
+class Transport(ABC):
+    """Moves bytes between the clients of one cluster."""
+
+    rank: int
+    """This client's id."""
+
+    @abstractmethod
+    def start(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
+        """Begins to accept and deliver. `peers` are all other clients."""
+
+    def connect_all(self, timeout: float) -> None:
+        """Waits until there is a connection with every peer, where a transport has such a thing.
+
+        For clients that have nobody to tell them who is alive: a dead peer is noticed by the end of its
+        connection. Raises InitializationTimeoutError (with the missing ones), PeerAuthenticationError or
+        PeerLostError.
+        """
+        del timeout
+
+    @abstractmethod
+    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
+        """Opens the channel of one collective. Frames that came before are delivered to it at once."""
+
+    @abstractmethod
+    def control(self, peer: int, message: bytes) -> None:
+        """Sends a small message (at most 64 KiB) outside of any channel, in order, without waiting."""
+
+    @abstractmethod
+    def close(self, linger: float) -> None:
+        """Says goodbye to all, sends what is queued (for at most `linger` seconds), stops. Idempotent."""

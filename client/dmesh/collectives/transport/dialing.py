@@ -1,0 +1,250 @@
+"""Connects to one peer: its addresses in turn, again for a while, until a handshake succeeds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.engine import Engine, Timer
+from dmesh.collectives.transport.handshake import Credentials, Dialer, Refused
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.25
+_BUSY_PATIENCE = 10.0
+_IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR)
+
+Resolved = tuple[socket.AddressFamily, Any]
+
+
+class Dial:
+    """The attempts to connect to a peer. Everything happens on the engine's thread.
+
+    A peer's listener exists before anybody learns its address, so whoever refuses a connection is not there:
+    only a short while is spent on trying again. Longer on a listener that closes connections in the middle of
+    a handshake: it may be busy with strangers. And no limit at all on one that accepted and says nothing yet:
+    its client may not have got so far.
+
+    Args:
+        engine: Waits for the sockets.
+        credentials: Who this client is.
+        peer: Whom to connect to.
+        patience: Seconds for which refused connections are tried again.
+        connect_timeout: Seconds in which an address must answer at all.
+        on_connected: Called with the proven connection.
+        on_failed: Called with the last problem, and with the refusal if that was one.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        credentials: Credentials,
+        peer: Peer,
+        *,
+        patience: float,
+        connect_timeout: float,
+        on_connected: Callable[[socket.socket], None],
+        on_failed: Callable[[str, Refused | None], None],
+    ) -> None:
+        self.problem = "no connection has been tried yet"
+        self._engine = engine
+        self._credentials = credentials
+        self._peer = peer
+        self._patience = patience
+        self._connect_timeout = connect_timeout
+        self._on_connected = on_connected
+        self._on_failed = on_failed
+        self._began = 0.0
+        self._pause = _FIRST_PAUSE
+        self._addresses: list[str] = []
+        self._where = ""
+        self._socket: socket.socket | None = None
+        self._handshake: Dialer | None = None
+        self._timer: Timer | None = None
+        self._refused: Refused | None = None
+        self._interrupted = False
+        self._over = False
+
+    def begin(self) -> None:
+        """Makes the first attempt."""
+        self._began = time.monotonic()
+        self._round()
+
+    def extend(self, patience: float) -> None:
+        """Tries for so many seconds from now on, if that is longer."""
+        self._patience = max(self._patience, time.monotonic() - self._began + patience)
+
+    def cancel(self) -> None:
+        """Gives up without a word."""
+        self._over = True
+        self._reset()
+
+    def _round(self) -> None:
+        self._addresses = list(self._peer.addresses)
+        self._interrupted = False
+        self._refused = None
+        if self._addresses:
+            self._attempt()
+        else:
+            self._give_up(f"{self._peer.description} has no address", None)
+
+    def _attempt(self) -> None:
+        self._where = self._addresses.pop(0)
+        try:
+            host, port = _split(self._where)
+            found = _resolve(host, port, numeric=True)
+        except ValueError as error:
+            self._failed(str(error))
+            return
+        if found is not None:
+            self._connect(found)
+            return
+        # A name: asking for its address may take long, and would hold up all other peers.
+        threading.Thread(
+            target=self._resolve_aside, args=(self._where, host, port), name="dmesh-resolve", daemon=True
+        ).start()
+
+    def _resolve_aside(self, where: str, host: str, port: int) -> None:
+        try:
+            found = _resolve(host, port, numeric=False)
+        except OSError as error:
+            problem = str(error)
+            self._engine.call(
+                lambda: None if self._over else self._failed(f"no address of {host}: {problem}")
+            )
+            return
+        assert found is not None
+        self._engine.call(lambda: None if self._over else self._connect(found))
+
+    def _connect(self, to: Resolved) -> None:
+        family, address = to
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            self._failed(error.strerror or str(error))
+            return
+        self._socket = sock
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        if code not in _IN_PROGRESS:
+            self._failed(os.strerror(code))
+            return
+        self._timer = self._engine.after(
+            self._connect_timeout, lambda: self._failed(f"no answer within {self._connect_timeout:g} s")
+        )
+        self._engine.watch(sock, selectors.EVENT_WRITE, self._on_writable)
+
+    def _on_writable(self, _: int) -> None:
+        sock = self._socket
+        assert sock is not None
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._failed(os.strerror(code))
+            return
+        if sock.getsockname() == sock.getpeername():
+            # A port of the ephemeral range where nobody listens: TCP has connected the socket to itself.
+            self._failed(os.strerror(errno.ECONNREFUSED))
+            return
+        assert self._timer is not None
+        self._timer.cancel()
+        peer = self._peer
+        self._handshake = Dialer(self._credentials, peer.rank, peer.incarnation, peer.description)
+        self.problem = f"{self._where} accepted the connection but has not answered yet"
+        self._engine.watch(sock, selectors.EVENT_READ, self._on_readable)
+        self._say(self._handshake.begin())
+
+    def _on_readable(self, _: int) -> None:
+        sock, handshake = self._socket, self._handshake
+        assert sock is not None
+        assert handshake is not None
+        try:
+            data = sock.recv(handshake.wanted)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._interrupted = True
+            self._failed(error.strerror or str(error))
+            return
+        if not data:
+            self._interrupted = True
+            self._failed("the connection was closed during the handshake")
+            return
+        try:
+            answer = handshake.feed(data)
+        except Refused as error:
+            self._refused = error
+            self._failed(str(error))
+            return
+        if handshake.done:
+            self._engine.watch(sock, 0, self._on_readable)
+            self._socket = None
+            self._over = True
+            self._on_connected(sock)
+        elif answer:
+            self._say(answer)
+
+    def _say(self, message: bytes) -> None:
+        assert self._socket is not None
+        try:
+            # The first few hundred bytes of a connection always find room.
+            complete = self._socket.send(message) == len(message)
+        except OSError:
+            complete = False
+        if not complete:
+            self._interrupted = True
+            self._failed("the connection was closed during the handshake")
+
+    def _failed(self, problem: str) -> None:
+        self._reset()
+        self.problem = f"{self._where}: {problem}"
+        if self._addresses:
+            self._attempt()
+            return
+        patience = self._patience
+        if self._interrupted:
+            patience = max(patience, _BUSY_PATIENCE)
+        if self._refused is not None or time.monotonic() - self._began >= patience:
+            self._give_up(f"cannot connect to {self.problem}", self._refused)
+            return
+        self._timer = self._engine.after(self._pause, self._round)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _give_up(self, problem: str, refused: Refused | None) -> None:
+        self._over = True
+        self._on_failed(problem, refused)
+
+    def _reset(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._handshake = None
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            self._engine.watch(sock, 0, self._on_readable)
+            sock.close()
+
+
+def _split(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
+    return host, int(port)
+
+
+def _resolve(host: str, port: int, *, numeric: bool) -> Resolved | None:
+    flags = socket.AI_NUMERICHOST if numeric else 0
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except socket.gaierror:
+        if numeric:
+            return None
+        raise
+    family, _, _, _, address = found[0]
+    return family, address

@@ -1,0 +1,159 @@
+"""One daemon thread that waits for sockets, timers and calls from other threads. Knows nothing of peers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from dmesh._log import logger
+
+Action = Callable[[], None]
+OnReady = Callable[[int], None]
+
+
+class Timer:
+    """An action in the future, which can be called off."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def cancel(self) -> None:
+        """Calls the action off; on the engine's thread."""
+        self.action = None
+
+
+class Engine:
+    """The thread that owns a transport's sockets.
+
+    `call` and `stop` may be used by any thread, everything else only on the engine's own.
+
+    Args:
+        name: Name of the thread.
+        on_crash: Called if an action raises, which is a bug: the engine ends after it.
+        on_end: Called as the thread's last deed, however it ends.
+    """
+
+    def __init__(self, name: str, on_crash: Callable[[Exception], None], on_end: Action) -> None:
+        self._on_crash = on_crash
+        self._on_end = on_end
+        self._selector = selectors.DefaultSelector()
+        self._calls: deque[Action] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._ended = False
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._selector.register(self._wakee, selectors.EVENT_READ, self._on_wake)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """True on the engine's own thread."""
+        return threading.current_thread() is self._thread
+
+    def call(self, action: Action) -> None:
+        """Has an action done on the engine's thread, in the order of the calls; never waits."""
+        self._calls.append(action)
+        if not self.is_current:
+            self._wake()
+
+    def stop(self) -> None:
+        """Ends the thread after what it is doing now."""
+        self._ended = True
+        self._wake()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits for the thread's end; True if it has ended. Of no effect on the thread itself."""
+        if self._thread.ident is None:
+            self._release()
+            return True
+        if not self.is_current:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def after(self, delay: float, action: Action) -> Timer:
+        """Has an action done after `delay` seconds."""
+        timer = Timer(action)
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), timer))
+        return timer
+
+    def watch(self, sock: socket.socket, events: int, on_ready: OnReady) -> None:
+        """Calls `on_ready(events)` whenever a socket is ready for some of `events`, from now on.
+
+        With no events the socket is not watched any more.
+        """
+        watched = sock in self._selector.get_map()
+        if not events:
+            if watched:
+                self._selector.unregister(sock)
+        elif watched:
+            self._selector.modify(sock, events, on_ready)
+        else:
+            self._selector.register(sock, events, on_ready)
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            return  # it has been woken often enough, or has ended
+
+    def _on_wake(self, _: int) -> None:
+        try:
+            self._wakee.recv(4096)
+        except BlockingIOError:
+            return
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                self._turn()
+        except Exception as error:  # noqa: BLE001
+            logger.exception("the transport's thread failed")
+            self._on_crash(error)
+        finally:
+            self._ended = True
+            self._on_end()
+            self._release()
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(self._patience()):
+            # An earlier callback of this turn may have closed this socket or changed its watch.
+            current = self._watched(key.fileobj)
+            if current is not None and events & current.events:
+                current.data(events & current.events)
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            action = heapq.heappop(self._timers)[2].action
+            if action is not None:
+                action()
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
+
+    def _watched(self, sock: object) -> selectors.SelectorKey | None:
+        assert isinstance(sock, socket.socket)
+        return None if sock.fileno() < 0 else self._selector.get_map().get(sock)
+
+    def _patience(self) -> float | None:
+        if self._calls:
+            return 0.0
+        while self._timers and self._timers[0][2].action is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _release(self) -> None:
+        self._selector.close()
+        self._waker.close()
+        self._wakee.close()

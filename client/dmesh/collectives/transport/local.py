@@ -1,0 +1,253 @@
+"""A network inside one process, shipped for tests: the ranks are threads, and the test is in control.
+
+It has the semantics of the TCP transport, because the same mailbox matches the frames: early frames,
+mismatches, bounded memory, goodbyes and deaths. In addition a test can hold the frames between two ranks and
+kill a rank, so that orders which a real network shows once in a million runs can be had at will.
+
+```python
+network = LocalNetwork(2)
+for rank in range(2):
+    network.transport(rank).start(listeners[rank], network.peers(rank))
+network.hold(0, 1)      # what rank 0 says to rank 1 is not heard ...
+network.release(0, 1)   # ... until now
+network.kill(0)         # rank 1's listener is told that rank 0 is lost
+```
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dmesh.collectives.transport.base import Channel, Peer, Transport, TransportListener
+from dmesh.collectives.transport.frames import CONTROL_LIMIT, Frame, Kind
+from dmesh.collectives.transport.mailbox import EARLY_LIMIT, Mailbox
+from dmesh.collectives.transport.records import Send
+from dmesh.errors import CollectiveError, CollectiveValueError
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One thing on its way from one rank to another."""
+
+    frame: Frame
+    payload: bytes = b""
+    lost: str | None = None
+
+
+class LocalNetwork:
+    """Connects the ranks of one process.
+
+    Args:
+        size: How many ranks there are.
+        early_limit: Bytes that a rank keeps for each peer before a receive is posted.
+    """
+
+    def __init__(self, size: int, early_limit: int = EARLY_LIMIT) -> None:
+        self.size = size
+        self._transports = tuple(LocalTransport(self, rank, early_limit) for rank in range(size))
+        self._held: set[tuple[int, int]] = set()
+        self._lock = threading.Lock()
+
+    def transport(self, rank: int) -> LocalTransport:
+        """Returns the transport of a rank."""
+        return self._transports[rank]
+
+    def peers(self, rank: int) -> tuple[Peer, ...]:
+        """Returns what `start` of that rank's transport wants to know of the others."""
+        return tuple(
+            Peer(other, (f"local:{other + 1}",), 0, f"/job:worker/task:{other} (thread of this process)")
+            for other in range(self.size)
+            if other != rank
+        )
+
+    def hold(self, source: int, destination: int) -> None:
+        """Keeps everything that `source` says to `destination` from arriving, until `release`."""
+        with self._lock:
+            self._held.add((source, destination))
+
+    def release(self, source: int, destination: int) -> None:
+        """Lets arrive, in order, what was held and what comes from now on."""
+        with self._lock:
+            self._held.discard((source, destination))
+        self._transports[destination].wake()
+
+    def held(self, source: int, destination: int) -> int:
+        """How many frames are on their way from one rank to another and have not been taken."""
+        return self._transports[destination].waiting_from(source)
+
+    def kill(self, rank: int, reason: str = "its connection was closed without a goodbye") -> None:
+        """Ends a rank as kill -9 would: the others lose it, and what it does from now on fails."""
+        victim = self._transports[rank]
+        victim.die(CollectiveError(f"rank {rank} was killed by LocalNetwork.kill"))
+        for other in self._transports:
+            if other is not victim:
+                with self._lock:
+                    was_held = (rank, other.rank) in self._held
+                    self._held.discard((rank, other.rank))
+                other.put(rank, _Item(Frame(Kind.GOODBYE), lost=reason), forget=was_held)
+
+    def is_held(self, source: int, destination: int) -> bool:
+        """True between `hold` and `release`."""
+        with self._lock:
+            return (source, destination) in self._held
+
+
+class LocalTransport(Transport):
+    """One rank's end of a `LocalNetwork`; made by it."""
+
+    def __init__(self, network: LocalNetwork, rank: int, early_limit: int) -> None:
+        self.rank = rank
+        self.mailbox = Mailbox(rank, self, early_limit)
+        self._network = network
+        self._lanes: dict[int, deque[_Item]] = {}
+        self._stalled: set[int] = set()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
+        """Begins to deliver; see `Transport.start`."""
+        if self._thread is not None:
+            raise CollectiveError(f"the transport of rank {self.rank} is started already")
+        self.mailbox.attach(listener, peers)
+        self._thread = threading.Thread(
+            target=self._deliver_all, name=f"dmesh-local-{self.rank}", daemon=True
+        )
+        self._thread.start()
+
+    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
+        """Opens a channel; see `Transport.open`."""
+        return self.mailbox.open(group, sequence, signature)
+
+    def control(self, peer: int, message: bytes) -> None:
+        """Sends a control message; see `Transport.control`."""
+        if len(message) > CONTROL_LIMIT:
+            raise CollectiveValueError(
+                f"a control message has {len(message)} bytes, at most {CONTROL_LIMIT} are allowed"
+            )
+        self.mailbox.peer(peer)
+        self._put(peer, _Item(Frame(Kind.CONTROL, length=len(message)), bytes(message)))
+
+    def close(self, linger: float) -> None:
+        """Says goodbye and stops; see `Transport.close`. There is nothing to linger for."""
+        if not self._ended:
+            for peer in range(self._network.size):
+                if peer != self.rank:
+                    self._put(peer, _Item(Frame(Kind.GOODBYE)))
+        self.die(CollectiveError(f"the transport of rank {self.rank} is closed"))
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    # -- the mailbox's wire ------------------------------------------------------------------------
+
+    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
+        """Puts a frame into the peer's lane; see `Wire.transmit`."""
+        if send is None:
+            self._put(peer, _Item(frame))
+            return
+        with self._changed:
+            if send.withdrawn:
+                return
+            payload = bytes(send.data)
+        self._put(peer, _Item(frame, payload))
+        self.mailbox.sent(send)
+
+    def withdraw(self, send: Send) -> bool:
+        """Ends the use of a send's memory; see `Wire.withdraw`."""
+        with self._changed:
+            send.withdrawn = True
+        return send.done
+
+    def resume(self, peer: int) -> None:
+        """Delivers a peer's frames again; see `Wire.resume`."""
+        with self._changed:
+            self._stalled.discard(peer)
+            self._changed.notify_all()
+
+    # -- the network's side ------------------------------------------------------------------------
+
+    def put(self, source: int, item: _Item, forget: bool = False) -> None:
+        """Something is on its way here from `source`; with `forget`, what came before it is dropped."""
+        with self._changed:
+            if self._ended:
+                return
+            lane = self._lanes.setdefault(source, deque())
+            if forget:
+                lane.clear()
+            lane.append(item)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Looks again at what can be delivered."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def waiting_from(self, source: int) -> int:
+        """How many frames of a rank wait to be delivered here."""
+        with self._changed:
+            return len(self._lanes.get(source, ()))
+
+    def die(self, error: CollectiveError) -> None:
+        """Stops at once, without a word to anybody."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self.mailbox.shut(error)
+
+    def _put(self, peer: int, item: _Item) -> None:
+        if not self._ended:
+            self._network.transport(peer).put(self.rank, item)
+
+    def _next(self) -> tuple[int, _Item] | None:
+        """Waits for something that can be delivered, and leaves it in its lane; None at the end."""
+        with self._changed:
+            while not self._ended:
+                for source, lane in self._lanes.items():
+                    if lane and source not in self._stalled and not self._network.is_held(source, self.rank):
+                        # To the end of the order, so that no lane starves the others.
+                        self._lanes[source] = self._lanes.pop(source)
+                        return source, lane[0]
+                self._changed.wait()
+        return None
+
+    def _deliver_all(self) -> None:
+        while (found := self._next()) is not None:
+            source, item = found
+            if self._deliver(source, item):
+                with self._changed:
+                    lane = self._lanes[source]
+                    if lane and lane[0] is item:
+                        lane.popleft()
+
+    def _deliver(self, source: int, item: _Item) -> bool:
+        """Gives one item to the mailbox; False if there is no room and the lane waits for `resume`."""
+        frame, mailbox = item.frame, self.mailbox
+        if mailbox.gone(source):
+            return True
+        if frame.kind is Kind.GOODBYE:
+            mailbox.depart(source, item.lost)
+            return True
+        if frame.kind is Kind.CONTROL:
+            mailbox.control(source, item.payload)
+            return True
+        # Stalled before the mailbox is asked: its resume may come before its refusal has been seen here.
+        with self._changed:
+            self._stalled.add(source)
+        if frame.kind in (Kind.OFFER, Kind.READY, Kind.CANCEL):
+            taken = mailbox.notice(source, frame)
+        else:
+            landing = mailbox.accept(source, frame)
+            taken = landing is not None
+            if landing is not None:
+                with landing.guard:
+                    view = landing.view
+                    if view is not None:
+                        view[:] = item.payload
+                mailbox.landed(landing)
+        if taken:
+            self.resume(source)
+        return taken

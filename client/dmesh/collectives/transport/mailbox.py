@@ -1,0 +1,413 @@
+"""Matches the frames that arrive to the receives that are posted. Independent of how frames travel.
+
+One mailbox serves one client. Frames are matched by channel (group, sequence), peer and step. Those that
+nobody wants yet are kept, for each peer up to a budget; beyond it `accept` and `notice` refuse, and the wire
+stops reading that peer until there is room. Frames of channels that are closed are dropped.
+
+Locking: `lock` guards all matching; it is never held while a wire or the listener is called. A channel's
+`guard` is held while a wire writes into posted memory, so that closing a channel can promise that none is
+touched afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from dmesh._log import logger
+from dmesh.collectives.transport.base import Channel, Peer, TransportListener
+from dmesh.collectives.transport.channel import MailboxChannel
+from dmesh.collectives.transport.closed import ClosedSequences
+from dmesh.collectives.transport.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind
+from dmesh.collectives.transport.records import Kept, Landing, Receive, Send, Wire, frame_cost
+from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveValueError, PeerLostError
+
+EARLY_LIMIT = 64 * 1024 * 1024
+"""Bytes of frames that are kept for each peer before somebody wants them."""
+
+Deferred = list[Callable[[], None]]
+"""What is to be done once the lock is released."""
+
+
+class Mailbox:
+    """The receiving half of a transport, and the bookkeeping of its sending half.
+
+    Args:
+        rank: This client's id.
+        wire: Carries frames away.
+        early_limit: Bytes that are kept for each peer.
+    """
+
+    def __init__(self, rank: int, wire: Wire, early_limit: int = EARLY_LIMIT) -> None:
+        self.rank = rank
+        self.wire = wire
+        self.lock = threading.Lock()
+        self._early_limit = early_limit
+        self._listener: TransportListener | None = None
+        self._peers: dict[int, Peer] = {}
+        self._channels: dict[tuple[int, int], MailboxChannel] = {}
+        self._early: dict[tuple[int, int], list[Kept]] = {}
+        self._closed: dict[int, ClosedSequences] = {}
+        self._charged: dict[int, int] = {}
+        self._refused: set[int] = set()
+        self._gone: dict[int, str] = {}
+        self._over: BaseException | None = None
+
+    # -- the transport's side ----------------------------------------------------------------------
+
+    def attach(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
+        """Says who listens and who the peers are; once, before anything arrives."""
+        self._listener = listener
+        self._peers = {peer.rank: peer for peer in peers}
+
+    def describe(self, rank: int) -> str:
+        """Names a peer to a person."""
+        peer = self._peers.get(rank)
+        return f"rank {rank}" if peer is None else f"rank {rank} = {peer.description}"
+
+    def peer(self, rank: int) -> Peer:
+        """Returns a peer; raises CollectiveValueError if there is none of that rank."""
+        peer = self._peers.get(rank)
+        if peer is None:
+            problem = "is this client itself" if rank == self.rank else "is no peer of this transport"
+            raise CollectiveValueError(
+                f"rank {rank} {problem}; the peers are {sorted(self._peers) or 'none (not started)'}"
+            )
+        return peer
+
+    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
+        """Opens a channel; see `Transport.open`."""
+        if not 0 <= group < 2**64 or not 0 <= sequence < 2**64:
+            raise CollectiveValueError(
+                f"a channel's group ({group}) and sequence ({sequence}) must be 0 to 2**64 - 1"
+            )
+        if len(signature) > SIGNATURE_LIMIT:
+            raise CollectiveValueError(
+                f"a channel's signature has {len(signature)} bytes, at most {SIGNATURE_LIMIT} are allowed"
+            )
+        key = (group, sequence)
+        channel = MailboxChannel(self, group, sequence, signature)
+        deferred: Deferred = []
+        with self.lock:
+            if self._over is not None:
+                raise self._over
+            closed = self._closed.get(group)
+            if key in self._channels or (closed is not None and sequence in closed):
+                state = "open" if key in self._channels else "over"
+                raise CollectiveError(f"channel {sequence} of group {group} is already {state}")
+            self._channels[key] = channel
+            for kept in self._early.pop(key, ()):
+                self._match(channel, kept, deferred)
+        self.run(deferred)
+        return channel
+
+    def depart(self, peer: int, reason: str | None) -> None:
+        """Tells the listener, once, that a peer is lost for a reason or said goodbye (None)."""
+        with self.lock:
+            if peer in self._gone or self._over is not None:
+                return
+            self._gone[peer] = "it said goodbye" if reason is None else reason
+            listener = self._listener
+        if listener is None:
+            return
+        if reason is None:
+            self.tell(lambda: listener.on_peer_left(peer))
+        else:
+            self.tell(lambda: listener.on_peer_lost(peer, reason))
+
+    def gone(self, peer: int) -> bool:
+        """True if a peer is lost or has left."""
+        with self.lock:
+            return peer in self._gone
+
+    def control(self, peer: int, message: bytes) -> None:
+        """A control message came."""
+        listener = self._listener
+        if listener is not None:
+            self.tell(lambda: listener.on_control(peer, message))
+
+    def shut(self, error: BaseException) -> None:
+        """Fails all channels, open now or later. The listener is told of no departure any more."""
+        with self.lock:
+            if self._over is None:
+                self._over = error
+            for channel in self._channels.values():
+                channel.fail_locked(error)
+            self._early.clear()
+
+    # -- arrivals ----------------------------------------------------------------------------------
+
+    def accept(self, peer: int, frame: Frame) -> Landing | None:
+        """Finds the place for the payload of a DATA or CHUNK frame; None if there is no room for it now.
+
+        Raises:
+            CollectiveError: The frame breaks the protocol; its sender cannot be trusted any more.
+        """
+        if frame.kind is Kind.CHUNK:
+            return self._accept_chunk(peer, frame)
+        drop = Landing(frame.length)
+        deferred: Deferred = []
+        with self.lock:
+            if self._is_closed(frame):
+                return drop
+            channel = self._channels.get((frame.group, frame.sequence))
+            if channel is None:
+                return self._keep(peer, frame)
+            if not self._signature_fits(channel, peer, frame, deferred):
+                landing = drop
+            else:
+                receive = channel.receives.get((peer, frame.step))
+                if receive is None:
+                    return self._keep(peer, frame)
+                if receive.started or channel.failure is not None:
+                    landing = drop
+                elif self._length_fits(channel, receive, frame):
+                    receive.started = True
+                    landing = Landing(frame.length, receive.view, channel, receive)
+                else:
+                    landing = drop
+        self.run(deferred)
+        return landing
+
+    def landed(self, landing: Landing) -> None:
+        """All bytes of a landing have come."""
+        receive, kept = landing.receive, landing.kept
+        if receive is not None:
+            channel = landing.channel
+            assert channel is not None
+            with self.lock:
+                if channel.revoked:
+                    return
+                receive.filled += landing.size
+                if receive.filled == receive.view.nbytes:
+                    receive.done = True
+                    channel.changed.notify_all()
+        elif kept is not None:
+            self._deliver(kept)
+
+    def notice(self, peer: int, frame: Frame) -> bool:
+        """Takes an OFFER, READY or CANCEL frame; False if there is no room for it now."""
+        with self.lock:
+            if self._is_closed(frame):
+                return True
+            if not self._charge(peer, frame):
+                return False
+        self._deliver(Kept(peer, frame, None))
+        return True
+
+    def _accept_chunk(self, peer: int, frame: Frame) -> Landing:
+        with self.lock:
+            if self._is_closed(frame):
+                return Landing(frame.length)
+            channel = self._channels.get((frame.group, frame.sequence))
+            receive = None if channel is None else channel.receives.get((peer, frame.step))
+            if channel is not None and receive is None and channel.failure is not None:
+                return Landing(frame.length)
+            if channel is None or receive is None or receive.view.nbytes <= EAGER_LIMIT:
+                raise CollectiveError(
+                    f"a piece of a large payload came that nobody asked for "
+                    f"(group {frame.group}, sequence {frame.sequence}, step {frame.step})"
+                )
+            end = receive.filled + frame.length
+            if end > receive.view.nbytes:
+                raise CollectiveError(
+                    f"{end} bytes came for a receive of {receive.view.nbytes} "
+                    f"(group {frame.group}, sequence {frame.sequence}, step {frame.step})"
+                )
+            receive.started = True
+            return Landing(frame.length, receive.view[receive.filled : end], channel, receive)
+
+    def _keep(self, peer: int, frame: Frame) -> Landing | None:
+        if not self._charge(peer, frame):
+            return None
+        payload = bytearray(frame.length)
+        return Landing(frame.length, memoryview(payload), kept=Kept(peer, frame, payload))
+
+    def _deliver(self, kept: Kept) -> None:
+        """Gives a complete, charged frame to its channel, or keeps it until the channel opens."""
+        deferred: Deferred = []
+        frame = kept.frame
+        key = (frame.group, frame.sequence)
+        with self.lock:
+            channel = self._channels.get(key)
+            if channel is not None:
+                self._match(channel, kept, deferred)
+            elif self._is_closed(frame) or self._over is not None:
+                self.refund(kept, deferred)
+            else:
+                self._early.setdefault(key, []).append(kept)
+        self.run(deferred)
+
+    # -- matching; all with the lock held ----------------------------------------------------------
+
+    def _match(self, channel: MailboxChannel, kept: Kept, deferred: Deferred) -> None:
+        frame, at = kept.frame, (kept.peer, kept.frame.step)
+        if not self._signature_fits(channel, kept.peer, frame, deferred):
+            self.refund(kept, deferred)
+        elif frame.kind is Kind.READY:
+            send = channel.sends.get(at)
+            if send is not None:
+                self.refund(kept, deferred)
+                self.start_send(channel, send, frame.length, deferred)
+            elif at in channel.readies:
+                self.refund(kept, deferred)
+            else:
+                channel.readies[at] = kept
+        else:
+            receive = channel.receives.get(at)
+            if receive is not None:
+                self.settle(channel, receive, kept, deferred)
+                return
+            earlier = channel.waiting.get(at)
+            if earlier is not None and frame.kind is not Kind.CANCEL:
+                self.refund(kept, deferred)
+                return
+            if earlier is not None:
+                self.refund(earlier, deferred)
+            channel.waiting[at] = kept
+
+    def settle(self, channel: MailboxChannel, receive: Receive, kept: Kept, deferred: Deferred) -> None:
+        """Brings a posted receive and a kept DATA, OFFER or CANCEL frame together."""
+        self.refund(kept, deferred)
+        if receive.done or channel.failure is not None:
+            return
+        frame = kept.frame
+        if frame.kind is Kind.CANCEL:
+            channel.fail_locked(
+                CollectiveError(
+                    f"{self.describe(kept.peer)} gave up sending step {frame.step} of {channel.name} "
+                    "before all of it had been sent"
+                )
+            )
+        elif self._length_fits(channel, receive, frame) and kept.payload is not None and not receive.started:
+            receive.view[:] = kept.payload
+            receive.started = receive.done = True
+            channel.changed.notify_all()
+
+    def start_send(self, channel: MailboxChannel, send: Send, expected: int, deferred: Deferred) -> None:
+        """The receiver of a large payload is ready for `expected` bytes."""
+        if send.started or channel.failure is not None:
+            return
+        if expected != send.data.nbytes:
+            channel.fail_locked(
+                CollectiveError(
+                    f"{self.describe(send.peer)} expects {expected} bytes in step {send.frame.step} of "
+                    f"{channel.name}, this rank sends {send.data.nbytes}"
+                )
+            )
+            # If READY came before there was anything to offer, the receiver does not know yet.
+            deferred.append(lambda: self.wire.transmit(send.peer, send.frame, None))
+            return
+        send.started = True
+        frame = send.frame._replace(kind=Kind.CHUNK, signature=b"")
+        deferred.append(lambda: self.wire.transmit(send.peer, frame, send))
+
+    def _length_fits(self, channel: MailboxChannel, receive: Receive, frame: Frame) -> bool:
+        if frame.length == receive.view.nbytes:
+            return True
+        channel.fail_locked(
+            CollectiveError(
+                f"{self.describe(receive.peer)} sends {frame.length} bytes in step {frame.step} of "
+                f"{channel.name}, this rank expects {receive.view.nbytes}"
+            )
+        )
+        return False
+
+    def _signature_fits(self, channel: MailboxChannel, peer: int, frame: Frame, deferred: Deferred) -> bool:
+        if frame.signature == channel.signature:
+            return True
+        if peer not in channel.mismatched:
+            channel.mismatched.add(peer)
+            deferred.append(lambda: self._report_mismatch(channel, peer, frame.signature))
+        return False
+
+    def _report_mismatch(self, channel: MailboxChannel, peer: int, signature: bytes) -> None:
+        listener = self._listener
+        if listener is not None:
+            self.tell(lambda: listener.on_mismatch(channel.group, channel.sequence, peer, signature))
+        # The listener can say it better and comes first; but whatever it does, the channel must not wait for
+        # ever.
+        channel.fail(
+            CollectiveMismatchError(
+                f"{self.describe(peer)} takes part in {channel.name} with {_printable(signature)}, "
+                f"this rank ({self.rank}) with {_printable(channel.signature)}"
+            )
+        )
+
+    # -- closing, budgets --------------------------------------------------------------------------
+
+    def forget(self, channel: MailboxChannel, deferred: Deferred) -> None:
+        """Removes a channel that closes; with the lock held."""
+        self._channels.pop((channel.group, channel.sequence), None)
+        for kept in (*channel.waiting.values(), *channel.readies.values()):
+            self.refund(kept, deferred)
+        channel.waiting.clear()
+        channel.readies.clear()
+        closed = self._closed.setdefault(channel.group, ClosedSequences())
+        if closed.add(channel.sequence):
+            stale = [key for key in self._early if key[0] == channel.group and key[1] in closed]
+            for key in stale:
+                for kept in self._early.pop(key):
+                    self.refund(kept, deferred)
+
+    def lost_locked(self, peer: int) -> PeerLostError | None:
+        """The error for who wants something of a peer that is gone; None if it is not. With the lock held."""
+        reason = self._gone.get(peer)
+        return None if reason is None else PeerLostError(f"{self.describe(peer)} is gone: {reason}", peer)
+
+    def sent(self, send: Send) -> None:
+        """A wire does not need a send's memory any more, all of it is on its way."""
+        with self.lock:
+            send.done = True
+            if not send.channel.revoked:
+                send.channel.unsent -= 1
+                if send.channel.unsent == 0:
+                    send.channel.changed.notify_all()
+
+    def refund(self, kept: Kept, deferred: Deferred) -> None:
+        """Gives back what a kept frame was charged; with the lock held."""
+        peer = kept.peer
+        self._charged[peer] -= kept.cost
+        if peer in self._refused:
+            self._refused.discard(peer)
+            deferred.append(lambda: self.wire.resume(peer))
+
+    def _charge(self, peer: int, frame: Frame) -> bool:
+        charged = self._charged.get(peer, 0)
+        cost = frame_cost(frame)
+        # A budget that is all free takes any frame, or a frame larger than the budget would wait for ever.
+        if charged and charged + cost > self._early_limit:
+            self._refused.add(peer)
+            return False
+        self._charged[peer] = charged + cost
+        return True
+
+    def kept_bytes(self, peer: int) -> int:
+        """How much is kept of a peer's frames, as counted for the budget."""
+        with self.lock:
+            return self._charged.get(peer, 0)
+
+    def _is_closed(self, frame: Frame) -> bool:
+        closed = self._closed.get(frame.group)
+        return closed is not None and frame.sequence in closed
+
+    # -- callbacks ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def run(deferred: Deferred) -> None:
+        """Does what had to wait for the lock's release."""
+        for action in deferred:
+            action()
+
+    @staticmethod
+    def tell(call: Callable[[], None]) -> None:
+        """Calls the listener; an exception of its own must not end the transport's thread."""
+        try:
+            call()
+        except Exception:  # noqa: BLE001
+            logger.exception("a listener of the transport failed")
+
+
+def _printable(signature: bytes) -> str:
+    text = signature.decode("utf-8", "backslashreplace")
+    return repr(text if len(text) <= 300 else text[:300] + "...")

@@ -1,0 +1,373 @@
+"""The transport between processes and hosts.
+
+One thread (`engine`) owns all sockets. A connection carries frames one way: who has something to say to a
+peer dials it, at the first need, and both keep the connection. Whichever connection of a dead process ends
+first tells the others, within milliseconds, because its kernel closes them all; a process that leaves says
+goodbye on each first.
+
+```
+caller's thread: channel -> mailbox -> Link -> SendQueue -> socket   (writes at once what the socket takes)
+engine's thread: socket -> FrameReader -> mailbox -> posted memory   (and the rest of the writing)
+                 listener -> Admission -> Link;   Dial -> Link
+```
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dmesh._log import announce
+from dmesh.collectives.transport.admission import HANDSHAKE_TIMEOUT, STRANGERS, Admission
+from dmesh.collectives.transport.base import Channel, Peer, Transport, TransportListener
+from dmesh.collectives.transport.dialing import Dial
+from dmesh.collectives.transport.engine import Engine
+from dmesh.collectives.transport.frames import CONTROL_LIMIT, Frame, Kind
+from dmesh.collectives.transport.handshake import Credentials, Refused
+from dmesh.collectives.transport.links import Link, goodbye
+from dmesh.collectives.transport.mailbox import EARLY_LIMIT, Mailbox
+from dmesh.collectives.transport.records import Send
+from dmesh.errors import (
+    CollectiveError,
+    CollectiveValueError,
+    InitializationTimeoutError,
+    PeerAuthenticationError,
+    PeerLostError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TcpOptions:
+    """Limits of the TCP transport; the defaults suit everything but tests."""
+
+    early_limit: int = EARLY_LIMIT
+    """Bytes kept for each peer before a receive is posted; a peer that sends more is not read for a while."""
+    dial_patience: float = 1.0
+    """Seconds for which a refused connection is tried again before the peer counts as lost."""
+    connect_timeout: float = 60.0
+    """Seconds in which an address must answer at all."""
+    strangers: int = STRANGERS
+    """Most connections at a time that have not proven to come from a peer."""
+    handshake_timeout: float = HANDSHAKE_TIMEOUT
+    """Seconds that such a connection has for its proof."""
+    grace: float = 0.5
+    """Seconds that a peer's other connection has to bring its last words after one has ended."""
+
+
+class TcpTransport(Transport):
+    """Moves bytes between processes over TCP.
+
+    Args:
+        rank: This client's id.
+        listener: Bound and listening at one of the addresses that the peers know; closed by `close`.
+        secret: Returns the secret that all clients of the cluster share.
+        cluster_id: Names this life of the cluster; the same for all its clients.
+        incarnation: Random number of this process, as the peers know it; 0 if there is none.
+        options: Limits.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        listener: socket.socket,
+        secret: Callable[[], bytes],
+        cluster_id: bytes,
+        incarnation: int = 0,
+        options: TcpOptions | None = None,
+    ) -> None:
+        self.rank = rank
+        self.options = options or TcpOptions()
+        self.mailbox = Mailbox(rank, self, self.options.early_limit)
+        self._credentials = Credentials(rank, incarnation, cluster_id, secret)
+        self._listener_socket = listener
+        self._engine = Engine(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
+        self._admission: Admission | None = None
+        self._peers: dict[int, Peer] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        # What follows belongs to the engine's thread, but for looking up a link; new ones are made under the
+        # lock.
+        self._dialed: dict[int, Link] = {}
+        self._accepted: dict[int, Link] = {}
+        self._dials: dict[int, Dial] = {}
+        # What `connect_all` waits for.
+        self._changed = threading.Condition()
+        self._fates: dict[int, str] = {}
+        self._refused: dict[int, Refused] = {}
+
+    # -- for everybody -----------------------------------------------------------------------------
+
+    def start(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
+        """Begins to accept and deliver; see `Transport.start`. This client itself may be among the peers."""
+        if self._admission is not None or self._closing:
+            raise CollectiveError(f"the transport of rank {self.rank} has been started or closed already")
+        self._peers = {peer.rank: peer for peer in peers if peer.rank != self.rank}
+        self.mailbox.attach(listener, tuple(self._peers.values()))
+        self._admission = Admission(
+            self._engine,
+            self._listener_socket,
+            self._credentials,
+            {peer.rank: peer.incarnation for peer in self._peers.values()},
+            may_enter=self._may_enter,
+            on_admitted=self._on_admitted,
+            strangers=self.options.strangers,
+            timeout=self.options.handshake_timeout,
+        )
+        self._engine.call(self._admission.begin)
+        self._engine.start()
+
+    def connect_all(
+        self, timeout: float, report: Callable[[str], None] = announce, report_every: float = 10.0
+    ) -> None:
+        """Connects to every peer, and waits until that is done.
+
+        Without a coordination service the ends of these connections are how a dead peer is noticed.
+
+        Args:
+            timeout: Seconds within which all peers must be there.
+            report: Told from time to time who is missing.
+            report_every: Seconds between the reports.
+
+        Raises:
+            InitializationTimeoutError: Somebody did not come in time.
+            PeerAuthenticationError: A peer does not trust this client, or cannot be trusted.
+            PeerLostError: A peer came and went.
+        """
+        clients = len(self._peers) + 1
+        began = time.monotonic()
+        links = {rank: self._link(rank) for rank in self._peers}
+        self._engine.call(lambda: self._be_patient(timeout))
+        reported = began
+        with self._changed:
+            while True:
+                self._check_fates()
+                missing = sorted(rank for rank, link in links.items() if link is None or not link.is_open)
+                if not missing:
+                    return
+                now = time.monotonic()
+                if now >= began + timeout:
+                    raise InitializationTimeoutError(
+                        f"{len(missing)} of {clients} clients did not come within {timeout:g} s: "
+                        f"{self._describe_missing(missing)}. Start them, or check that DTENSOR_JOBS is "
+                        "the same everywhere and that their addresses can be reached from here."
+                    )
+                if now >= reported + report_every:
+                    reported = now
+                    report(
+                        f"rank {self.rank} has waited {now - began:.0f} s (of {timeout:g} s) for "
+                        f"{len(missing)} of {clients} clients: {self._describe_missing(missing)}"
+                    )
+                self._changed.wait(max(0.0, min(began + timeout, reported + report_every) - now))
+
+    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
+        """Opens a channel; see `Transport.open`."""
+        return self.mailbox.open(group, sequence, signature)
+
+    def control(self, peer: int, message: bytes) -> None:
+        """Sends a control message; see `Transport.control`."""
+        if len(message) > CONTROL_LIMIT:
+            raise CollectiveValueError(
+                f"a control message has {len(message)} bytes, at most {CONTROL_LIMIT} are allowed"
+            )
+        self.mailbox.peer(peer)
+        link = self._link(peer)
+        if link is not None:
+            link.send(Frame(Kind.CONTROL, length=len(message)), None, bytes(message))
+
+    def close(self, linger: float) -> None:
+        """Says goodbye and stops; see `Transport.close`."""
+        with self._lock:
+            first, self._closing = not self._closing, True
+        self.mailbox.shut(CollectiveError(f"the transport of rank {self.rank} is closed"))
+        if self._admission is None:
+            self._listener_socket.close()
+        elif first:
+            self._engine.call(lambda: self._leave(linger))
+        # A margin for a machine that is busy; the engine itself keeps to the limit.
+        self._engine.join(linger + 30.0)
+
+    # -- the mailbox's wire; any thread ------------------------------------------------------------
+
+    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
+        """Sends a frame; see `Wire.transmit`."""
+        link = self._link(peer)
+        if link is not None:
+            link.send(frame, send)
+
+    def withdraw(self, send: Send) -> bool:
+        """Stops using a send's memory; see `Wire.withdraw`."""
+        link = self._dialed.get(send.peer)
+        if link is None:
+            send.withdrawn = True  # nothing has ever been said to that peer
+            return False
+        return link.withdraw(send)
+
+    def resume(self, peer: int) -> None:
+        """Reads a peer again; see `Wire.resume`."""
+        link = self._accepted.get(peer)
+        if link is not None:
+            self._engine.call(link.resume)
+
+    def _link(self, peer: int) -> Link | None:
+        """Returns the link that carries frames to a peer, a new one if need be; None if the peer is gone."""
+        link = self._dialed.get(peer)
+        if link is not None:
+            return link
+        gone = self.mailbox.gone(peer)
+        with self._lock:
+            link = self._dialed.get(peer)
+            if link is None and not gone and not self._closing:
+                link = Link(self._engine, self.mailbox, peer, True, self)
+                self._dialed[peer] = link
+                self._engine.call(lambda: self._dial(peer))
+        return link
+
+    # -- connections; the engine's thread ----------------------------------------------------------
+
+    def _dial(self, peer: int) -> None:
+        link = self._dialed[peer]
+        if link.ended or self.mailbox.gone(peer):
+            return
+        dial = self._dials[peer] = Dial(
+            self._engine,
+            self._credentials,
+            self._peers[peer],
+            patience=self.options.dial_patience,
+            connect_timeout=self.options.connect_timeout,
+            on_connected=lambda sock: self._on_connected(link, sock),
+            on_failed=lambda problem, refused: self._on_unreachable(link, problem, refused),
+        )
+        dial.begin()
+
+    def _be_patient(self, seconds: float) -> None:
+        for dial in self._dials.values():
+            dial.extend(seconds)
+
+    def _on_connected(self, link: Link, sock: socket.socket) -> None:
+        self._dials.pop(link.peer, None)
+        link.adopt(sock)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _on_unreachable(self, link: Link, problem: str, refused: Refused | None) -> None:
+        self._dials.pop(link.peer, None)
+        link.drop()
+        if refused is not None:
+            self._refused[link.peer] = refused
+        self._decide(link.peer, problem)
+
+    def _may_enter(self, peer: int) -> bool:
+        return not self._closing and peer not in self._accepted and not self.mailbox.gone(peer)
+
+    def _on_admitted(self, peer: int, sock: socket.socket) -> None:
+        link = self._accepted[peer] = Link(self._engine, self.mailbox, peer, False, self)
+        link.adopt(sock)
+
+    def link_goodbye(self, link: Link, frame: Frame) -> None:
+        """A peer said goodbye on a link; see `LinkOwner.link_goodbye`."""
+        accepted = self._accepted.get(link.peer)
+        if not link.dialed or (accepted is not None and accepted.ended):
+            self._decide(link.peer, None)
+        elif accepted is None:
+            # Its own connection to us, with its last frames, may still be on its way.
+            grace = self.options.grace if frame.sequence else 0.0
+            self._engine.after(grace, lambda: self._decide_unless_accepted(link.peer))
+
+    def link_ended(self, link: Link, reason: str) -> None:
+        """A link's connection has ended; see `LinkOwner.link_ended`."""
+        if self._closing:
+            self._stop_if_alone()
+            return
+        if not link.dialed:
+            self._decide(link.peer, reason)
+        elif not link.goodbye:
+            # A dying process loses all its connections at once, but its last frames may be in the other one.
+            accepted = self._accepted.get(link.peer)
+            alone = accepted is None or accepted.ended
+            self._engine.after(0.0 if alone else self.options.grace, lambda: self._decide(link.peer, reason))
+
+    def _decide_unless_accepted(self, peer: int) -> None:
+        if peer not in self._accepted:
+            self._decide(peer, None)
+
+    def _decide(self, peer: int, reason: str | None) -> None:
+        """A peer is lost for a reason, or has left (None)."""
+        if self._closing:
+            self._stop_if_alone()
+            return
+        if self.mailbox.gone(peer):
+            return
+        dial = self._dials.pop(peer, None)
+        if dial is not None:
+            dial.cancel()
+        for links in (self._dialed, self._accepted):
+            link = links.get(peer)
+            if link is not None:
+                link.drop()
+        self.mailbox.depart(peer, reason)
+        with self._changed:
+            self._fates[peer] = reason or "it said goodbye"
+            self._changed.notify_all()
+
+    # -- the end; the engine's thread --------------------------------------------------------------
+
+    def _leave(self, linger: float) -> None:
+        assert self._admission is not None
+        self._admission.close()
+        for peer, dial in tuple(self._dials.items()):
+            if self._dialed[peer].idle:
+                dial.cancel()
+                self._dialed[peer].drop()
+        for link in tuple(self._dialed.values()):
+            if not link.ended:
+                link.leave(goodbye(other_follows=False))
+        for peer, link in tuple(self._accepted.items()):
+            if not link.ended:
+                dialed = self._dialed.get(peer)
+                link.leave(goodbye(other_follows=dialed is not None and not dialed.ended))
+        self._engine.after(max(0.0, linger), self._engine.stop)
+        self._stop_if_alone()
+
+    def _stop_if_alone(self) -> None:
+        if all(link.ended for links in (self._dialed, self._accepted) for link in links.values()):
+            self._engine.stop()
+
+    def _on_crash(self, error: Exception) -> None:
+        self._closing = True
+        self.mailbox.shut(
+            CollectiveError(f"the transport of rank {self.rank} failed, please report this: {error!r}")
+        )
+
+    def _on_end(self) -> None:
+        if self._admission is not None:
+            self._admission.close()
+        for dial in self._dials.values():
+            dial.cancel()
+        for links in (self._dialed, self._accepted):
+            for link in links.values():
+                link.drop()
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- what connect_all says; with the condition held --------------------------------------------
+
+    def _check_fates(self) -> None:
+        for peer, fate in self._fates.items():
+            refused = self._refused.get(peer)
+            if refused is not None:
+                raise PeerAuthenticationError(f"rank {self.rank} cannot join: {refused}") from refused
+            raise PeerLostError(f"{self.mailbox.describe(peer)} is gone: {fate}", peer)
+        if self._closing:
+            raise CollectiveError(f"the transport of rank {self.rank} is closed")
+
+    def _describe_missing(self, missing: Sequence[int]) -> str:
+        refusals = {} if self._admission is None else self._admission.refusals
+        names = []
+        for rank in missing:
+            dial = self._dials.get(rank)
+            problem = refusals.get(rank) or (dial.problem if dial is not None else "not tried yet")
+            names.append(f"{self.mailbox.describe(rank)} [{problem}]")
+        return ", ".join(names)

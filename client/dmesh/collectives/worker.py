@@ -1,0 +1,63 @@
+"""The thread that carries out the asynchronous calls of one group, in the order in which they were made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Runs jobs one after the other in a thread of its own, started with the first job.
+
+    The thread knows the queue alone, so that a forgotten group can be collected and end it.
+
+    Args:
+        name: The thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+        self._stopped = False
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Queues a job; it cannot be cancelled any more, because the other ranks count on it."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if not self._stopped:
+                if not self._started:
+                    self._started = True
+                    threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+                self._jobs.put((future, job))
+                return future
+        _do(future, job)
+        return future
+
+    def stop(self) -> None:
+        """Ends the thread once it has done what is queued; later jobs are done by who submits them."""
+        with self._lock:
+            self._stopped = True
+            self._jobs.put(None)
+
+
+def _work(jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    while (item := jobs.get()) is not None:
+        _do(*item)
+        del item  # or its group would stay alive until the next job
+
+
+def _do(future: Future[Any], job: Callable[[], Any]) -> None:
+    try:
+        result = job()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to who asks for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)

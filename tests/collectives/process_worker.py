@@ -1,0 +1,160 @@
+"""One rank in a process of its own: does what it is told, one JSON object a line, and answers with one.
+
+It can be a member of several clusters at once, one for each size, so that a test session needs but five
+processes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.group import Group
+from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.tcp import TcpTransport
+from dmesh.errors import CollectiveError
+
+SECRET = b"known to the test and its workers"
+
+
+class Member:
+    """The end of one cluster in this process."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.communicator: Communicator | None = None
+
+    def connect(self, ports: list[int], pids: list[int]) -> None:
+        peers = [
+            Peer(rank, (f"127.0.0.1:{port}",), 0, f"/job:worker/task:{rank} (host h, pid {pid})")
+            for rank, (port, pid) in enumerate(zip(ports, pids, strict=True))
+        ]
+        transport = TcpTransport(self.rank, self.listener, lambda: SECRET, b"%08d" % self.size)
+        self.communicator = Communicator(self.rank, peers, transport, timeout=60)
+
+    @property
+    def world(self) -> Group:
+        assert self.communicator is not None
+        return self.communicator.world
+
+
+def equal(actual: Any, expected: Any) -> None:
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    assert actual.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def inputs(world: Group, dtype: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """The arrays of all ranks, which every rank knows."""
+    return [np.random.default_rng(rank).integers(0, 9, shape).astype(dtype) for rank in range(world.size)]
+
+
+def check(world: Group, operation: str) -> None:
+    """Does one operation in several ways; raises if a result is wrong."""
+    rank, size, last = world.rank, world.size, world.size - 1
+    for dtype in ("f4", "i8", ml_dtypes.bfloat16):
+        for shape in ((), (2, 0), (3, 4), (3, 20_003)):
+            all_inputs = inputs(world, dtype, shape)
+            x, total = all_inputs[rank], all_inputs[0].copy()
+            for other in all_inputs[1:]:
+                total += other
+            rows = [np.stack([a + 1] * size) for a in all_inputs]
+            match operation:
+                case "all_reduce":
+                    equal(world.all_reduce(x), total)
+                case "reduce":
+                    result = world.reduce(x, "sum", last)
+                    equal(result, total) if rank == last else equal(np.array(result is None), np.array(True))
+                case "reduce_scatter":
+                    equal(world.reduce_scatter(np.stack([x] * size)), total)
+                case "broadcast":
+                    equal(world.broadcast(x, last), all_inputs[last])
+                case "all_gather":
+                    equal(world.all_gather(x), np.stack(all_inputs))
+                case "gather":
+                    result = world.gather(x, last)
+                    assert (result is not None) == (rank == last)
+                    if result is not None:
+                        equal(result, np.stack(all_inputs))
+                case "scatter":
+                    equal(world.scatter(rows[last] if rank == last else x, last), rows[last][rank])
+                case "all_to_all":
+                    equal(world.all_to_all(rows[rank]), np.stack([row[rank] for row in rows]))
+                case "permute":
+                    pairs = [(source, source - 1) for source in range(1, size)]
+                    expected = all_inputs[rank + 1] if rank < last else np.zeros_like(x)
+                    equal(world.permute(x, pairs), expected)
+                case "send_recv":
+                    if size > 1:
+                        sent = world.send(x, (rank + 1) % size, async_op=True)
+                        equal(world.recv(x, (rank - 1) % size), all_inputs[rank - 1])
+                        sent.result(60)
+                case "barrier":
+                    world.barrier()
+
+
+def reduce_for_ever(world: Group) -> dict[str, Any]:
+    """All-reduces until somebody dies; tells when that showed, and how."""
+    step = 0
+    try:
+        while True:
+            world.all_reduce(np.ones(1000 if step % 2 else 200_000))
+            step += 1
+            if step == 3:
+                answer({"running": True})
+    except CollectiveError as error:
+        return {
+            "error": type(error).__name__,
+            "rank": getattr(error, "rank", None),
+            "message": str(error),
+            "at": time.monotonic(),  # the same clock in all processes of a machine
+        }
+
+
+def answer(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def main() -> None:
+    members: dict[int, Member] = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            match order["do"]:
+                case "listen":
+                    member = members[order["size"]] = Member(order["rank"], order["size"])
+                    result: dict[str, Any] = {"port": member.listener.getsockname()[1]}
+                case "connect":
+                    members[order["size"]].connect(order["ports"], order["pids"])
+                    result = {}
+                case "check":
+                    check(members[order["size"]].world, order["operation"])
+                    result = {}
+                case "reduce for ever":
+                    result = reduce_for_ever(members[order["size"]].world)
+                case "mismatch":
+                    world = members[order["size"]].world
+                    try:
+                        world.all_reduce(np.zeros(3 + (world.rank == 1)))
+                        result = {}
+                    except CollectiveError as error:
+                        result = {"error": type(error).__name__, "message": str(error)}
+        except Exception:  # noqa: BLE001
+            result = {"traceback": traceback.format_exc()}
+        answer(result)
+    for member in members.values():
+        if member.communicator is not None:
+            member.communicator.close(linger=1.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The ranks of a cluster as threads of the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.patience import Patience
+from dmesh.collectives.transport.local import LocalNetwork
+
+LIMIT = 60.0
+"""Seconds after which a test has failed; nothing comes near it unless something is broken."""
+
+
+class Cluster:
+    """Communicators that are connected by a local network."""
+
+    def __init__(self, size: int, patience: Patience | None = None, timeout: float = LIMIT) -> None:
+        self.size = size
+        patience = patience or Patience(announce=lambda message: None)
+        self.network = LocalNetwork(self.size)
+        self.communicators = [
+            Communicator(
+                rank,
+                self.network.peers(rank),
+                self.network.transport(rank),
+                timeout,
+                patience=patience,
+            )
+            for rank in range(self.size)
+        ]
+
+    def run(self, body: Callable[[Communicator], Any], ranks: tuple[int, ...] | None = None) -> list[Any]:
+        """Runs `body` on all ranks (or some) at once; returns their results or their exceptions."""
+        ranks = tuple(range(self.size)) if ranks is None else ranks
+        results: dict[int, Any] = {}
+
+        def work(rank: int) -> None:
+            try:
+                results[rank] = body(self.communicators[rank])
+            except BaseException as error:  # noqa: BLE001
+                results[rank] = error
+
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive(), f"a rank hangs; done: {results}"
+        return [results[rank] for rank in ranks]
+
+    def all(self, body: Callable[[Communicator], Any]) -> list[Any]:
+        """Runs `body` on all ranks; no exceptions are expected."""
+        results = self.run(body)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def settle(self, *targets: int) -> None:
+        """Waits until all ranks (or some) have heard everything that has been said to them."""
+        deadline = time.monotonic() + LIMIT
+        pairs = [(source, target) for source in range(self.size) for target in targets or range(self.size)]
+        while any(self.network.held(*pair) for pair in pairs if not self.network.is_held(*pair)):
+            assert time.monotonic() < deadline, "messages are not delivered"
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        for communicator in self.communicators:
+            communicator.close(linger=0.0)
+
+
+@contextmanager
+def cluster(size: int, **options: Any) -> Iterator[Cluster]:
+    """A cluster that is closed in the end."""
+    made = Cluster(size, **options)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,133 @@
+"""What ranks tell each other survives the way, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.collectives.ranks import cluster
+
+from dmesh.collectives.failure import Cause, Failure
+from dmesh.collectives.messages import MAX_BYTES, Abort, BadMessage, Here, Where, clean, decode, encode
+from dmesh.errors import CollectiveMismatchError
+
+IDS = st.integers(0, 2**64 - 1)
+TEXTS = st.text(max_size=6000)
+PAIRS = st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99))
+CAUSES = st.sampled_from([cause for cause in Cause if cause is not Cause.CLOSED])
+FAILURES = st.builds(Failure, CAUSES, TEXTS, st.lists(st.integers(0, 999), max_size=9).map(tuple), TEXTS)
+MESSAGES = st.one_of(
+    st.builds(Abort, IDS, FAILURES),
+    st.builds(Where, IDS, PAIRS, IDS, TEXTS, IDS),
+    st.builds(
+        Here, IDS, PAIRS, IDS, IDS, st.sampled_from(["unknown", "absent", "queued", "running", "finished"]),
+        IDS, TEXTS, TEXTS,
+    ),
+)  # fmt: skip
+
+
+def cleaned(value):
+    if isinstance(value, str):
+        return clean(value)
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value)(*(cleaned(getattr(value, name)) for name in value.__dataclass_fields__))
+    return value
+
+
+@given(MESSAGES)
+def test_round_trip(message):
+    data = encode(message)
+    assert len(data) <= MAX_BYTES
+    assert decode(data) == cleaned(message)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.binary(max_size=50) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_anything_else_is_refused(data):
+    with pytest.raises(BadMessage):
+        decode(data)
+
+
+@given(MESSAGES, st.data())
+def test_a_spoiled_field_is_refused_or_harmless(message, data):
+    fields = json.loads(encode(message))
+    name = data.draw(st.sampled_from(sorted(fields)))
+    fields[name] = data.draw(JSON)
+    try:
+        decoded = decode(json.dumps(fields).encode())
+    except BadMessage:
+        return
+    assert isinstance(decoded, (Abort, Where, Here))
+    assert decode(encode(decoded)) == decoded
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 50_000,
+        b'{"kind":"abort"}',
+        b'{"kind":"where","group":1e400}',
+        b" " * (MAX_BYTES + 1),
+        b"\xff\xfe",
+        b"{}",
+    ],
+)
+def test_hostile_messages_are_refused(data):
+    with pytest.raises(BadMessage):
+        decode(data)
+
+
+def test_shown_text_cannot_forge_lines():
+    assert clean("a\nb\x1b[31m\u202ec") == "a?b?[31m?c"
+    assert len(clean("x" * 10_000)) == 4000
+
+
+def test_strange_messages_change_nothing(caplog):
+    """Nonsense, and failures reported by or about ranks that a group does not have."""
+    with cluster(3) as ranks:
+        groups = ranks.all(lambda c: c.new_group([0, 1]) if c.rank < 2 else None)
+        receiver = ranks.communicators[0]
+        stranger = Failure(Cause.MISMATCH, "says the stranger")
+        about = Failure(Cause.TIMEOUT, "about a stranger", (2,))
+        for peer, data in [
+            (1, b"nonsense"),
+            (2, encode(Abort(groups[0].id, stranger))),
+            (1, encode(Abort(groups[0].id, about))),
+            (2, encode(Where(groups[0].id, None, 1, "barrier()", 1))),
+            (2, encode(Here(groups[0].id, None, 1, 1, "running", 0, "", ""))),
+            (1, encode(Where(groups[0].id, (5, 99), 1, "barrier()", 1))),
+            (1, encode(Where(12345, None, 1, "barrier()", 1))),
+        ]:
+            receiver.on_control(peer, data)
+        receiver.on_mismatch(groups[0].id, 77, 1, b"barrier()")
+        receiver.on_mismatch(999, 1, 1, b"barrier()")
+        assert "a message from rank 1, /job:worker/task:1" in caplog.text
+        assert [total.item() for total in ranks.run(lambda c: groups[c.rank].all_reduce(1), (0, 1))] == [2, 2]
+
+
+def test_a_foreign_signature_is_shown_on_one_line():
+    with cluster(2) as ranks:
+        first = ranks.communicators[0].transport.open(
+            ranks.communicators[0].world.id, 1, b"all_\nreduce\xff()"
+        )
+        first.send(1, 0, memoryview(b"x"))
+        (error,) = ranks.run(lambda communicator: communicator.world.all_reduce(1), (1,))
+        assert type(error) is CollectiveMismatchError
+        assert "rank 0 called all_?reduce\ufffd()" in str(error)
+        first.close()
+
+
+def test_early_failures_are_remembered_within_bounds():
+    with cluster(2) as ranks:
+        receiver = ranks.communicators[0]
+        for number in range(1000):
+            receiver.on_control(1, encode(Abort(number, Failure(Cause.BROKEN, "x", (1,)))))
+        assert len(receiver._early_aborts) <= 256

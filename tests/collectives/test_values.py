@@ -1,0 +1,376 @@
+"""Every collective against NumPy, over dtypes, shapes, sizes of groups and forms of memory."""
+
+from __future__ import annotations
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.collectives.ranks import Cluster, cluster
+
+from dmesh.collectives import algorithms
+from dmesh.collectives.reduction import OPS, resolve
+from dmesh.errors import CollectiveTypeError
+
+NUMBERS = [
+    "?",
+    "i1",
+    "i2",
+    "i4",
+    "i8",
+    "u1",
+    "u2",
+    "u4",
+    "u8",
+    "f2",
+    "f4",
+    "f8",
+    "g",
+    "F",
+    "D",
+    "m8[s]",
+    "M8[D]",
+]
+SHORT = [
+    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn", "int4", "uint4",
+    "int2", "uint2",
+]  # fmt: skip
+OTHERS = ["S3", "U5", "V7", [("a", "<i4"), ("b", "<f8", (2,))]]
+DTYPES = [np.dtype(text) for text in NUMBERS] + [np.dtype(getattr(ml_dtypes, name)) for name in SHORT]
+ALL_DTYPES = DTYPES + [np.dtype(text) for text in OTHERS]
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+FORMS = ["C", "F", "strided", "reversed", "swapped", "unaligned"]
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    with contextlib.ExitStack() as stack:
+        yield {size: stack.enter_context(cluster(size)) for size in range(1, 6)}
+
+
+@pytest.fixture(autouse=True)
+def _small_limits(monkeypatch):
+    """Small arrays take the ways of large ones, too."""
+    monkeypatch.setattr(algorithms, "FLAT_LIMIT", 64)
+    monkeypatch.setattr(algorithms, "TREE_LIMIT", 64)
+
+
+values = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def random_array(dtype: np.dtype, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    if dtype.names or (dtype.kind in "SUV" and dtype.type.__module__ == "numpy"):
+        array = np.zeros(shape, dtype)
+        flat = array.reshape(-1)
+        if dtype.names:
+            flat["a"] = generator.integers(0, 100, flat.size)
+            flat["b"] = generator.normal(size=(flat.size, 2))
+        elif dtype.kind in "SU":
+            flat[...] = [str(number) for number in generator.integers(0, 999, flat.size)]
+        else:
+            flat.view(np.uint8)[...] = generator.integers(0, 256, flat.nbytes)
+        return array
+    if dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu" or dtype.kind in "mM":
+        return generator.integers(0, 256, shape).astype(np.int64).astype(dtype)
+    if dtype.kind == "c":
+        return (generator.normal(size=shape) + 1j * generator.normal(size=shape)).astype(dtype)
+    if dtype.name.startswith(("int", "uint")):
+        return generator.integers(0, 2, shape).astype(np.int8).astype(dtype)
+    return (generator.normal(size=shape)).astype(dtype)
+
+
+def in_form(array: np.ndarray, form: str) -> np.ndarray:
+    """The same values in another form of memory."""
+    if form == "F" and array.ndim:
+        return np.asfortranarray(array)
+    if form == "strided" and array.ndim:
+        wide = np.zeros((*array.shape[:-1], array.shape[-1] * 2), array.dtype)
+        wide[..., ::2] = array
+        return wide[..., ::2]
+    if form == "reversed" and array.ndim:
+        return np.ascontiguousarray(array[::-1])[::-1]
+    if form == "swapped" and array.dtype.type.__module__ == "numpy":
+        return array.astype(array.dtype.newbyteorder(">"))
+    if form == "unaligned":
+        memory = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype)
+        memory[...] = array.reshape(-1)
+        return memory.reshape(array.shape)
+    return array
+
+
+def same(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Equal to the bit, in dtype and shape; and in the form that is promised."""
+    assert isinstance(actual, np.ndarray)
+    assert actual.dtype == expected.dtype
+    assert actual.dtype.isnative
+    assert actual.shape == expected.shape
+    assert actual.flags.c_contiguous
+    if actual.dtype == np.longdouble:  # has padding
+        np.testing.assert_array_equal(actual, expected)
+    else:
+        assert actual.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def reduced(arrays: list[np.ndarray], op: str) -> np.ndarray:
+    """What a reduction should give, by NumPy alone."""
+    dtype = arrays[0].dtype
+    stacked = np.stack(arrays)
+    short = dtype.type.__module__.startswith("ml_dtypes")
+    short_float = dtype == np.float16 or (short and "float" in dtype.name)
+    with np.errstate(all="ignore"):
+        if op in ("any", "all"):
+            return getattr(np, op)(stacked.astype(bool), axis=0)
+        if op in ("sum", "prod"):
+            work = np.float32 if short_float else np.int64 if dtype.kind == "b" else dtype
+            ufunc = np.add if op == "sum" else np.multiply
+            result = stacked[0].astype(work)
+            for array in stacked[1:]:
+                result = np.asarray(ufunc(result, array.astype(work)))
+            return result.astype(np.int64 if dtype.kind == "b" else dtype)
+        if op == "mean":
+            integer = dtype.kind in "biu" or (short and not short_float)
+            work = np.float32 if short_float else np.float64 if integer else dtype
+            result = stacked[0].astype(work)
+            for array in stacked[1:]:
+                result = np.asarray(result + array.astype(work))
+            return np.asarray(result / len(arrays)).astype(np.float64 if integer else dtype)
+        if short:
+            work = np.float32 if short_float else np.int16
+        else:
+            work = dtype
+        ufunc = {
+            "min": np.minimum, "max": np.maximum, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
+            "bitwise_xor": np.bitwise_xor,
+        }[op]  # fmt: skip
+        result = stacked[0].astype(work)
+        for array in stacked[1:]:
+            result = np.asarray(ufunc(result, array.astype(work)))
+        return result.astype(dtype)
+
+
+def meaningful(op: str, dtype: np.dtype) -> bool:
+    try:
+        resolve(op, dtype)
+    except CollectiveTypeError:
+        return False
+    return True
+
+
+REDUCTIONS = st.sampled_from([(op, dtype) for op in OPS for dtype in DTYPES if meaningful(op, dtype)])
+
+
+@values
+@given(
+    size=st.integers(1, 5), reduction=REDUCTIONS, shape=SHAPES, form=st.sampled_from(FORMS),
+    seed=st.integers(0, 99), root=st.integers(0, 4), use_out=st.booleans(),
+)  # fmt: skip
+def test_reductions(clusters: dict[int, Cluster], size, reduction, shape, form, seed, root, use_out):
+    op, dtype = reduction
+    root %= size
+    arrays = [random_array(dtype, shape, seed * 10 + rank) for rank in range(size)]
+    expected = reduced(arrays, op)
+
+    def body(communicator):
+        group, x = communicator.world, in_form(arrays[communicator.rank], form)
+        out = np.zeros(expected.shape, expected.dtype) if use_out else None
+        total = group.all_reduce(x, op, out=out)
+        assert out is None or total is out
+        rows = np.stack([x] * group.size)
+        columns = np.concatenate([x] * group.size, axis=-1) if x.ndim else None
+        return (
+            total.copy(),
+            group.reduce(x, op, root, out=out if group.rank == root else None),
+            group.reduce_scatter(rows, op),
+            None if columns is None else group.reduce_scatter(columns, op, axis=-1),
+        )
+
+    for rank, (total, at_root, row, block) in enumerate(clusters[size].all(body)):
+        same(total, expected)
+        same(row, expected)
+        if block is not None:
+            same(block, expected)
+        if rank == root:
+            same(at_root, expected)
+        else:
+            assert at_root is None
+
+
+@values
+@given(
+    size=st.integers(1, 5), dtype=st.sampled_from(ALL_DTYPES), shape=SHAPES, form=st.sampled_from(FORMS),
+    seed=st.integers(0, 99), root=st.integers(0, 4), data=st.data(),
+)  # fmt: skip
+def test_movements(clusters: dict[int, Cluster], size, dtype, shape, form, seed, root, data):
+    root %= size
+    arrays = [random_array(dtype, shape, seed * 10 + rank) for rank in range(size)]
+    rows = [random_array(dtype, (size, *shape), seed * 10 + rank) for rank in range(size)]
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1)) if shape else None
+    targets = data.draw(st.lists(st.integers(0, size - 1), unique=True))
+    pairs = list(enumerate(targets))
+
+    def body(communicator):
+        group, rank = communicator.world, communicator.rank
+        x, many = in_form(arrays[rank], form), in_form(rows[rank], form)
+        like = np.zeros(shape, dtype)
+        results = {
+            "broadcast": group.broadcast(x if rank == root else like, root),
+            "all_gather": group.all_gather(x),
+            "joined": None if axis is None else group.all_gather(x, axis=axis),
+            "gather": group.gather(x, root),
+            "scatter": group.scatter(many if rank == root else like, root),
+            "all_to_all": group.all_to_all(many),
+            "permute": group.permute(x, pairs),
+        }
+        if group.size > 1:
+            sent = group.send(x, (rank + 1) % group.size, async_op=True)
+            results["recv"] = group.recv(like, (rank - 1) % group.size)
+            sent.result(60)
+        return results
+
+    for rank, results in enumerate(clusters[size].all(body)):
+        same(results["broadcast"], arrays[root])
+        same(results["all_gather"], np.stack(arrays))
+        if axis is not None:
+            same(results["joined"], np.concatenate(arrays, axis=axis))
+        if rank == root:
+            same(results["gather"], np.stack(arrays))
+        else:
+            assert results["gather"] is None
+        same(results["scatter"], rows[root][rank, ...])
+        same(results["all_to_all"], np.stack([rows[other][rank, ...] for other in range(size)]))
+        origin = {target: source for source, target in pairs}
+        same(results["permute"], arrays[origin[rank]] if rank in origin else np.zeros(shape, dtype))
+        if size > 1:
+            same(results["recv"], arrays[(rank - 1) % size])
+
+
+@values
+@given(size=st.integers(1, 5), count=st.integers(0, 100), dtype=st.sampled_from(["i1", "f4", "f8", "?"]),
+       op=st.sampled_from(["sum", "max", "mean", "any"]), seed=st.integers(0, 9))  # fmt: skip
+def test_in_place(clusters, size, count, dtype, op, seed):
+    """`out` may be the input itself, whatever way the elements take."""
+    arrays = [random_array(np.dtype(dtype), (size * count,), seed * 10 + rank) for rank in range(size)]
+    total = reduced(arrays, op)
+    pairs = [(rank, (rank + 1) % size) for rank in range(size)]
+
+    def body(communicator):
+        group, rank = communicator.world, communicator.rank
+        results = []
+        if total.dtype == arrays[rank].dtype:
+            x = arrays[rank].copy()
+            assert group.all_reduce(x, op, out=x) is x
+            y = arrays[rank].copy()
+            group.reduce(y, op, 0, out=y if rank == 0 else None)
+            results += [(x, total)] + ([(y, total)] if rank == 0 else [])
+        for call, expected in [
+            (lambda z: group.broadcast(z, size - 1, out=z), arrays[size - 1]),
+            (lambda z: group.permute(z, pairs, out=z), arrays[rank - 1]),
+            (lambda z: group.all_to_all(z, out=z),
+             np.concatenate([a.reshape(size, count)[rank] for a in arrays])),
+        ]:  # fmt: skip
+            z = arrays[rank].copy()
+            assert call(z) is z
+            results.append((z, expected))
+        return results
+
+    for results in clusters[size].all(body):
+        for actual, expected in results:
+            same(actual, expected)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "mean"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "F", "D", np.float16, ml_dtypes.bfloat16])
+def test_the_same_bits_whatever_the_way(monkeypatch, clusters, dtype, op):
+    """On all ranks, for every algorithm and size of message."""
+    arrays = [random_array(np.dtype(dtype), (3, 1001), rank) * np.dtype(dtype).type(100) for rank in range(4)]
+
+    def body(communicator):
+        return communicator.world.all_reduce(arrays[communicator.rank], op).tobytes()
+
+    monkeypatch.setattr(algorithms, "FLAT_LIMIT", 0)
+    scattered = clusters[4].all(body)
+    monkeypatch.setattr(algorithms, "FLAT_LIMIT", 1 << 30)
+    flat = clusters[4].all(body)
+    assert len({*scattered, *flat}) == 1
+    assert scattered[0] == reduced(arrays, op).tobytes()
+
+    def by_parts(communicator):
+        parts = np.array_split(arrays[communicator.rank], 7, axis=1)
+        return np.concatenate([communicator.world.all_reduce(part, op) for part in parts], axis=1).tobytes()
+
+    assert set(clusters[4].all(by_parts)) == {scattered[0]}
+
+    def one_by_one(communicator):
+        row = arrays[communicator.rank][0, :50]
+        return [communicator.world.all_reduce(row[i : i + 1], op).tobytes() for i in range(50)]
+
+    size = np.dtype(dtype).itemsize
+    for single in clusters[4].all(one_by_one):
+        assert b"".join(single) == scattered[0][: 50 * size]
+
+
+def test_nan_wins_in_min_and_max_and_counts_as_true(clusters):
+    columns = [np.array([np.nan, 1.0, 0.0], dtype) for dtype in ("f4",)]
+    for dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
+        columns = [np.array([np.nan, 1, 0]).astype(dtype), np.array([1, np.nan, 0]).astype(dtype)]
+
+        def body(communicator, columns=columns):
+            x = columns[communicator.rank]
+            return [communicator.world.all_reduce(x, op) for op in ("min", "max", "any", "all")]
+
+        for low, high, some, every in clusters[2].all(body):
+            for extreme in (low, high):
+                assert np.isnan(extreme.astype(float)).tolist() == [True, True, False]
+            assert some.tolist() == [True, True, False]
+            assert every.tolist() == [True, True, False]
+
+
+def test_large_arrays(clusters):
+    """Larger than what is sent at once, in parts that are not equal."""
+    arrays = [random_array(np.dtype("f4"), (300_007,), rank) for rank in range(3)]
+
+    def body(communicator):
+        group, x = communicator.world, arrays[communicator.rank]
+        return [
+            (group.all_reduce(x), reduced(arrays, "sum")),
+            (group.broadcast(x, 1), arrays[1]),
+            (group.all_gather(x), np.stack(arrays)),
+            (group.all_to_all(np.stack([x, x, x])), np.stack(arrays)),
+        ]
+
+    for results in clusters[3].all(body):
+        for actual, expected in results:
+            same(actual, expected)
+
+
+def test_array_likes_and_results_are_arrays(clusters):
+    def body(communicator):
+        group = communicator.world
+        zero = group.all_reduce(3)
+        assert isinstance(zero, np.ndarray)
+        assert zero.shape == ()
+        return [zero.item(), group.all_reduce([[1, 2], [3, 4]]).tolist(), group.broadcast(True).item()]
+
+    assert clusters[3].all(body) == [[9, [[3, 6], [9, 12]], True]] * 3
+
+
+def test_inputs_are_left_alone(clusters):
+    def body(communicator):
+        group, rank = communicator.world, communicator.rank
+        x = np.full((3, 2), rank)
+        x.flags.writeable = False
+        group.all_reduce(x)
+        group.broadcast(x, 1)
+        group.all_to_all(x)
+        group.scatter(x if rank == 0 else x[0], 0)
+        result = group.permute(x, [])
+        result += 1  # a result is the caller's to change
+        return x.tolist()
+
+    assert clusters[3].all(body) == [[[rank, rank]] * 3 for rank in range(3)]

@@ -1,0 +1,179 @@
+"""Clusters of transports inside one process, and what their tests share."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dmesh.collectives.transport.base import Channel, Completion, Peer
+from dmesh.collectives.transport.local import LocalNetwork, LocalTransport
+from dmesh.collectives.transport.tcp import TcpOptions, TcpTransport
+
+LIMIT = 60.0
+"""Seconds after which a test fails: far more than anything takes."""
+SECRET = b"the cluster's secret"
+CLUSTER = b"cluster 1"
+
+
+class Recorder:
+    """A listener that remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+        self.react: Callable[[tuple[object, ...]], None] = lambda event: None
+        self._changed = threading.Condition()
+
+    def on_control(self, peer: int, message: bytes) -> None:
+        self._add("control", peer, message)
+
+    def on_peer_lost(self, peer: int, reason: str) -> None:
+        self._add("lost", peer, reason)
+
+    def on_peer_left(self, peer: int) -> None:
+        self._add("left", peer)
+
+    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes) -> None:
+        self._add("mismatch", group, sequence, peer, signature)
+
+    def _add(self, *event: object) -> None:
+        self.react(event)
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def of(self, kind: str) -> list[tuple[object, ...]]:
+        with self._changed:
+            return [event for event in self.events if event[0] == kind]
+
+    def wait_for(self, *start: object) -> tuple[object, ...]:
+        """Waits for an event that begins so."""
+
+        def find() -> tuple[object, ...] | None:
+            return next((event for event in self.events if event[: len(start)] == start), None)
+
+        with self._changed:
+            found = self._changed.wait_for(find, LIMIT)
+            assert found is not None, f"{start} did not come, but {self.events}"
+            return found
+
+
+@dataclass
+class Cluster:
+    """Transports that are started, one for each rank."""
+
+    transports: list[LocalTransport] | list[TcpTransport]
+    listeners: list[Recorder]
+    kill: Callable[[int], None]
+    peers: tuple[Peer, ...] = ()
+    network: LocalNetwork | None = None
+
+    def open(self, rank: int, sequence: int = 1, signature: bytes = b"sum", group: int = 7) -> Channel:
+        return self.transports[rank].open(group, sequence, signature)
+
+    def fence(self, source: int, destination: int) -> None:
+        """Waits until all but the large payloads that `source` has sent to `destination` is taken."""
+        message = f"fence {len(self.listeners[destination].events)}".encode()
+        self.transports[source].control(destination, message)
+        self.listeners[destination].wait_for("control", source, message)
+
+    def kept(self, rank: int, peer: int) -> int:
+        return self.transports[rank].mailbox.kept_bytes(peer)
+
+    def close(self) -> None:
+        together(*(lambda transport=transport: transport.close(5.0) for transport in self.transports))
+
+
+def local_cluster(size: int, early_limit: int | None = None) -> Cluster:
+    network = LocalNetwork(size) if early_limit is None else LocalNetwork(size, early_limit)
+    listeners = [Recorder() for _ in range(size)]
+    for rank, listener in enumerate(listeners):
+        network.transport(rank).start(listener, network.peers(rank))
+    transports = [network.transport(rank) for rank in range(size)]
+    return Cluster(transports, listeners, network.kill, network.peers(-1), network)
+
+
+def tcp_peers(sockets: Sequence[socket.socket], incarnations: Sequence[int]) -> tuple[Peer, ...]:
+    return tuple(
+        Peer(rank, (f"127.0.0.1:{sock.getsockname()[1]}",), incarnation, f"/job:worker/task:{rank}")
+        for rank, (sock, incarnation) in enumerate(zip(sockets, incarnations, strict=True))
+    )
+
+
+def tcp_listener() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0), backlog=1024)
+
+
+def tcp_cluster(
+    size: int,
+    early_limit: int | None = None,
+    options: TcpOptions | None = None,
+    secrets: Sequence[bytes] = (),
+) -> Cluster:
+    options = options or TcpOptions()
+    if early_limit is not None:
+        options = replace(options, early_limit=early_limit)
+    sockets = [tcp_listener() for _ in range(size)]
+    incarnations = [100 + rank for rank in range(size)]
+    peers = tcp_peers(sockets, incarnations)
+    listeners = [Recorder() for _ in range(size)]
+    keys = list(secrets) or [SECRET] * size
+    transports = [
+        TcpTransport(rank, sockets[rank], lambda key=keys[rank]: key, CLUSTER, incarnations[rank], options)
+        for rank in range(size)
+    ]
+    for transport, listener in zip(transports, listeners, strict=True):
+        transport.start(listener, peers)
+
+    def kill(rank: int) -> None:
+        # Ends the thread that owns the sockets without a word, as the end of its process would.
+        transports[rank]._engine.stop()
+
+    return Cluster(transports, listeners, kill, peers)
+
+
+MAKERS: dict[str, Callable[..., Cluster]] = {"local": local_cluster, "tcp": tcp_cluster}
+
+
+def together(*bodies: Callable[[], object]) -> None:
+    """Runs bodies at once, each in its own thread; raises the first exception of theirs."""
+    errors: list[BaseException] = []
+
+    def run(body: Callable[[], object]) -> None:
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(body,), daemon=True) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+        assert not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """For what no event tells: looks again until it holds."""
+    pause = threading.Event()
+    for _ in range(int(LIMIT / 0.005)):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError(f"{what} did not come true")
+
+
+def pattern(size: int, seed: int = 0) -> bytearray:
+    """Bytes of which no two neighborhoods look alike."""
+    block = bytes((index * 31 + index // 251 + seed * 17) % 256 for index in range(4093))
+    return bytearray((block * (size // len(block) + 1))[:size])
+
+
+def finish(channel: Channel, completions: Sequence[Completion] = ()) -> None:
+    """Waits for everything and closes."""
+    assert channel.wait(completions, LIMIT), f"still waiting for {channel.waiting_for()}"
+    assert channel.flush(LIMIT), f"still waiting for {channel.waiting_for()}"
+    channel.close()
