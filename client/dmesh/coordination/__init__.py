@@ -1,0 +1,233 @@
+"""The coordination service, for scripts: barriers, keys and values, and who is there.
+
+Everything acts on the cluster that `dmesh.initialize_accelerator_system` joined. In local mode, a coordinator
+for this process alone is started at the first use.
+
+```python
+from dmesh import coordination
+
+coordination.key_value_set("config/seed", "17")
+seed = int(coordination.key_value_get("config/seed", timeout=30))
+coordination.barrier("loaded", timeout=60)
+```
+
+Values are `str` or `bytes` when they are set, where a `str` stands for its UTF-8 encoding, and `bytes` when
+they are read; `encoding="utf-8"` makes them `str`. Every call that waits says every 10 seconds for whom, can
+be ended by Ctrl-C, and survives a restart of the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, overload
+
+from dmesh import context
+from dmesh.coordination.key_value import CompareAndSetResult, Snapshot
+from dmesh.coordination.members import Device, Member, MemberState, Process, Task
+from dmesh.coordination.watches import KeyEvent, Watch
+
+if TYPE_CHECKING:
+    from dmesh.coordination.agent import Agent
+
+__all__ = [
+    "barrier",
+    "cancel_barrier",
+    "CompareAndSetResult",
+    "Device",
+    "key_value_compare_and_set",
+    "key_value_delete",
+    "key_value_get",
+    "key_value_get_many",
+    "key_value_increment",
+    "key_value_list",
+    "key_value_set",
+    "key_value_try_get",
+    "KeyEvent",
+    "Member",
+    "members",
+    "MemberState",
+    "Process",
+    "report_error",
+    "Snapshot",
+    "Task",
+    "Watch",
+    "watch",
+]
+
+
+def _agent() -> Agent:
+    return context.current().coordination()
+
+
+def barrier(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> None:
+    """Waits until all participants have called it with the same name.
+
+    A name may be used again: instances are counted, in every process. A participant that leaves, fails or is
+    lost fails the barrier for all others at once.
+
+    Args:
+        name: 1-256 characters.
+        participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
+            every call; None for every task of the cluster.
+        timeout: Seconds that the first caller gives the others; None for no limit.
+
+    Raises:
+        BarrierTimeoutError: Time ran out; `members` has everyone who did not come.
+        BarrierError: A participant left, failed or was lost; `members` has it.
+        BarrierCancelledError: A participant cancelled it.
+        BarrierMismatchError: The callers name different participants, or this process is not one of them.
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    _agent().barrier(name, participants, timeout)
+
+
+def cancel_barrier(name: str) -> None:
+    """Ends a barrier for all who wait at it: each of them gets a `BarrierCancelledError`.
+
+    Raises:
+        CoordinationError: This process is not one of its participants, or it is not under way.
+    """
+    _agent().cancel_barrier(name)
+
+
+def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False) -> int:
+    """Sets a key.
+
+    Args:
+        key: 1-1024 bytes in UTF-8. "/" has no meaning of its own.
+        value: At most 1 MiB, unless the coordinator is set otherwise. A `str` stands for its UTF-8 encoding.
+        allow_overwrite: Replace an existing value.
+
+    Returns:
+        The revision of the change.
+
+    Raises:
+        KeyExistsError: The key has a value, and overwriting was not allowed.
+        LimitExceededError: The value is too large, or the store is full.
+    """
+    return _agent().key_value_set(key, value, allow_overwrite)
+
+
+@overload
+def key_value_get(key: str, timeout: float | None = None) -> bytes: ...
+
+
+@overload
+def key_value_get(key: str, timeout: float | None = None, *, encoding: str) -> str: ...
+
+
+def key_value_get(key: str, timeout: float | None = None, *, encoding: str | None = None) -> str | bytes:
+    """Reads a key, waiting for somebody to set it.
+
+    Args:
+        key: The key.
+        timeout: Seconds to wait; 0 not to wait, None for no limit.
+        encoding: Return text, decoded from this; bytes by default.
+
+    Raises:
+        KeyWaitTimeoutError: The key did not appear in time.
+        KeyNotFoundError: There is no such key, and `timeout` is 0.
+    """
+    return _agent().key_value_get(key, timeout, encoding=encoding)
+
+
+@overload
+def key_value_try_get(key: str) -> bytes | None: ...
+
+
+@overload
+def key_value_try_get(key: str, *, encoding: str) -> str | None: ...
+
+
+def key_value_try_get(key: str, *, encoding: str | None = None) -> str | bytes | None:
+    """Reads a key without waiting; returns None if there is no such key.
+
+    Args:
+        key: The key.
+        encoding: Return text, decoded from this; bytes by default.
+    """
+    return _agent().key_value_try_get(key, encoding=encoding)
+
+
+def key_value_get_many(keys: Iterable[str]) -> Snapshot:
+    """Reads many keys in one call, all at one revision; those that do not exist are left out.
+
+    Returns:
+        A dictionary in the order asked for, with the revision as an attribute.
+    """
+    return _agent().key_value_get_many(keys)
+
+
+def key_value_list(prefix: str) -> Snapshot:
+    """Reads all keys that start with `prefix` in one call, all at one revision; empty for all keys.
+
+    Returns:
+        A dictionary sorted by key, with the revision as an attribute: `watch(prefix, listed.revision + 1)`
+        goes on where it ends.
+    """
+    return _agent().key_value_list(prefix)
+
+
+def key_value_delete(key: str, *, is_prefix: bool = False) -> int:
+    """Deletes a key, or with `is_prefix` every key that starts with it; returns how many there were."""
+    return _agent().key_value_delete(key, is_prefix=is_prefix)
+
+
+def key_value_increment(key: str, amount: int = 1) -> int:
+    """Adds to a key whose value is a decimal integer, atomically; a missing key counts as 0.
+
+    Returns:
+        The sum.
+
+    Raises:
+        KeyTypeError: The value is not a decimal integer of 64 bits.
+    """
+    return _agent().key_value_increment(key, amount)
+
+
+def key_value_compare_and_set(
+    key: str, expected: str | bytes | None, value: str | bytes
+) -> CompareAndSetResult:
+    """Sets a key if its value is `expected`, atomically.
+
+    Args:
+        key: The key.
+        expected: The value that it must have; None: it must not exist.
+        value: The value to set.
+
+    Returns:
+        An object that is true if the key was set, and has the value that the key has now.
+    """
+    return _agent().key_value_compare_and_set(key, expected, value)
+
+
+def watch(prefix: str, from_revision: int | None = None) -> Watch:
+    """Watches all keys that start with `prefix`: iterate over what this returns.
+
+    Every change is told once, in order of revision, also across a lost connection and a restart of the
+    coordinator. Close it (from any thread), or use it in a `with` statement.
+
+    Args:
+        prefix: The prefix; empty for all keys.
+        from_revision: First revision of interest; None for the changes from now on.
+
+    Raises:
+        WatchCompactedError: The coordinator no longer has the changes since then.
+    """
+    return _agent().watch(prefix, from_revision)
+
+
+def members() -> tuple[Member, ...]:
+    """Returns the clients of the cluster as the coordinator sees them now, by rank, departed ones too."""
+    return _agent().members()
+
+
+def report_error(message: str) -> None:
+    """Declares this process failed and tells every other one why; it takes part in nothing any more.
+
+    Args:
+        message: What happened, for the people who read the others' errors.
+    """
+    _agent().report_error(message)

@@ -1,0 +1,489 @@
+"""One process's membership of one cluster: its seat, its session, and what is done through them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import grpc
+
+from dmesh import _log
+from dmesh.coordination import barriers, faults
+from dmesh.coordination.barriers import Arrival, Barriers
+from dmesh.coordination.calls import Announcer, Calls
+from dmesh.coordination.identity import Identity
+from dmesh.coordination.key_value import KeyValueMethods, encode_key
+from dmesh.coordination.link import Link
+from dmesh.coordination.members import ClusterState, Member, Task
+from dmesh.coordination.notices import DepartureListener, FailureListener, Notices
+from dmesh.coordination.outbox import Outbox
+from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
+from dmesh.coordination.session import Session
+from dmesh.coordination.watches import Watch, WatchStream
+from dmesh.errors import (
+    BarrierTimeoutError,
+    ConfigurationError,
+    CoordinationError,
+    CoordinatorUnavailableError,
+)
+from dmesh.v1 import common_pb2
+from dmesh.v1 import coordination_pb2 as pb
+
+__all__ = ["Agent", "Identity"]
+
+_MAX_MESSAGE = 4096
+_STATUS_TIMEOUT = 5.0
+_GIVE_UP = 2.0
+"""Seconds to tell the coordinator that this process gives up while joining."""
+_ENDING_PATIENCE = 20.0
+"""Seconds to wait for the members of a cluster's former life to be gone: longer than a lease."""
+_NAMED_AT_ONCE = 16
+"""Members that one line names; of the others it gives the number."""
+_LOOK = 1.0
+"""Seconds between two looks at the state of the session while a barrier is waited at."""
+
+
+class Agent(KeyValueMethods):
+    """Joins a cluster, keeps the session alive in the background, and offers what the coordinator offers.
+
+    Thread-safe. Every call that blocks can be ended by Ctrl-C in the main thread, says every
+    `announce_interval` seconds whom it waits for, and ends with a `CoordinatorUnavailableError` when the
+    coordinator has been silent for its lease and a margin. Until then a coordinator that is away, or
+    restarted, is waited for.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+        identity: Who joins which cluster.
+        connect_timeout: Seconds within which `start` must find the coordinator.
+        announce: Says to the user whom a call waits for.
+        patience: Limits, intervals and retries.
+        use_proxy: Reach the coordinator through the proxy that the environment names.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        connect_timeout: float = 300.0,
+        announce: Callable[[str], None] = _log.announce,
+        patience: Patience = DEFAULT_PATIENCE,
+        use_proxy: bool = False,
+    ) -> None:
+        if not 0 < connect_timeout < math.inf:
+            raise ConfigurationError(
+                f"connect_timeout must be a positive number of seconds, not {connect_timeout!r}"
+            )
+        self._address = address
+        self._identity = identity
+        self._connect_timeout = connect_timeout
+        self._announce = announce
+        self._patience = patience
+        caller = identity.caller()
+        self._link = Link(address, use_proxy=use_proxy)
+        self._barriers = Barriers()
+        self._notices = Notices("dmesh-notices")
+        self._events = _SessionEvents(self, identity, self._barriers, self._notices)
+        self._session = Session(self._link, caller, identity.registration, self._events, patience)
+        super().__init__(self._link, Calls(self._link, self._session, patience, announce), caller)
+        self._lock = threading.Lock()
+        self._watches: set[Watch] = set()
+        self._started = False
+        self._closed = False
+
+    # Joining and leaving ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Registers and attaches; when it returns, this process is a member of the cluster.
+
+        Raises:
+            CoordinatorUnavailableError: The coordinator did not answer within `connect_timeout`.
+            ClientIdTakenError: Another process holds the seat; `members` has it.
+            JobMismatchError: The job list is not the one that the cluster was formed with.
+            CoordinationError: The coordinator refused for another reason.
+        """
+        with self._lock:
+            if self._started or self._closed:
+                raise CoordinationError(
+                    "an agent can be started once; make a new one, with a new incarnation"
+                )
+            self._started = True
+        deadline = time.monotonic() + self._connect_timeout
+        try:
+            self._register(deadline)
+            self._session.start()
+            self._attach(deadline)
+        except BaseException:
+            # A seat taken by a process that gives up would block its successor until the lease runs out.
+            with contextlib.suppress(CoordinationError):
+                self.leave("gave up while joining", timeout=_GIVE_UP)
+            raise
+
+    def leave(self, reason: str = "", timeout: float = 10.0) -> None:
+        """Gives the seat up and closes the agent, whether or not the coordinator could be told.
+
+        Args:
+            reason: Empty for a clean leave. Otherwise this process ends without a proper shutdown, and is
+                FAILED for this reason.
+            timeout: Seconds to try to tell the coordinator.
+
+        Raises:
+            CoordinatorUnavailableError: It could not be told, and will notice by itself.
+        """
+        request = pb.LeaveRequest(
+            caller=self._caller, request_id=secrets.token_hex(16), reason=reason[:_MAX_MESSAGE]
+        )
+        try:
+            if self._session.leave():
+                self._calls.call(
+                    self._link.coordination.Leave, request, doing="leaving", timeout=timeout, needs_seat=False
+                )
+        except CoordinatorUnavailableError:
+            raise
+        except CoordinationError:
+            pass  # fenced, or forgotten by the server: there is no seat to give up any more
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the session and its threads without a goodbye. Idempotent; after `leave` there is no need.
+
+        A member that closes without leaving is declared lost.
+        """
+        with self._lock:
+            self._closed = True
+        self._session.close()
+        self._barriers.wake()
+        for watch in self._open_watches():
+            watch.close()
+        self._link.close()
+        self._session.join()
+        self._notices.close()
+
+    def abandon(self, error: CoordinationError) -> None:
+        """Ends the session because of something that was learned elsewhere, such as the death of its host.
+
+        Every call and wait raises `error` from now on, and the failure listeners are told.
+        """
+        self._session.fail(error)
+
+    # What is known ------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the coordinator."""
+        return self._address
+
+    @property
+    def identity(self) -> Identity:
+        """Who this agent is."""
+        return self._identity
+
+    @property
+    def server_incarnation(self) -> int:
+        """Random number that the server drew when it started; changes when it is restarted."""
+        return self._session.registration.server_incarnation
+
+    @property
+    def cluster_incarnation(self) -> int:
+        """Random number of this life of the cluster."""
+        return self._session.registration.cluster_incarnation
+
+    @property
+    def peer_secret(self) -> bytes:
+        """With which peers prove to one another that they belong to the cluster. Never to be logged."""
+        return self._session.registration.peer_secret
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch of the cluster that was heard of."""
+        return self._session.epoch
+
+    def add_departure_listener(self, listener: DepartureListener) -> None:
+        """Adds somebody to tell of every other member that left, failed or was lost, once each.
+
+        Departures that are known already are told at once. Listeners are called in order, on one thread of
+        the agent; they may block and may call the agent.
+        """
+        self._notices.add_departure_listener(listener)
+
+    def add_failure_listener(self, listener: FailureListener) -> None:
+        """Adds somebody to tell when this process is fenced, or the coordinator was silent for too long.
+
+        A `CoordinatorUnavailableError` is told once per absence, and the coordinator is looked for all the
+        same; any other error is final.
+        """
+        self._notices.add_failure_listener(listener)
+
+    def cluster_state(self, timeout: float | None = None) -> ClusterState:
+        """Asks for the members, the vacant seats and the barriers under way."""
+        request = pb.GetClusterStateRequest(caller=self._caller)
+        response = self._calls.call(
+            self._link.coordination.GetClusterState,
+            request,
+            doing="asking who is there",
+            timeout=timeout,
+            mutates=False,
+        )
+        return self._learn(response)
+
+    def members(self, timeout: float | None = None) -> tuple[Member, ...]:
+        """Asks for the members, the departed ones included, sorted by job and rank."""
+        return self.cluster_state(timeout).members
+
+    def vacant(self, timeout: float | None = None) -> tuple[Task, ...]:
+        """Asks for the seats that nobody has taken yet, sorted."""
+        return self.cluster_state(timeout).vacant
+
+    def report_error(self, message: str) -> None:
+        """Declares this process FAILED and tells every member why.
+
+        From then on the coordinator accepts nothing from it: every call raises `FencedError`.
+        """
+        if not isinstance(message, str) or not message.strip():
+            raise ConfigurationError(f"say in words what failed, not {message!r}")
+        request = pb.ReportErrorRequest(
+            caller=self._caller, request_id=secrets.token_hex(16), message=message[:_MAX_MESSAGE]
+        )
+        self._calls.call(self._link.coordination.ReportError, request, doing="reporting an error")
+
+    # Barriers -----------------------------------------------------------------------------------------------
+
+    def barrier(
+        self, name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+    ) -> None:
+        """Waits until all participants have called it.
+
+        Args:
+            name: The barrier's name. It may be used again: instances are counted.
+            participants: Ranks or tasks, the same in every call; None for every task of the cluster.
+            timeout: Seconds that the first caller gives the others; None for no limit.
+
+        Raises:
+            BarrierTimeoutError: Time ran out; `members` has everyone who did not come.
+            BarrierError: A participant left, failed or was lost; `members` has it.
+            BarrierCancelledError: A participant cancelled it.
+            BarrierMismatchError: The callers name different participants, or this process is not one of them.
+            CoordinatorUnavailableError: The coordinator has been silent for its lease and a margin.
+        """
+        limit_ms = barriers.timeout_ms(timeout)
+        job_size = len(self._identity.jobs[self._identity.job])
+        tasks = barriers.participant_tasks(participants, self._identity.task, job_size)
+        self._session.check()
+        arrival = self._barriers.enter(name, tasks, limit_ms)
+        try:
+            self._await(arrival, timeout)
+        finally:
+            self._barriers.give_up(arrival)
+        if arrival.fault is not None:
+            raise arrival.fault.exception()
+
+    def cancel_barrier(self, name: str) -> None:
+        """Ends the barrier for all who wait at it, and for those who have still to come."""
+        request = pb.CancelBarrierRequest(
+            caller=self._caller,
+            request_id=secrets.token_hex(16),
+            name=name,
+            instance=self._barriers.instance(name),
+        )
+        self._calls.call(self._link.coordination.CancelBarrier, request, doing=f"cancelling barrier {name!r}")
+
+    # Watching (what else there is of keys and values is in KeyValueMethods) ---------------------------------
+
+    def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
+        """Starts to watch all keys that start with `prefix`; when it returns, the watch is in place.
+
+        Args:
+            prefix: The prefix; empty for all keys.
+            from_revision: First revision of interest; None for changes from now on.
+
+        Raises:
+            WatchCompactedError: The server no longer has the changes since `from_revision`.
+        """
+        if from_revision is not None and (
+            isinstance(from_revision, bool) or not isinstance(from_revision, int) or from_revision < 1
+        ):
+            raise ConfigurationError(
+                f"from_revision is a revision from 1, or None for now; not {from_revision!r}"
+            )
+        self._session.check()
+        stream = WatchStream(
+            self._link,
+            self._session,
+            self._calls,
+            self._caller,
+            self._patience,
+            encode_key(prefix, "prefix"),
+            from_revision or 0,
+        )
+        watch = Watch(encode_key(prefix, "prefix"), stream, self._forget)
+        with self._lock:
+            self._watches.add(watch)
+            closed = self._closed
+        if closed:  # by another thread, which did not see this watch
+            watch.close()
+        return watch
+
+    # Inside -------------------------------------------------------------------------------------------------
+
+    def _register(self, deadline: float) -> None:
+        """Takes the seat, waiting for the coordinator to be there."""
+        started = time.monotonic()
+        request_id = secrets.token_hex(16)
+        announcer = Announcer(self._announce, self._patience.announce_interval)
+        delays = self._patience.retry.delays()
+        ending = False
+        while True:
+            self._session.check()
+            left = deadline - time.monotonic()
+            fault = self._session.register(request_id, min(self._patience.attempt, max(left, 0.1)))
+            if fault is None:
+                return
+            waited, left = time.monotonic() - started, deadline - time.monotonic()
+            if fault.kind == common_pb2.ERROR_KIND_CLUSTER_ENDING:
+                if min(left, _ENDING_PATIENCE - waited) <= 0:
+                    raise fault.exception()
+                if not ending:
+                    self._announce(f"waiting for the members of an earlier run to be gone: {fault.message}")
+                ending = True
+            elif fault.code is grpc.StatusCode.UNIMPLEMENTED and not fault.from_server:
+                raise faults.not_a_coordinator(self._address, fault.message)
+            elif not fault.transient:
+                raise fault.exception()
+            elif left <= 0:
+                raise self._session.unavailable(f"joining cluster {self._identity.cluster!r}")
+            if announcer.due:
+                announcer.say(
+                    f"still waiting for the coordinator at {self._address}, for {waited:.0f} of "
+                    f"{self._connect_timeout:g} s: {faults.cause_of(fault.message)}"
+                )
+            self._session.pause(min(next(delays), max(left, 0.0)), 0)
+
+    def _attach(self, deadline: float) -> None:
+        """Waits for the session, which the server grants at once unless something happened to it since."""
+        deadline = max(deadline, time.monotonic() + self._patience.attempt)
+        while not self._session.wait_attached(
+            min(deadline - time.monotonic(), self._patience.announce_interval)
+        ):
+            if time.monotonic() >= deadline:
+                raise self._session.unavailable("attaching the session")
+            self._announce(
+                f"registered, but still waiting for a session with the coordinator at {self._address}: "
+                f"{faults.cause_of(self._session.last_words)}"
+            )
+
+    def _await(self, arrival: Arrival, timeout: float | None) -> None:
+        """Waits for a barrier's outcome."""
+        started = time.monotonic()
+        announcer = Announcer(self._announce, self._patience.announce_interval)
+        title = f"barrier {arrival.name!r} (instance {arrival.instance})"
+        limit = math.inf if timeout is None else timeout + self._patience.slack
+        while True:
+            waited = time.monotonic() - started
+            if arrival.wait(max(0.0, min(_LOOK, announcer.left, limit - waited))):
+                return
+            self._session.check()
+            if self._session.gone:
+                raise self._session.unavailable(f"waiting at {title}")
+            waited = time.monotonic() - started
+            over = waited >= limit
+            if not over and not announcer.due:
+                continue
+            missing, names = self._missing(arrival)
+            if arrival.settled:
+                return
+            if over:
+                raise BarrierTimeoutError(
+                    f"{title} had no outcome within this process's limit of {timeout:g} s"
+                    f"{self._calls.absence()}; missing: {names}. The first to arrive set a longer limit, or "
+                    "none: the others may still wait. Give all callers the same timeout.",
+                    missing,
+                )
+            of = "" if timeout is None else f" of {timeout:g}"
+            announcer.say(
+                f"still waiting at {title}, for {waited:.0f}{of} s{self._calls.absence()}; missing: {names}"
+            )
+
+    def _missing(self, arrival: Arrival) -> tuple[tuple[Member, ...], str]:
+        """Asks who has not arrived at a barrier; an answer that does not come at once is done without."""
+        request = pb.GetClusterStateRequest(caller=self._caller)
+        response = self._calls.try_once(self._link.coordination.GetClusterState, request, _STATUS_TIMEOUT)
+        if response is None:
+            return (), "unknown, because the coordinator does not answer"
+        state = self._learn(response)
+        for status in state.barriers:
+            if (status.name, status.instance) == (arrival.name, arrival.instance):
+                names = state.describe(status.missing[:_NAMED_AT_ONCE])
+                if len(status.missing) > _NAMED_AT_ONCE:
+                    names += f", and {len(status.missing) - _NAMED_AT_ONCE} more"
+                return state.holders(status.missing), names
+        return (), "unknown"
+
+    def _learn(self, response: pb.GetClusterStateResponse) -> ClusterState:
+        """Takes note of what an answer says about departures."""
+        state = ClusterState.from_proto(response)
+        self._session.note_epoch(state.epoch)
+        self._events.departed(state.members)
+        self._events.told_epoch = state.epoch
+        return state
+
+    def _catch_up(self, known_epoch: int) -> None:
+        request = pb.GetClusterStateRequest(caller=self._caller, known_epoch=known_epoch)
+        response = self._calls.try_once(self._link.coordination.GetClusterState, request, _STATUS_TIMEOUT)
+        if response is not None:
+            self._learn(response)
+
+    def _forget(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+
+    def _open_watches(self) -> tuple[Watch, ...]:
+        with self._lock:
+            return tuple(self._watches)
+
+
+class _SessionEvents:
+    """Passes on what comes through the session: see `SessionListener`. Called on the session's thread."""
+
+    def __init__(self, agent: Agent, own: Identity, waiting: Barriers, notices: Notices) -> None:
+        self._agent = agent
+        self._own = own
+        self._waiting = waiting
+        self._notices = notices
+        self.told_epoch = 0
+        """Epoch up to which all departures are known; 0 if they never were."""
+
+    def on_attached(self, outbox: Outbox, *, again: bool) -> None:
+        self._waiting.attach(lambda request: outbox.put(pb.SessionRequest(enter_barrier=request)))
+        if again:
+            # Departures are pushed to attached sessions only: ask for those of the time between.
+            self._agent._catch_up(self.told_epoch)
+
+    def on_detached(self) -> None:
+        self._waiting.detach()
+
+    def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
+        self.departed(members)
+        if self.told_epoch:
+            self.told_epoch = epoch
+
+    def on_barrier(self, result: pb.BarrierResult) -> None:
+        self._waiting.resolve(result)
+
+    def on_failure(self, error: CoordinationError, *, final: bool) -> None:
+        self._waiting.wake()
+        for watch in self._agent._open_watches():
+            watch.interrupt()
+        self._notices.failed(error, final=final)
+
+    def departed(self, members: Sequence[Member]) -> None:
+        """Tells of those among `members` that departed, unless it is this process itself."""
+        self._notices.departed(
+            member
+            for member in members
+            if member.state.departed and member.incarnation != self._own.incarnation
+        )

@@ -1,0 +1,216 @@
+"""The barriers that this process waits at: which instance of a name, and who is told of the outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from dmesh.coordination import faults
+from dmesh.coordination.faults import Fault
+from dmesh.coordination.members import Task
+from dmesh.errors import BarrierMismatchError, ConfigurationError
+from dmesh.v1 import coordination_pb2 as pb
+
+MAX_NAME = 256
+"""Length of a barrier's name, characters."""
+
+MAX_NAMES = 100_000
+"""Names whose instances are counted: many more than a server remembers, so that it never knows better."""
+
+
+def participant_tasks(
+    participants: Collection[int | str] | None, own: Task, job_size: int | None
+) -> tuple[Task, ...]:
+    """Converts what a user may name as participants; an empty result means every task of the cluster.
+
+    Args:
+        participants: Ranks (client ids) or tasks (`/job:worker/task:2`); None for every task.
+        own: This process's task, which must be among them.
+        job_size: Number of tasks of this process's job, if it is known.
+
+    Raises:
+        ConfigurationError: A participant does not exist or is named twice, or there is none.
+        BarrierMismatchError: This process is not among them.
+    """
+    if participants is None:
+        return ()
+    if isinstance(participants, str | bytes) or not isinstance(participants, Collection):
+        raise ConfigurationError(
+            f"participants must be a collection of ranks or tasks, not {participants!r}; None means everybody"
+        )
+    tasks = []
+    for participant in participants:
+        if isinstance(participant, str):
+            task = Task.parse(participant)
+        elif isinstance(participant, bool) or not hasattr(participant, "__index__"):
+            raise ConfigurationError(
+                f"{participant!r} is not a participant: give a rank such as 2, or a task such as "
+                "'/job:worker/task:2'"
+            )
+        else:
+            task = Task(own.job, participant.__index__())
+        if task.index < 0 or (job_size is not None and task.job == own.job and task.index >= job_size):
+            limit = f"; ranks go from 0 to {job_size - 1}" if job_size is not None else ""
+            raise ConfigurationError(f"participant {participant!r} does not exist{limit}")
+        tasks.append(task)
+    if not tasks:
+        raise ConfigurationError(
+            "a barrier needs participants: give at least this process, or None for everybody"
+        )
+    if len(set(tasks)) != len(tasks):
+        twice = sorted({str(task) for task in tasks if tasks.count(task) > 1})
+        raise ConfigurationError(f"these participants are named twice: {', '.join(twice)}")
+    if own not in tasks:
+        raise BarrierMismatchError(
+            f"{own} calls the barrier but is not among its participants "
+            f"({', '.join(str(task) for task in sorted(tasks))}): name it, or do not call"
+        )
+    return tuple(sorted(tasks))
+
+
+def timeout_ms(timeout: float | None) -> int:
+    """Converts a limit in seconds to the wire's milliseconds, 0 for none.
+
+    Raises:
+        ConfigurationError: It is not a positive number of seconds.
+    """
+    if timeout is None:
+        return 0
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise ConfigurationError(
+            f"timeout must be a positive number of seconds, or None for no limit; not {timeout!r}"
+        )
+    return max(1, math.ceil(timeout * 1000))
+
+
+@dataclass(eq=False)
+class Arrival:
+    """One call of `barrier` that waits."""
+
+    name: str
+    """The barrier's name."""
+    instance: int
+    """Which use of the name it is."""
+    request: pb.EnterBarrier
+    """What the server is told, now and after every reconnection."""
+    settled: bool = False
+    """Whether there is an outcome."""
+    fault: Fault | None = None
+    """Why it failed; None if everybody arrived. Valid once settled."""
+    _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the outcome; returns whether it is there. May return early without one, when woken."""
+        with contextlib.suppress(queue.Empty):
+            self._news.get(timeout=seconds)
+        return self.settled
+
+    def settle(self, fault: Fault | None) -> None:
+        """Sets the outcome."""
+        self.fault = fault
+        self.settled = True
+        self._news.put(None)
+
+    def wake(self) -> None:
+        """Makes `wait` return."""
+        self._news.put(None)
+
+
+class Barriers:
+    """Counts the instances of each name and keeps the arrivals that have no outcome yet. Thread-safe.
+
+    An instance counts as finished when its outcome was delivered to the caller. A wait that was interrupted
+    leaves the count as it was: calling again presents the same instance again, and if it is over by then, the
+    server answers with its outcome at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._finished: dict[str, int] = {}
+        self._waiting: dict[str, Arrival] = {}
+        self._send: Callable[[pb.EnterBarrier], None] | None = None
+
+    def instance(self, name: str) -> int:
+        """Returns how many instances of the name this process has finished: the number of the next."""
+        with self._lock:
+            return self._finished.get(name, 0)
+
+    def enter(self, name: str, participants: Sequence[Task], limit_ms: int) -> Arrival:
+        """Arrives: tells the server now, or as soon as the session is attached.
+
+        Raises:
+            ConfigurationError: The name is not usable.
+            BarrierMismatchError: Another thread of this process waits at the same barrier.
+        """
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+            raise ConfigurationError(
+                f"a barrier's name is a string of 1 to {MAX_NAME} characters, not {name!r}"
+            )
+        with self._lock:
+            if name in self._waiting:
+                raise BarrierMismatchError(
+                    f"another thread of this process already waits at barrier {name!r}: a process takes part "
+                    "once. Give the second one a name of its own."
+                )
+            instance = self._finished.get(name, 0)
+            request = pb.EnterBarrier(
+                name=name,
+                instance=instance,
+                participants=[task.to_proto() for task in participants],
+                timeout_ms=limit_ms,
+            )
+            arrival = Arrival(name, instance, request)
+            self._waiting[name] = arrival
+            if self._send is not None:
+                self._send(request)
+            return arrival
+
+    def give_up(self, arrival: Arrival) -> None:
+        """Stops to wait for an outcome; the arrival itself stands."""
+        with self._lock:
+            if self._waiting.get(arrival.name) is arrival:
+                del self._waiting[arrival.name]
+
+    def attach(self, send: Callable[[pb.EnterBarrier], None]) -> None:
+        """Begins to send through a new session; every arrival without an outcome is presented to it."""
+        with self._lock:
+            self._send = send
+            for arrival in self._waiting.values():
+                send(arrival.request)
+
+    def detach(self) -> None:
+        """Stops to send: the session broke."""
+        with self._lock:
+            self._send = None
+
+    def resolve(self, result: pb.BarrierResult) -> None:
+        """Delivers an outcome; that of an instance which nobody waits for is dropped."""
+        fault = faults.from_error(result.error) if result.HasField("error") else None
+        if fault is not None and fault.transient:
+            return  # the server is on its way out: the next session is presented with the arrival again
+        with self._lock:
+            arrival = self._waiting.get(result.name)
+            if arrival is None or result.instance not in (arrival.instance, -1):
+                return
+            del self._waiting[result.name]
+            if fault is None or fault.ends_barrier:
+                self._count(result.name, arrival.instance + 1)
+        arrival.settle(fault)
+
+    def _count(self, name: str, finished: int) -> None:
+        """Notes how many instances are finished; the name that was not used for longest is forgotten."""
+        self._finished.pop(name, None)
+        self._finished[name] = finished
+        if len(self._finished) > MAX_NAMES:
+            del self._finished[next(iter(self._finished))]
+
+    def wake(self) -> None:
+        """Makes every waiting thread look at the state of its agent."""
+        with self._lock:
+            waiting = tuple(self._waiting.values())
+        for arrival in waiting:
+            arrival.wake()

@@ -1,0 +1,208 @@
+"""Calls that are answered once: made again while the coordinator is away, interruptible, never silent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from dmesh.coordination import faults
+from dmesh.coordination.faults import Fault
+from dmesh.coordination.link import Link
+from dmesh.coordination.retry import Patience
+from dmesh.coordination.session import Session
+from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
+
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response", bound=Message)
+
+
+class Calls:
+    """Makes calls for one agent. Thread-safe.
+
+    Every request carries its request id, so that an attempt whose answer was lost may be repeated: the server
+    answers the same and does it once.
+    """
+
+    def __init__(
+        self, link: Link, session: Session, patience: Patience, announce: Callable[[str], None]
+    ) -> None:
+        self._link = link
+        self._session = session
+        self._patience = patience
+        self._announce = announce
+
+    def call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        doing: str,
+        timeout: float | None = None,
+        mutates: bool = True,
+        needs_seat: bool = True,
+    ) -> _Response:
+        """Makes a call that the server answers at once, again and again while it is away.
+
+        Args:
+            method: The method of a stub.
+            request: What to send, the same in every attempt.
+            doing: What the caller is doing, for messages: "setting key 'a'".
+            timeout: Seconds after which to give up. Default: when the coordinator was silent for its lease
+                and a margin.
+            mutates: Whether the call changes something, so that giving up leaves open whether it did.
+            needs_seat: Whether to wait for the session to register again if the server does not know the
+                caller.
+
+        Raises:
+            CoordinatorUnavailableError: The coordinator does not answer. Whether a change took effect is
+                unknown.
+            DMeshError: The server refused.
+        """
+        limit = self._patience.call if timeout is None else timeout
+        started = time.monotonic()
+        delays = self._patience.retry.delays()
+        while True:
+            self._session.check()
+            generation = self._session.generation
+            left = max(0.05, limit - (time.monotonic() - started))
+            outcome = self._link.attempt(
+                method, request, min(left, self._patience.attempt), self._session.check
+            )
+            if not isinstance(outcome, Fault):
+                return outcome
+            self._session.check()  # what ended the session says more than what the call got because of it
+            waited = time.monotonic() - started
+            if not outcome.transient or (outcome.needs_registration and not needs_seat):
+                raise self._refusal(outcome)
+            if waited >= limit or self._session.gone:
+                if mutates:
+                    doing += " (whether that took effect is unknown)"
+                raise self._too_long(outcome, doing, waited)
+            self._session.pause(min(next(delays), limit - waited), generation)
+
+    def wait(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
+        request: Callable[[float | None], _Request],
+        *,
+        doing: str,
+        timeout: float | None,
+    ) -> _Response | None:
+        """Makes a call that the server answers when something happens; None if `timeout` passed before.
+
+        Args:
+            method: The method of a stub.
+            request: Makes the request for the seconds that are left.
+            doing: What is waited for, for messages and announcements: "waiting for key 'a'".
+            timeout: Seconds; None for no limit.
+
+        Raises:
+            CoordinatorUnavailableError: The coordinator has been silent for its lease and a margin.
+            DMeshError: The server refused.
+        """
+        started = time.monotonic()
+        announcer = Announcer(self._announce, self._patience.announce_interval)
+        delays = self._patience.retry.delays()
+
+        def look() -> None:
+            self._session.check()
+            waited = time.monotonic() - started
+            if self._session.gone:
+                raise self._session.unavailable(doing)
+            if announcer.due:
+                of = "" if timeout is None else f" of {timeout:g}"
+                announcer.say(f"still {doing}, for {waited:.0f}{of} s{self.absence()}")
+
+        while True:
+            self._session.check()
+            generation = self._session.generation
+            waited = time.monotonic() - started
+            left = None if timeout is None else max(0.0, timeout - waited)
+            # The server's own limit comes first; this one is for a server that does not keep to it.
+            deadline = None if left is None else left + self._patience.slack
+            outcome = self._link.attempt(method, request(left), deadline, look)
+            if not isinstance(outcome, Fault):
+                return outcome
+            self._session.check()  # what ended the session says more than what the call got because of it
+            over = timeout is not None and time.monotonic() - started >= timeout
+            if not outcome.transient:
+                raise self._refusal(outcome)
+            look()
+            if over:
+                return None
+            self._session.pause(next(delays), generation)
+
+    def try_once(
+        self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, timeout: float
+    ) -> _Response | None:
+        """Makes one attempt of a call; None if it fails, for answers that are only nice to have."""
+        outcome = self._link.attempt(method, request, timeout)
+        return None if isinstance(outcome, Fault) else outcome
+
+    def fence(self, fault: Fault) -> None:
+        """Ends the session: the server said that this process may not act for its seat any more."""
+        error = fault.exception()
+        assert isinstance(error, CoordinationError)
+        self._session.fail(error)
+
+    def absence(self) -> str:
+        """Returns words about a coordinator that was silent for a suspicious time; else nothing."""
+        silence = self._link.contact.silence
+        if silence < 2 * self._session.registration.heartbeat_interval + 1:
+            return ""
+        return f" (no contact with the coordinator at {self._link.address} for {silence:.0f} s)"
+
+    def _refusal(self, fault: Fault) -> DMeshError:
+        if fault.code is grpc.StatusCode.UNIMPLEMENTED and not fault.from_server:
+            return faults.not_a_coordinator(self._link.address, fault.message)
+        if fault.fences:
+            self.fence(fault)
+        return fault.exception()
+
+    def _too_long(self, fault: Fault, doing: str, waited: float) -> CoordinatorUnavailableError:
+        if fault.from_server:
+            return CoordinatorUnavailableError(
+                f"the coordinator at {self._link.address} refused for {waited:.1f} s ({fault.message}), "
+                f"while {doing}"
+            )
+        if self._session.gone:
+            return self._session.unavailable(doing)
+        if fault.code is grpc.StatusCode.DEADLINE_EXCEEDED and self._link.contact.silence < waited / 2:
+            return CoordinatorUnavailableError(
+                f"the coordinator at {self._link.address} lives but gave no answer for {waited:.1f} s, while "
+                f"{doing}. Look at its log: it may be overloaded, or its disk full."
+            )
+        return faults.unavailable(
+            self._link.address, fault.message, waited, doing=doing, ever_connected=self._link.contact.ever
+        )
+
+
+class Announcer:
+    """Says something at most once per interval, the first time after one interval."""
+
+    def __init__(
+        self, announce: Callable[[str], None], interval: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._announce = announce
+        self._interval = interval
+        self._clock = clock
+        self._next = clock() + interval
+
+    @property
+    def due(self) -> bool:
+        """True if it is time to say something."""
+        return self._clock() >= self._next
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is time to say something."""
+        return max(0.0, self._next - self._clock())
+
+    def say(self, message: str) -> None:
+        """Says it."""
+        self._next = self._clock() + self._interval
+        self._announce(message)

@@ -1,0 +1,96 @@
+"""How a gRPC channel to a coordinator is set up, and when the coordinator was last heard of."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+ChannelOptions: TypeAlias = list[tuple[str, int]]
+
+_MIB = 1 << 20
+_FAILING_FOR = 1.0
+
+
+def channel_options(*, use_proxy: bool = False) -> ChannelOptions:
+    """Returns the options of a channel to a coordinator.
+
+    Args:
+        use_proxy: Honor `http_proxy` and its relatives. Off by default: coordinators live in the same
+            network, and a proxy that somebody set for the web breaks long-lived streams, on loopback above
+            all.
+    """
+    return [
+        ("grpc.enable_http_proxy", int(use_proxy)),
+        # Agreed with the server, which permits pings this often; they find connections that died without a
+        # word.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 15_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A restarted coordinator is found within about a second. The third is how long one attempt to connect
+        # may take, whatever its name says.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.min_reconnect_backoff_ms", 5_000),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+        # Calls are made again here, with their request id, not by gRPC.
+        ("grpc.enable_retries", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        # Every agent has a connection of its own, so that the server sees each one break.
+        ("grpc.use_local_subchannel_pool", 1),
+        # A read of many keys or a table of very many members is large; the server bounds what it sends.
+        ("grpc.max_receive_message_length", 64 * _MIB),
+        ("grpc.max_send_message_length", 64 * _MIB),
+    ]
+
+
+class Contact:
+    """When somebody was last heard of, and since when attempts to reach it fail. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._heard_at = clock()
+        self._ever = False
+        self._failing_since: float | None = None
+
+    def heard(self) -> None:
+        """Notes an answer, just now."""
+        with self._lock:
+            self._heard_at = self._clock()
+            self._ever = True
+            self._failing_since = None
+
+    def failed(self) -> None:
+        """Notes an attempt that was not answered."""
+        with self._lock:
+            if self._failing_since is None:
+                self._failing_since = self._clock()
+
+    @property
+    def ever(self) -> bool:
+        """Whether there ever was an answer."""
+        with self._lock:
+            return self._ever
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last answer, or since the beginning."""
+        with self._lock:
+            return self._clock() - self._heard_at
+
+    def lost_for(self, limit: float) -> bool:
+        """Returns whether the other side has been silent for `limit` seconds although it was tried.
+
+        A process that was stopped itself finds a long silence when it goes on; that alone says nothing about
+        the other side, so an attempt must have failed, and not only this moment.
+        """
+        with self._lock:
+            now = self._clock()
+            return (
+                now - self._heard_at > limit
+                and self._failing_since is not None
+                and now - self._failing_since > min(_FAILING_FOR, limit / 2)
+            )

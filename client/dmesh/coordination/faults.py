@@ -1,0 +1,212 @@
+"""What went wrong in a call: from a gRPC status or an error message to an exception of `dmesh.errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from dmesh.coordination.members import Member
+from dmesh.errors import (
+    BarrierCancelledError,
+    BarrierError,
+    BarrierMismatchError,
+    BarrierTimeoutError,
+    ClientIdTakenError,
+    ConfigurationError,
+    CoordinationError,
+    CoordinatorUnavailableError,
+    DMeshError,
+    FencedError,
+    JobMismatchError,
+    KeyExistsError,
+    KeyNotFoundError,
+    KeyTypeError,
+    KeyWaitTimeoutError,
+    LimitExceededError,
+    WatchCompactedError,
+)
+from dmesh.v1 import common_pb2 as pb
+
+ERROR_METADATA_KEY = "dmesh-error-bin"
+"""Trailing metadata beside a gRPC status, with a serialized `dmesh.v1.Error`."""
+
+_EXCEPTIONS: Mapping[int, type[DMeshError]] = {
+    pb.ERROR_KIND_INVALID_ARGUMENT: ConfigurationError,
+    pb.ERROR_KIND_UNKNOWN_TASK: ConfigurationError,
+    pb.ERROR_KIND_TASK_TAKEN: ClientIdTakenError,
+    pb.ERROR_KIND_SPEC_MISMATCH: JobMismatchError,
+    pb.ERROR_KIND_FENCED: FencedError,
+    pb.ERROR_KIND_NOT_REGISTERED: CoordinationError,
+    pb.ERROR_KIND_BARRIER_TIMEOUT: BarrierTimeoutError,
+    pb.ERROR_KIND_BARRIER_FAILED: BarrierError,
+    pb.ERROR_KIND_BARRIER_CANCELLED: BarrierCancelledError,
+    pb.ERROR_KIND_BARRIER_MISMATCH: BarrierMismatchError,
+    pb.ERROR_KIND_KEY_EXISTS: KeyExistsError,
+    pb.ERROR_KIND_KEY_NOT_FOUND: KeyNotFoundError,
+    pb.ERROR_KIND_KEY_NOT_INTEGER: KeyTypeError,
+    pb.ERROR_KIND_DEADLINE_EXCEEDED: KeyWaitTimeoutError,
+    pb.ERROR_KIND_COMPACTED: WatchCompactedError,
+    pb.ERROR_KIND_LIMIT_EXCEEDED: LimitExceededError,
+    pb.ERROR_KIND_SHUTTING_DOWN: CoordinatorUnavailableError,
+    pb.ERROR_KIND_CLUSTER_ENDING: CoordinationError,
+    pb.ERROR_KIND_INTERNAL: CoordinationError,
+}
+
+_ENDS_BARRIER = frozenset(
+    {
+        pb.ERROR_KIND_BARRIER_TIMEOUT,
+        pb.ERROR_KIND_BARRIER_FAILED,
+        pb.ERROR_KIND_BARRIER_CANCELLED,
+        pb.ERROR_KIND_BARRIER_MISMATCH,
+    }
+)
+
+# A status without an error of the server's own: the connection broke, an attempt took too long, or the server
+# (or gRPC for it, under load) dropped the call. INTERNAL and UNKNOWN mean a broken stream only if they say
+# so.
+_TRANSIENT = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
+_BROKEN_STREAM = ("RST_STREAM", "Stream removed", "stream terminated")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a call, a stream or a barrier failed."""
+
+    kind: int
+    """The server's `ErrorKind`; 0 if it was not the server that said so."""
+    message: str
+    """What happened, in words."""
+    members: tuple[Member, ...] = ()
+    """Whom it is about."""
+    epoch: int = 0
+    """The cluster's epoch at the time; 0 if unknown."""
+    code: grpc.StatusCode | None = None
+    """The gRPC status, if it came with one."""
+
+    @property
+    def from_server(self) -> bool:
+        """True if the server answered, if only to refuse."""
+        return self.kind != 0
+
+    @property
+    def transient(self) -> bool:
+        """True if the same call may succeed when it is made again."""
+        if self.kind:
+            return self.kind in (pb.ERROR_KIND_SHUTTING_DOWN, pb.ERROR_KIND_NOT_REGISTERED)
+        if self.code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+            return any(words in self.message for words in _BROKEN_STREAM)
+        return self.code in _TRANSIENT
+
+    @property
+    def needs_registration(self) -> bool:
+        """True if the server does not know the caller."""
+        return self.kind == pb.ERROR_KIND_NOT_REGISTERED
+
+    @property
+    def fences(self) -> bool:
+        """True if the caller may not act for its seat any more."""
+        return self.kind == pb.ERROR_KIND_FENCED
+
+    @property
+    def ends_barrier(self) -> bool:
+        """True if it is a barrier's outcome, so that the next use of its name is the next instance."""
+        return self.kind in _ENDS_BARRIER
+
+    def exception(self) -> DMeshError:
+        """Makes the exception to raise: a new one each time, because each belongs to one thread."""
+        if self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not self.kind:
+            return LimitExceededError(
+                f"the request or its answer is too large for one message: {self.message}"
+            )
+        cls = _EXCEPTIONS.get(self.kind, CoordinationError)
+        if issubclass(cls, CoordinationError):
+            return cls(self.message, self.members)
+        return cls(self.message)
+
+
+CHANNEL_CLOSED = Fault(0, "the channel is closed", code=grpc.StatusCode.CANCELLED)
+"""Why a call fails that comes after the channel was closed."""
+
+
+def from_error(error: pb.Error) -> Fault:
+    """Reads an error that came inside a message."""
+    return Fault(
+        kind=error.kind,
+        message=error.message or f"the coordinator reported error {error.kind} without a word",
+        members=tuple(Member.from_proto(member) for member in error.members),
+        epoch=error.epoch,
+    )
+
+
+def from_rpc(error: grpc.RpcError) -> Fault:
+    """Reads a failed call: the server's own error if there is one beside the status, else the status."""
+    # Every error of a call is also its grpc.Call; the type stubs know two unrelated classes.
+    call = cast("grpc.Call", error)
+    code = call.code()
+    for key, value in call.trailing_metadata() or ():
+        if key == ERROR_METADATA_KEY and isinstance(value, bytes):
+            try:
+                fault = from_error(pb.Error.FromString(value))
+            except DecodeError:
+                break
+            return Fault(fault.kind, fault.message, fault.members, fault.epoch, code)
+    return Fault(0, call.details() or code.name, code=code)
+
+
+_CAUSES: tuple[tuple[str, str], ...] = (
+    ("Connection refused", "connection refused: nothing listens there"),
+    ("Domain name not found", "its name is not known"),
+    ("errors resolving", "its name could not be resolved"),
+    ("DNS resolution failed", "its name could not be resolved"),
+    ("SETTINGS frame as the first", "something listens there that does not speak gRPC, perhaps an HTTP port"),
+    ("before receiving SETTINGS", "the connection was accepted but nothing was answered"),
+    ("No route to host", "there is no route to its host"),
+    ("Network is unreachable", "its network is unreachable"),
+    ("imed out", "the connection timed out, as behind a firewall"),
+    ("Socket closed", "the connection broke"),
+    ("Connection reset", "the connection broke"),
+    ("Broken pipe", "the connection broke"),
+    ("GOAWAY", "it is shutting down"),
+    ("Deadline Exceeded", "it accepted the call but did not answer in time"),
+)
+
+
+def cause_of(details: str) -> str:
+    """Says in plain words why a connection failed, from gRPC's own description."""
+    for fragment, words in _CAUSES:
+        if fragment in details:
+            return words
+    return details
+
+
+def unavailable(
+    address: str, details: str, tried_for: float, *, doing: str, ever_connected: bool
+) -> CoordinatorUnavailableError:
+    """Makes the error for a coordinator that does not answer: what was tried, for how long, what to do."""
+    if ever_connected:
+        happened = f"no contact with the coordinator at {address} for {tried_for:.1f} s"
+        advice = (
+            "Look whether it still runs and whether its host is reachable; one that is restarted on the same "
+            "address and data directory is found again by itself, if it comes back sooner."
+        )
+    else:
+        happened = f"the coordinator at {address} did not answer within {tried_for:.1f} s"
+        advice = (
+            f"Start it (`dmesh serve --listen {address}`, or client 0 where that hosts it), or correct "
+            "DMESH_COORDINATOR or the first entry of DTENSOR_JOBS."
+        )
+    return CoordinatorUnavailableError(f"{happened} ({cause_of(details)}), while {doing}. {advice}")
+
+
+def not_a_coordinator(address: str, details: str) -> CoordinatorUnavailableError:
+    """Makes the error for a server that speaks gRPC but not this protocol."""
+    return CoordinatorUnavailableError(
+        f"what listens at {address} is not a dmesh coordinator, or a version that is too old or too new "
+        f"({details}). Correct DMESH_COORDINATOR, or use the same version of dmesh on both sides."
+    )

@@ -1,0 +1,256 @@
+"""The key-value store of the cluster: small values that the processes of a program must agree on.
+
+Values are bytes. Where a value is given, a `str` stands for its UTF-8 encoding; where one is returned, it is
+bytes unless the caller names an `encoding`. Nothing about the type is stored, because programs in other
+languages and other protocols share the keys.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias, overload
+
+from dmesh.coordination.calls import Calls
+from dmesh.coordination.link import Link
+from dmesh.errors import ConfigurationError, KeyNotFoundError, KeyTypeError, KeyWaitTimeoutError
+from dmesh.v1 import common_pb2
+from dmesh.v1 import key_value_pb2 as pb
+
+Value: TypeAlias = str | bytes
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class Snapshot(dict[str, bytes]):
+    """Keys and values that were read together, in order of the answer: a `dict` that knows its revision.
+
+    `watch(prefix, from_revision=snapshot.revision + 1)` continues where it ends.
+
+    Attributes:
+        revision: Revision of the store at which all of them were read.
+    """
+
+    def __init__(self, items: Iterable[tuple[str, bytes]] = (), revision: int = 0) -> None:
+        super().__init__(items)
+        self.revision = revision
+
+    def text(self, encoding: str = "utf-8") -> dict[str, str]:
+        """Returns the values as text."""
+        return {key: decode_value(value, key, encoding) for key, value in self.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CompareAndSetResult:
+    """Whether a compare-and-set was done; true or false like the answer."""
+
+    succeeded: bool
+    """True if the key was as expected and is now set."""
+    value: bytes | None
+    """The key's value now; None if there is no such key."""
+    revision: int
+    """Revision of the change; the current one if nothing changed."""
+
+    def __bool__(self) -> bool:
+        return self.succeeded
+
+
+def encode_key(key: str, what: str = "key") -> str:
+    """Checks a key or prefix.
+
+    Raises:
+        ConfigurationError: It is not a non-empty string that has an encoding in UTF-8.
+    """
+    if not isinstance(key, str) or (not key and what == "key"):
+        raise ConfigurationError(f"a {what} is a non-empty string, not {key!r}")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{what} {key!r} has no encoding in UTF-8: {error.reason}") from error
+    return key
+
+
+def encode_value(value: Value, key: str) -> bytes:
+    """Converts a value to bytes.
+
+    Raises:
+        KeyTypeError: It is neither `str` nor `bytes`.
+        ConfigurationError: The string has no encoding in UTF-8.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"the value for key {key!r} has no encoding in UTF-8: {error.reason}"
+            ) from error
+    raise KeyTypeError(
+        f"the value for key {key!r} must be str or bytes, not {type(value).__name__}; encode it, for example "
+        "with json"
+    )
+
+
+def decode_value(value: bytes, key: str, encoding: str) -> str:
+    """Converts a value to text.
+
+    Raises:
+        ConfigurationError: There is no such encoding, or the value is not text in it.
+    """
+    try:
+        return value.decode(encoding)
+    except LookupError as error:
+        raise ConfigurationError(f"there is no encoding {encoding!r}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"the value of key {key!r} ({len(value)} bytes) is not {encoding} text: {error.reason} at byte "
+            f"{error.start}. Read it without `encoding` to get the bytes."
+        ) from error
+
+
+class KeyValueMethods:
+    """What an agent can do with the cluster's key-value store. Thread-safe.
+
+    Args:
+        link: The connection.
+        calls: Makes the calls.
+        caller: Who calls.
+    """
+
+    def __init__(self, link: Link, calls: Calls, caller: common_pb2.Caller) -> None:
+        self._key_value = link.key_value
+        self._calls = calls
+        self._caller = caller
+
+    def key_value_set(self, key: str, value: Value, allow_overwrite: bool = False) -> int:
+        """Sets a key; returns the revision of the change."""
+        request = pb.SetRequest(
+            caller=self._caller,
+            request_id=secrets.token_hex(16),
+            key=encode_key(key),
+            value=encode_value(value, key),
+            allow_overwrite=bool(allow_overwrite),
+        )
+        return self._calls.call(self._key_value.Set, request, doing=f"setting key {key!r}").revision
+
+    @overload
+    def key_value_get(self, key: str, timeout: float | None = None) -> bytes: ...
+
+    @overload
+    def key_value_get(self, key: str, timeout: float | None = None, *, encoding: str) -> str: ...
+
+    @overload
+    def key_value_get(self, key: str, timeout: float | None = None, *, encoding: str | None) -> Value: ...
+
+    def key_value_get(self, key: str, timeout: float | None = None, *, encoding: str | None = None) -> Value:
+        """Reads a key, waiting for it to exist."""
+        encode_key(key)
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf
+        ):
+            raise ConfigurationError(
+                f"timeout must be a number of seconds from 0, or None for no limit; not {timeout!r}"
+            )
+
+        def request(left: float | None) -> pb.GetRequest:
+            # Rounded up: 0 would mean "do not wait", which is another question.
+            wait_ms = (
+                -1
+                if left is None
+                else math.ceil(left * 1000)
+                if timeout == 0
+                else max(1, math.ceil(left * 1000))
+            )
+            return pb.GetRequest(caller=self._caller, key=key, timeout_ms=wait_ms)
+
+        response = self._calls.wait(
+            self._key_value.Get, request, doing=f"waiting for key {key!r}", timeout=timeout
+        )
+        if response is None:
+            raise KeyWaitTimeoutError(
+                f"key {key!r} did not appear within {timeout:g} s{self._calls.absence()}: is the process "
+                "that sets it there, and does it use the same key?"
+            )
+        value = response.kv.value
+        return value if encoding is None else decode_value(value, key, encoding)
+
+    @overload
+    def key_value_try_get(self, key: str) -> bytes | None: ...
+
+    @overload
+    def key_value_try_get(self, key: str, *, encoding: str) -> str | None: ...
+
+    @overload
+    def key_value_try_get(self, key: str, *, encoding: str | None) -> Value | None: ...
+
+    def key_value_try_get(self, key: str, *, encoding: str | None = None) -> Value | None:
+        """Reads a key without waiting; returns None if there is none."""
+        request = pb.GetRequest(caller=self._caller, key=encode_key(key), timeout_ms=0)
+        try:
+            value = self._calls.call(
+                self._key_value.Get, request, doing=f"reading key {key!r}", mutates=False
+            ).kv.value
+        except KeyNotFoundError:
+            return None
+        return value if encoding is None else decode_value(value, key, encoding)
+
+    def key_value_get_many(self, keys: Iterable[str]) -> Snapshot:
+        """Reads those of the keys that exist, all at one revision."""
+        if isinstance(keys, str | bytes):
+            raise ConfigurationError(f"keys must be a collection of strings, not the one {keys!r}")
+        wanted = [encode_key(key) for key in keys]
+        request = pb.GetManyRequest(caller=self._caller, keys=wanted)
+        response = self._calls.call(
+            self._key_value.GetMany, request, doing=f"reading {len(wanted)} keys", mutates=False
+        )
+        return Snapshot(((kv.key, kv.value) for kv in response.kvs), response.revision)
+
+    def key_value_list(self, prefix: str) -> Snapshot:
+        """Reads all keys that start with `prefix`, sorted, at one revision."""
+        request = pb.ListRequest(caller=self._caller, prefix=encode_key(prefix, "prefix"))
+        response = self._calls.call(
+            self._key_value.List, request, doing=f"listing the keys that start with {prefix!r}", mutates=False
+        )
+        return Snapshot(((kv.key, kv.value) for kv in response.kvs), response.revision)
+
+    def key_value_delete(self, key: str, *, is_prefix: bool = False) -> int:
+        """Deletes a key, or all keys that start with it; returns how many there were."""
+        request = pb.DeleteRequest(
+            caller=self._caller,
+            request_id=secrets.token_hex(16),
+            key=encode_key(key, "prefix" if is_prefix else "key"),
+            is_prefix=bool(is_prefix),
+        )
+        return self._calls.call(self._key_value.Delete, request, doing=f"deleting key {key!r}").deleted
+
+    def key_value_increment(self, key: str, amount: int = 1) -> int:
+        """Adds to a decimal integer, where a missing key counts as 0; returns the sum."""
+        if isinstance(amount, bool) or not hasattr(amount, "__index__"):
+            raise KeyTypeError(f"amount must be an integer, not {amount!r}")
+        if (number := amount.__index__()) not in _INT64:
+            raise ConfigurationError(f"amount {number} does not fit 64 bits")
+        request = pb.IncrementRequest(
+            caller=self._caller, request_id=secrets.token_hex(16), key=encode_key(key), amount=number
+        )
+        return self._calls.call(self._key_value.Increment, request, doing=f"incrementing key {key!r}").value
+
+    def key_value_compare_and_set(
+        self, key: str, expected: Value | None, value: Value
+    ) -> CompareAndSetResult:
+        """Sets a key if its value is `expected` (None: if it does not exist)."""
+        request = pb.CompareAndSetRequest(
+            caller=self._caller,
+            request_id=secrets.token_hex(16),
+            key=encode_key(key),
+            expected=None if expected is None else encode_value(expected, key),
+            value=encode_value(value, key),
+        )
+        response = self._calls.call(self._key_value.CompareAndSet, request, doing=f"setting key {key!r}")
+        return CompareAndSetResult(
+            succeeded=response.succeeded,
+            value=response.current.value if response.HasField("current") else None,
+            revision=response.revision,
+        )

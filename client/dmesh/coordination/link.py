@@ -1,0 +1,118 @@
+"""The connection to one coordinator: the channel, its stubs, and single attempts of calls."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from dmesh.coordination import faults
+from dmesh.coordination.channel import Contact, channel_options
+from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
+from dmesh.coordination.waiting import Errands
+from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
+from dmesh.v1.key_value_pb2_grpc import KeyValueServiceStub
+
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response", bound=Message)
+
+_LOOK = 0.5
+"""Seconds between two looks at the state of the session while a call is under way."""
+_CLOSE = 10.0
+"""Seconds that closing the channel may take."""
+
+
+class Link:
+    """The connection to one coordinator. Thread-safe.
+
+    Its callers may be interrupted at any instant, so none of gRPC's code runs on their threads: see
+    `waiting`.
+
+    Attributes:
+        address: HOST:PORT of the coordinator.
+        contact: When it was last heard of.
+        coordination: Stub for membership, sessions and barriers.
+        key_value: Stub for the key-value store.
+    """
+
+    def __init__(self, address: str, *, use_proxy: bool = False) -> None:
+        self.address = address
+        self.contact = Contact()
+        self._channel = grpc.insecure_channel(address, options=channel_options(use_proxy=use_proxy))
+        self.coordination = CoordinationServiceStub(self._channel)
+        self.key_value = KeyValueServiceStub(self._channel)
+        self._errands = Errands("dmesh-calls")
+
+    def attempt(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        deadline: float | None,
+        look: Callable[[], None] | None = None,
+    ) -> _Response | Fault:
+        """Makes one attempt of a call and waits for its answer.
+
+        Args:
+            method: The method of a stub.
+            request: What to send.
+            deadline: Seconds that it may take; None for no limit.
+            look: Called every now and then meanwhile; what it raises ends the attempt.
+
+        Returns:
+            The answer, or why there is none.
+        """
+        box: queue.SimpleQueue[_Response | Fault] = queue.SimpleQueue()
+        begun: list[grpc.Future[_Response]] = []
+
+        def begin() -> None:
+            try:
+                future = method.future(request, timeout=deadline)
+            except ValueError:
+                box.put(CHANNEL_CLOSED)
+                return
+            begun.append(future)
+            future.add_done_callback(lambda done: box.put(self._outcome(done)))
+
+        if not self._errands.submit(begin):
+            return CHANNEL_CLOSED
+        try:
+            while True:
+                try:
+                    return box.get(timeout=_LOOK)
+                except queue.Empty:
+                    if look is not None:
+                        look()
+        except BaseException:
+            # Jobs run in order: whatever was to be begun has been begun by then.
+            self._errands.submit(lambda: [future.cancel() for future in begun])
+            raise
+
+    def cancel(self, call: grpc.Call) -> None:
+        """Ends a call; its reader gets the status CANCELLED."""
+        self._errands.submit(call.cancel)
+
+    def close(self) -> None:
+        """Closes the channel; calls under way are cancelled."""
+        self._errands.close(self._channel.close, _CLOSE)
+
+    def note(self, fault: Fault) -> None:
+        """Notes whether a failed call was answered at all."""
+        if fault.from_server:
+            self.contact.heard()
+        elif fault is not CHANNEL_CLOSED:
+            self.contact.failed()
+
+    def _outcome(self, done: grpc.Future[_Response]) -> _Response | Fault:
+        try:
+            response = done.result()
+        except grpc.FutureCancelledError:
+            return Fault(0, "the call was cancelled", code=grpc.StatusCode.CANCELLED)
+        except grpc.RpcError as error:
+            fault = faults.from_rpc(error)
+            self.note(fault)
+            return fault
+        self.contact.heard()
+        return response

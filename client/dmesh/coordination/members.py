@@ -1,0 +1,262 @@
+"""Who is in the cluster: tasks, members, their processes and devices, as plain values."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dmesh.errors import ConfigurationError
+from dmesh.v1 import common_pb2, coordination_pb2
+
+_TASK_NAME = re.compile(r"/job:([A-Za-z0-9_.-]{1,128})(?:/replica:0)?/task:([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Task:
+    """One seat of a cluster."""
+
+    job: str
+    """Name of the job."""
+    index: int
+    """Index within the job, from 0."""
+
+    def __str__(self) -> str:
+        return f"/job:{self.job}/task:{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """Reads `/job:NAME/task:N`; a `/replica:0` between the two is allowed.
+
+        Raises:
+            ConfigurationError: The text is nothing of the kind.
+        """
+        match = _TASK_NAME.fullmatch(text)
+        if match is None:
+            raise ConfigurationError(f"{text!r} does not name a task: write it as '/job:NAME/task:N'")
+        return cls(match[1], int(match[2]))
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.Task) -> Task:
+        """Converts from the wire."""
+        return cls(message.job, message.index)
+
+    def to_proto(self) -> common_pb2.Task:
+        """Converts for the wire."""
+        return common_pb2.Task(job=self.job, index=self.index)
+
+
+class MemberState(enum.Enum):
+    """What became of the holder of a seat. The values are the wire's."""
+
+    UNKNOWN = 0
+    REGISTERED = 1
+    CONNECTED = 2
+    LEFT = 3
+    LOST = 4
+    FAILED = 5
+
+    @property
+    def departed(self) -> bool:
+        """True if the holder is gone for good."""
+        return self in (MemberState.LEFT, MemberState.LOST, MemberState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a client."""
+
+    type: str
+    """CPU, GPU or TPU."""
+    index: int
+    """Index among the client's devices of that type, from 0."""
+    description: str = ""
+    """What the hardware calls itself; empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Facts about a client process, for people who look for it."""
+
+    host: str = ""
+    """Host name, as the process sees it."""
+    pid: int = 0
+    """Process id on that host."""
+    boot_id: str = ""
+    """Random identity of the running kernel; equal on one machine only."""
+    program: str = ""
+    """Program that runs, e.g. `train.py`."""
+    dmesh_version: str = ""
+    """Version of the dmesh distribution."""
+    python_version: str = ""
+    """Version of the Python interpreter."""
+    started_at_unix_ms: int = 0
+    """Wall-clock start, milliseconds since the Unix epoch. For display only."""
+
+    def to_proto(self) -> common_pb2.Process:
+        """Converts for the wire."""
+        return common_pb2.Process(
+            host=self.host,
+            pid=self.pid,
+            boot_id=self.boot_id,
+            program=self.program,
+            dmesh_version=self.dmesh_version,
+            python_version=self.python_version,
+            started_at_unix_ms=self.started_at_unix_ms,
+        )
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.Process) -> Process:
+        """Converts from the wire."""
+        return cls(
+            message.host,
+            message.pid,
+            message.boot_id,
+            message.program,
+            message.dmesh_version,
+            message.python_version,
+            message.started_at_unix_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The holder of a seat, as the server saw it at one moment."""
+
+    job: str
+    """Name of the job."""
+    index: int
+    """Index within the job: the client id."""
+    incarnation: int
+    """Random number of the process; 0 for a seat that nobody has taken."""
+    state: MemberState
+    """What became of it."""
+    process: Process
+    """Who it is."""
+    devices: tuple[Device, ...] = ()
+    """Its devices, in order of type and index."""
+    peer_addresses: tuple[str, ...] = ()
+    """HOST:PORT at which its peers reach it, most preferred first."""
+    last_seen_age: float = 0.0
+    """Seconds since the server last heard of it."""
+    registered_age: float = 0.0
+    """Seconds since it registered."""
+    reason: str = ""
+    """Why it is LOST or FAILED, in words."""
+
+    @property
+    def rank(self) -> int:
+        """The client id, by which collectives know it."""
+        return self.index
+
+    @property
+    def task(self) -> str:
+        """Name of the seat: `/job:worker/task:2`."""
+        return f"/job:{self.job}/task:{self.index}"
+
+    def describe(self) -> str:
+        """Names it to a person: `/job:worker/task:2 (host h, pid 9)`."""
+        if not self.incarnation:
+            return f"{self.task} (never registered)"
+        return f"{self.task} (host {self.process.host or '?'}, pid {self.process.pid})"
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.Member) -> Member:
+        """Converts from the wire. A state that this version does not know becomes UNKNOWN."""
+        state = MemberState(message.state) if message.state in _STATES else MemberState.UNKNOWN
+        return cls(
+            job=message.task.job,
+            index=message.task.index,
+            incarnation=message.incarnation,
+            state=state,
+            process=Process.from_proto(message.process),
+            devices=tuple(Device(d.type, d.index, d.description) for d in message.devices),
+            peer_addresses=tuple(message.peer_addresses),
+            last_seen_age=message.last_seen_age_ms / 1000,
+            registered_age=message.registered_age_ms / 1000,
+            reason=message.reason,
+        )
+
+
+_STATES = frozenset(state.value for state in MemberState)
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierStatus:
+    """A barrier under way."""
+
+    name: str
+    """Its name."""
+    instance: int
+    """Which use of the name, from 0."""
+    arrived: tuple[Task, ...]
+    """Who has arrived, in order of arrival."""
+    missing: tuple[Task, ...]
+    """Who has not, sorted."""
+    age: float
+    """Seconds since the first arrival."""
+    remaining: float | None
+    """Seconds until it fails; None for no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster, as the server saw it at one moment."""
+
+    server_incarnation: int
+    """Random number that the server drew when it started."""
+    cluster_incarnation: int
+    """Random number of this life of the cluster."""
+    epoch: int
+    """Grows with every change of membership."""
+    members: tuple[Member, ...]
+    """The holders of seats, the departed ones included, sorted by task."""
+    vacant: tuple[Task, ...]
+    """Seats that nobody has taken yet, sorted."""
+    barriers: tuple[BarrierStatus, ...]
+    """Barriers under way, oldest first."""
+
+    def describe(self, tasks: Iterable[Task]) -> str:
+        """Names tasks to a person, each with what is known of its holder."""
+        parts = []
+        for member in self.holders(tasks):
+            if not member.incarnation:
+                parts.append(member.describe())
+                continue
+            process = member.process
+            parts.append(
+                f"{member.task} (host {process.host or '?'}, pid {process.pid}, {member.state.name.lower()}, "
+                f"last seen {member.last_seen_age:.1f} s ago)"
+            )
+        return ", ".join(parts)
+
+    def holders(self, tasks: Iterable[Task]) -> tuple[Member, ...]:
+        """Returns the members at these seats; for an empty seat one that never registered."""
+        by_task = {Task(member.job, member.index): member for member in self.members}
+        return tuple(
+            by_task.get(task) or Member(task.job, task.index, 0, MemberState.REGISTERED, Process())
+            for task in tasks
+        )
+
+    @classmethod
+    def from_proto(cls, message: coordination_pb2.GetClusterStateResponse) -> ClusterState:
+        """Converts from the wire."""
+        return cls(
+            server_incarnation=message.server_incarnation,
+            cluster_incarnation=message.cluster_incarnation,
+            epoch=message.epoch,
+            members=tuple(Member.from_proto(member) for member in message.members),
+            vacant=tuple(Task.from_proto(task) for task in message.vacant),
+            barriers=tuple(
+                BarrierStatus(
+                    name=barrier.name,
+                    instance=barrier.instance,
+                    arrived=tuple(Task.from_proto(task) for task in barrier.arrived),
+                    missing=tuple(Task.from_proto(task) for task in barrier.missing),
+                    age=barrier.age_ms / 1000,
+                    remaining=None if barrier.remaining_ms < 0 else barrier.remaining_ms / 1000,
+                )
+                for barrier in message.barriers
+            ),
+        )

@@ -1,0 +1,99 @@
+"""Tells listeners what happened to the cluster, on a thread of its own: a slow one holds up nobody."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+
+from dmesh._log import logger
+from dmesh.coordination.members import Member
+from dmesh.coordination.waiting import Worker
+from dmesh.errors import CoordinationError
+
+DepartureListener = Callable[[Member], None]
+FailureListener = Callable[[CoordinationError], None]
+
+_Notice = Callable[[], None]
+
+_PATIENCE = 5.0
+"""Seconds that `close` waits for a listener that blocks, before it leaves it to its fate."""
+
+
+class Notices:
+    """Who departed and what failed, told once to every listener, in order.
+
+    A listener added late is told of what happened before, too: between joining a cluster and listening there
+    is always a moment. The thread starts with the first thing to tell. What waits to be told is bounded by
+    the number of members that can depart.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._departed: dict[tuple[str, int, int], Member] = {}
+        self._departure_listeners: list[DepartureListener] = []
+        self._failure_listeners: list[FailureListener] = []
+        self._final: CoordinationError | None = None
+        self._queue: queue.SimpleQueue[_Notice | None] = queue.SimpleQueue()
+        self._worker: Worker | None = None
+        self._closed = False
+
+    def add_departure_listener(self, listener: DepartureListener) -> None:
+        """Adds somebody to tell of each member that departs."""
+        with self._lock:
+            self._departure_listeners.append(listener)
+            for member in self._departed.values():
+                self._tell(lambda member=member: listener(member))  # type: ignore[misc]
+
+    def add_failure_listener(self, listener: FailureListener) -> None:
+        """Adds somebody to tell when the session fails."""
+        with self._lock:
+            self._failure_listeners.append(listener)
+            if self._final is not None:
+                final = self._final
+                self._tell(lambda: listener(final))
+
+    def departed(self, members: Iterable[Member]) -> None:
+        """Notes members that are gone; those known already are not told again."""
+        with self._lock:
+            for member in members:
+                key = (member.job, member.index, member.incarnation)
+                if key in self._departed:
+                    continue
+                self._departed[key] = member
+                for listener in self._departure_listeners:
+                    self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+
+    def failed(self, error: CoordinationError, *, final: bool) -> None:
+        """Notes a failure of the session. A final one is also told to listeners that come later."""
+        with self._lock:
+            if final:
+                self._final = error
+            for listener in self._failure_listeners:
+                self._tell(lambda listener=listener: listener(error))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Tells what is still to be told, then ends the thread. May be called by a listener."""
+        with self._lock:
+            self._closed = True
+            worker = self._worker
+            if worker is not None:
+                self._queue.put(None)
+        if worker is not None:
+            worker.join(_PATIENCE)
+
+    def _tell(self, notice: _Notice) -> None:
+        if self._closed:
+            return
+        if self._worker is None:
+            self._worker = Worker(self._run, self._name)
+            self._worker.start()
+        self._queue.put(notice)
+
+    def _run(self) -> None:
+        while (notice := self._queue.get()) is not None:
+            try:
+                notice()
+            except Exception:  # noqa: BLE001 -- a listener's error must not keep the others from being told
+                logger.exception("a listener of the coordination session failed")

@@ -1,0 +1,397 @@
+"""The session with the coordinator: registered, attached, kept alive, and built up again when it breaks."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import grpc
+
+from dmesh._log import logger
+from dmesh.coordination import faults
+from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
+from dmesh.coordination.link import Link
+from dmesh.coordination.members import Member
+from dmesh.coordination.outbox import Outbox
+from dmesh.coordination.retry import Patience
+from dmesh.coordination.waiting import Bell, Worker
+from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
+from dmesh.v1 import common_pb2, coordination_pb2
+from dmesh.v1 import coordination_pb2 as pb
+
+_JOIN = 10.0
+"""Seconds that the thread may take to end."""
+_SETTLED = 1.0
+"""Seconds after which a session that breaks counts as having worked: its successor is tried for at once."""
+
+# Refusals that no patience changes. Everything else may be over in a moment, and a session is worth trying
+# for.
+_FINAL = frozenset(
+    {
+        common_pb2.ERROR_KIND_FENCED,
+        common_pb2.ERROR_KIND_TASK_TAKEN,
+        common_pb2.ERROR_KIND_SPEC_MISMATCH,
+        common_pb2.ERROR_KIND_CLUSTER_ENDING,
+        common_pb2.ERROR_KIND_UNKNOWN_TASK,
+        common_pb2.ERROR_KIND_INVALID_ARGUMENT,
+    }
+)
+
+
+class SessionListener(Protocol):
+    """Who is told of what comes through the session, on the session's thread; must not block for long."""
+
+    def on_attached(self, outbox: Outbox, *, again: bool) -> None:
+        """The session is attached; what the server must know again can be sent."""
+
+    def on_detached(self) -> None:
+        """The session broke."""
+
+    def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
+        """Members are gone."""
+
+    def on_barrier(self, result: pb.BarrierResult) -> None:
+        """A barrier is over."""
+
+    def on_failure(self, error: CoordinationError, *, final: bool) -> None:
+        """The process was fenced (final), or the coordinator has been gone for too long (not final)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the server answered to the registration."""
+
+    server_incarnation: int
+    """Random number that the server drew when it started."""
+    cluster_incarnation: int
+    """Random number of this life of the cluster."""
+    peer_secret: bytes = field(repr=False)
+    """With which peers prove to one another that they belong to the cluster. Never logged."""
+    heartbeat_interval: float
+    """Seconds between heartbeats."""
+    lease: float
+    """Seconds of silence after which the server declares a client lost."""
+
+
+class Session:
+    """Keeps this process's seat: one background thread, one stream at a time.
+
+    A stream that breaks is opened again at once, then with growing waits. A server that does not know the
+    caller any more (it was restarted without its store) is registered with again, with the same incarnation.
+    Only fencing ends the session for good; a coordinator that stays away longer than lease and margin is
+    reported, once per absence, and looked for all the same.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        caller: common_pb2.Caller,
+        describe: Callable[[], pb.RegisterRequest],
+        listener: SessionListener,
+        patience: Patience,
+    ) -> None:
+        self._link = link
+        self._caller = caller
+        self._describe = describe
+        self._listener = listener
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._bell = Bell()
+        self._registration: Registration | None = None
+        self._epoch = 0
+        self._generation = 0
+        self._attached = False
+        self._closed = False
+        self._leaving = False
+        self._failure: Callable[[], CoordinationError] | None = None
+        self._stream: tuple[Outbox, grpc.Call] | None = None
+        self._worker = Worker(self._run, "dmesh-session")
+        self._last_words = "nothing was tried yet"
+
+    # What others may ask ------------------------------------------------------------------------------------
+
+    @property
+    def registration(self) -> Registration:
+        """What the server answered to the latest registration."""
+        with self._lock:
+            if self._registration is None:
+                raise CoordinationError(f"not registered with the coordinator at {self._link.address} yet")
+            return self._registration
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch heard of."""
+        with self._lock:
+            return self._epoch
+
+    @property
+    def generation(self) -> int:
+        """Counts the streams that were attached."""
+        with self._lock:
+            return self._generation
+
+    @property
+    def last_words(self) -> str:
+        """Why the latest attempt to reach the coordinator failed."""
+        with self._lock:
+            return self._last_words
+
+    @property
+    def gone(self) -> bool:
+        """True if the coordinator has been silent for so long that nobody should wait for it."""
+        with self._lock:
+            registration = self._registration
+        if registration is None:
+            return False
+        return self._link.contact.lost_for(self._patience.silence_allowed(registration.lease))
+
+    def check(self) -> None:
+        """Raises what the session failed with, or that it is closed."""
+        with self._lock:
+            failure, closed = self._failure, self._closed
+        if failure is not None:
+            raise failure()
+        if closed:
+            raise CoordinationError(
+                f"the session with the coordinator at {self._link.address} was closed by this process; "
+                "nothing more can be asked of it"
+            )
+
+    def pause(self, seconds: float, generation: int) -> None:
+        """Waits before another attempt: for `seconds`, or until the session is newly attached or over."""
+        self._bell.wait_for(lambda: self.generation != generation or self._over(), seconds)
+
+    def note_epoch(self, epoch: int) -> None:
+        """Notes an epoch that came with some answer."""
+        with self._lock:
+            self._epoch = max(self._epoch, epoch)
+
+    # Life ---------------------------------------------------------------------------------------------------
+
+    def register(self, request_id: str, timeout: float) -> Fault | None:
+        """Takes the seat, in one attempt. Returns why it failed, or None."""
+        request = self._describe()
+        request.request_id = request_id
+        response = self._link.attempt(self._link.coordination.Register, request, timeout)
+        if isinstance(response, Fault):
+            self._say(response)
+            return response
+        registration = Registration(
+            server_incarnation=response.server_incarnation,
+            cluster_incarnation=response.cluster_incarnation,
+            peer_secret=response.peer_secret,
+            heartbeat_interval=max(response.heartbeat_interval_ms, 1) / 1000,
+            lease=max(response.lease_ms, 1) / 1000,
+        )
+        with self._lock:
+            same_server = (
+                self._registration is not None
+                and self._registration.server_incarnation == registration.server_incarnation
+            )
+            self._registration = registration
+            self._epoch = max(self._epoch, response.epoch) if same_server else response.epoch
+        return None
+
+    def start(self) -> None:
+        """Starts the thread that attaches; the caller has registered."""
+        self._worker.start()
+
+    def wait_attached(self, timeout: float) -> bool:
+        """Waits for the first attachment; False if `timeout` seconds passed before. Raises like `check`."""
+        self._bell.wait_for(lambda: self.generation > 0 or self._over(), max(0.0, timeout))
+        self.check()
+        return self.generation > 0
+
+    def leave(self) -> bool:
+        """Notes that the seat is about to be given up: the stream's end is not to be repaired or reported.
+
+        Returns whether there is a seat to give up.
+        """
+        with self._lock:
+            if self._registration is None or self._closed or self._leaving or self._failure is not None:
+                return False
+            self._leaving = True
+        self._bell.ring()
+        return True
+
+    def close(self) -> None:
+        """Ends the stream and makes the thread end. Idempotent."""
+        with self._lock:
+            self._closed = True
+            stream = self._stream
+        self._bell.ring()
+        if stream is not None:
+            stream[0].close()
+            self._link.cancel(stream[1])
+
+    def join(self) -> None:
+        """Waits for the thread to end; returns at once when called on that thread."""
+        self._worker.join(_JOIN)
+
+    def fail(self, error: CoordinationError) -> None:
+        """Ends the session for good: every call and wait raises `error` from now on."""
+        cls, message, members = type(error), str(error), error.members
+        with self._lock:
+            if self._failure is not None or self._closed or self._leaving:
+                return
+            self._failure = lambda: cls(message, members)
+            stream = self._stream
+        self._bell.ring()
+        if stream is not None:
+            stream[0].close()
+            self._link.cancel(stream[1])
+        self._listener.on_failure(error, final=True)
+
+    # The thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        delays = self._patience.retry.delays()
+        registered, told, request_id, registrations = True, False, "", 0
+        while not self._over():
+            fault: Fault | None
+            if registered:
+                opened = time.monotonic()
+                fault = self._serve_stream()
+                lived = time.monotonic() - opened
+            else:
+                # The same id in all attempts of one registration, another one for the next.
+                request_id = request_id or secrets.token_hex(16)
+                fault, lived = self.register(request_id, self._patience.attempt), 0.0
+            if self._over():
+                return
+            if fault is None:  # only a registration succeeds for good
+                logger.warning("registered again with the coordinator at %s", self._link.address)
+                registered, request_id = True, ""
+                continue
+            if fault.needs_registration and registered:
+                registered = False
+                registrations += 1
+                if registrations > 1:  # a server that forgets at once is not asked in a tight loop
+                    self.pause(next(delays), self.generation)
+                continue
+            if fault.kind in _FINAL or fault.code is grpc.StatusCode.UNIMPLEMENTED:
+                self.fail(_as_coordination_error(fault.exception()))
+                return
+            if self.gone and not told:
+                told = True
+                self._listener.on_failure(self.unavailable("keeping the session"), final=False)
+            if not self.gone:
+                told = False
+            if lived >= _SETTLED:
+                delays, registrations = self._patience.retry.delays(), 0
+                continue
+            self.pause(next(delays), self.generation)
+
+    def _serve_stream(self) -> Fault:
+        """Opens a stream, attaches, and reads until it ends; returns why it did."""
+        registration = self.registration
+        opened = time.monotonic()
+        silent = threading.Event()
+        patience = min(registration.lease, self._patience.silence_allowed(registration.lease))
+
+        def alive() -> bool:
+            with self._lock:
+                attached, stream = self._attached, self._stream
+            limit = patience if attached else self._patience.attempt
+            if min(self._link.contact.silence, time.monotonic() - opened) < limit:
+                return True
+            silent.set()
+            if stream is not None:
+                self._link.cancel(stream[1])
+            return False
+
+        outbox = Outbox(registration.heartbeat_interval, alive)
+        outbox.put(pb.SessionRequest(attach=pb.Attach(caller=self._caller)))
+        end: Fault | None = None
+        try:
+            call = self._link.coordination.Session(outbox)
+        except ValueError:
+            return CHANNEL_CLOSED
+        with self._lock:
+            self._stream = (outbox, call)
+            stale = self._closed or self._failure is not None
+        if stale:
+            call.cancel()
+        try:
+            for response in call:
+                end = self._receive(response, outbox) or end
+        except grpc.RpcError as error:
+            end = end or faults.from_rpc(error)
+        finally:
+            with self._lock:
+                self._stream = None
+                was_attached, self._attached = self._attached, False
+            outbox.close()
+            call.cancel()
+            if was_attached:
+                self._listener.on_detached()
+        if silent.is_set():
+            end = Fault(0, "Deadline Exceeded", code=grpc.StatusCode.DEADLINE_EXCEEDED)
+        end = end or Fault(0, "the coordinator ended the session", code=grpc.StatusCode.UNAVAILABLE)
+        self._link.note(end)
+        self._say(end)
+        return end
+
+    def _receive(self, response: pb.SessionResponse, outbox: Outbox) -> Fault | None:
+        """Handles one message; returns the reason if it says that the session is over."""
+        self._link.contact.heard()
+        kind = response.WhichOneof("kind")
+        if kind == "attached":
+            self._on_attached(response.attached, outbox)
+        elif kind == "heartbeat_ack":
+            self.note_epoch(response.heartbeat_ack.epoch)
+        elif kind == "membership_change":
+            change = response.membership_change
+            self.note_epoch(change.epoch)
+            self._listener.on_departed(
+                change.epoch, [Member.from_proto(member) for member in change.departed]
+            )
+        elif kind == "barrier_result":
+            self._listener.on_barrier(response.barrier_result)
+        elif kind == "session_end":
+            return faults.from_error(response.session_end.error)
+        return None
+
+    def _on_attached(self, attached: coordination_pb2.Attached, outbox: Outbox) -> None:
+        outbox.start_heartbeats()
+        with self._lock:
+            again = self._generation > 0
+            self._attached = True
+            registration = self._registration
+            if registration is not None and registration.server_incarnation != attached.server_incarnation:
+                self._registration = replace(registration, server_incarnation=attached.server_incarnation)
+                self._epoch = attached.epoch
+            self._epoch = max(self._epoch, attached.epoch)
+        if again:
+            logger.warning("the session with the coordinator at %s is attached again", self._link.address)
+        self._listener.on_attached(outbox, again=again)
+        with self._lock:
+            # Only now: whoever waited for the session finds everything in place.
+            self._generation += 1
+        self._bell.ring()
+
+    def _over(self) -> bool:
+        with self._lock:
+            return self._closed or self._leaving or self._failure is not None
+
+    def _say(self, fault: Fault) -> None:
+        with self._lock:
+            self._last_words = fault.message
+
+    def unavailable(self, doing: str) -> CoordinatorUnavailableError:
+        """Makes the error for a coordinator that does not answer."""
+        return faults.unavailable(
+            self._link.address,
+            self.last_words,
+            self._link.contact.silence,
+            doing=doing,
+            ever_connected=self._link.contact.ever,
+        )
+
+
+def _as_coordination_error(error: DMeshError) -> CoordinationError:
+    return error if isinstance(error, CoordinationError) else CoordinationError(str(error))

@@ -1,0 +1,139 @@
+"""How threads wait for each other here: in ways that Ctrl-C can end without leaving a lock behind.
+
+`KeyboardInterrupt` is raised in the main thread between any two bytecodes, also inside `Condition.__enter__`,
+after the lock was taken and before anybody is obliged to release it: the lock is then held for ever. gRPC's
+Python layer is built on conditions, and one such accident silences a whole channel. So the threads of users
+only take locks and queues that are implemented in C, which are taken or not, and never run gRPC's code: a
+thread of the agent does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from dmesh._log import logger
+
+
+class Bell:
+    """Lets threads wait for a condition that others bring about. An interrupt-proof `threading.Condition`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sleepers: list[queue.SimpleQueue[None]] = []
+
+    def ring(self) -> None:
+        """Makes everybody who waits look again."""
+        with self._lock:
+            sleepers, self._sleepers = self._sleepers, []
+        for sleeper in sleepers:
+            sleeper.put(None)
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Waits until the condition holds, looking whenever the bell rings; returns whether it does."""
+        deadline = time.monotonic() + seconds
+        while True:
+            sleeper: queue.SimpleQueue[None] = queue.SimpleQueue()
+            with self._lock:
+                self._sleepers.append(sleeper)
+            try:
+                # Looked at after lying down, so that a ring in between is heard.
+                if condition():
+                    return True
+                if (left := deadline - time.monotonic()) <= 0:
+                    return False
+                try:
+                    sleeper.get(timeout=left)
+                except queue.Empty:
+                    continue
+            finally:
+                with self._lock:
+                    if sleeper in self._sleepers:
+                        self._sleepers.remove(sleeper)
+
+
+class Worker:
+    """A daemon thread which, unlike a `threading.Thread`, an interrupted thread may start and join.
+
+    Args:
+        run: What it does.
+        name: Its name.
+    """
+
+    def __init__(self, run: Callable[[], object], name: str) -> None:
+        self._run = run
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._begun = False
+
+    def start(self) -> None:
+        """Starts it, once."""
+        started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def begin() -> None:
+            try:
+                self._thread.start()
+            except BaseException as error:  # noqa: BLE001 -- raised below
+                started.put(error)
+            else:
+                started.put(None)
+
+        self._begun = True
+        _thread.start_new_thread(
+            begin, ()
+        )  # Thread.start() waits on a condition, and is not ours to interrupt
+        if (error := started.get()) is not None:
+            self._begun = False
+            raise error
+
+    def join(self, timeout: float) -> None:
+        """Waits for its end, for `timeout` seconds at most; returns at once when called on that thread."""
+        if self._begun and self._thread is not threading.current_thread():
+            with contextlib.suppress(queue.Empty):
+                self._ended.get(timeout=timeout)
+                self._ended.put(None)
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._ended.put(None)
+
+
+class Errands:
+    """A thread that runs short jobs for other threads, in order."""
+
+    def __init__(self, name: str) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._worker = Worker(self._run, name)
+        self._worker.start()
+
+    def submit(self, job: Callable[[], object]) -> bool:
+        """Has a job run; returns False if it is too late for that. A job must not block."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._jobs.put(job)
+            return True
+
+    def close(self, last: Callable[[], object], timeout: float) -> None:
+        """Runs what was submitted, then `last`, and ends the thread. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(last)
+                self._jobs.put(None)
+        self._worker.join(timeout)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:  # noqa: BLE001 -- one failed job must not stop those of the other threads
+                logger.exception("a call to the coordinator failed in an unexpected way")

@@ -1,0 +1,260 @@
+"""A coordinator that is killed, restarted, frozen or gone; a user who presses Ctrl-C."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import re
+import signal
+
+import pytest
+
+from dmesh.coordination.members import MemberState
+from dmesh.coordination.retry import Patience
+from dmesh.errors import CoordinationError, CoordinatorUnavailableError, WatchCompactedError
+
+LEASE = ("--lease", "120")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def durable(request) -> bool:
+    return request.param == "sqlite"
+
+
+@pytest.fixture
+def restartable(durable, standalone, tmp_path):
+    return standalone(*(("--data-dir", str(tmp_path / "data")) if durable else ("--memory",)), *LEASE)
+
+
+def test_a_half_arrived_barrier_completes_exactly_once(
+    restartable, durable, join, background, eventually, arrived
+) -> None:
+    agents = [join(restartable.address, index, 3) for index in range(3)]
+    for future in [background(agent.barrier, "b") for agent in agents]:
+        future.result(60)
+    server_before = agents[0].server_incarnation
+    life_before = agents[0].cluster_incarnation
+    waiting = [background(agent.barrier, "b") for agent in agents[:2]]
+    eventually(arrived(agents[2], "b", 2))
+    restartable.kill()
+    restartable.start()
+    agents[2].barrier("b", timeout=60)
+    for future in waiting:
+        future.result(60)
+    again = [background(agent.barrier, "b", timeout=60) for agent in agents]
+    for future in again:
+        future.result(60)
+    assert agents[0].server_incarnation != server_before
+    assert (agents[0].cluster_incarnation == life_before) is durable
+    members = agents[0].members()
+    assert [member.incarnation for member in members] == [agent.identity.incarnation for agent in agents]
+    # The server's table may be a second old.
+    eventually(lambda: {member.state for member in agents[0].members()} == {MemberState.CONNECTED})
+    for agent in agents:
+        agent.leave()
+
+
+def test_calls_made_while_the_server_is_away_take_effect_once(restartable, durable, join, background) -> None:
+    agent, reader = join(restartable.address, 0), join(restartable.address, 1)
+    agent.key_value_set("kept", "v")
+    blocked = background(reader.key_value_get, "later")
+    restartable.kill()
+    sums = [background(agent.key_value_increment, "n") for _ in range(3)]
+    restartable.start()
+    assert sorted(future.result(60) for future in sums) == [1, 2, 3]
+    assert agent.key_value_try_get("kept") == (b"v" if durable else None)
+    agent.key_value_set("later", "now")
+    assert blocked.result(60) == b"now"
+
+
+@pytest.mark.parametrize("durable", [True])
+def test_a_watch_goes_on_after_a_restart_with_each_change_once(restartable, join, background) -> None:
+    writer, reader = join(restartable.address, 0), join(restartable.address, 1)
+    total = 30
+    with reader.watch("n") as watch:
+        consumed = background(lambda: list(itertools.islice(watch, total)))
+        for number in range(total):
+            if number == 10:
+                restartable.kill()
+                restartable.start()
+            writer.key_value_increment("n")
+        events = consumed.result(60)
+    assert [int(event.value) for event in events] == list(range(1, total + 1))
+    revisions = [event.revision for event in events]
+    assert revisions == sorted(set(revisions))
+
+
+@pytest.mark.parametrize("durable", [False])
+def test_a_watch_does_not_pass_from_one_life_to_the_next(restartable, join, background) -> None:
+    agent = join(restartable.address, 0, 1)
+    agent.key_value_set("n", "1")
+    watch = agent.watch("n")
+    waiting = background(next, watch)
+    restartable.kill()
+    restartable.start()
+    for number in range(3):
+        agent.key_value_set("n", str(number), allow_overwrite=True)
+    with pytest.raises(WatchCompactedError):
+        waiting.result(60)
+    watch.close()
+
+
+@pytest.mark.parametrize("durable", [True])
+def test_departures_during_an_outage_are_told_afterwards(restartable, join, eventually) -> None:
+    stays, goes = join(restartable.address, 0), join(restartable.address, 1)
+    stays.members()
+    told: queue.Queue = queue.Queue()
+    stays.add_departure_listener(told.put)
+    restartable.kill()
+    goes.close()
+    restartable.options = (*restartable.options[:2], "--lease", "3", "--heartbeat-interval", "0.5")
+    restartable.start()
+    member = told.get(timeout=60)
+    assert (member.rank, member.state) == (1, MemberState.LOST)
+
+
+def test_a_coordinator_that_stays_away_is_given_up(
+    standalone, join, background, quick, eventually, arrived
+) -> None:
+    server = standalone("--memory", *LEASE, "--heartbeat-interval", "0.5")
+    agent = join(server.address, 0, 2, patience=quick)
+    failures: queue.Queue = queue.Queue()
+    agent.add_failure_listener(failures.put)
+    waiting = [
+        background(agent.barrier, "b"),
+        background(agent.key_value_get, "never"),
+        background(next, agent.watch("")),
+    ]
+    eventually(arrived(agent, "b", 1))
+    server.kill()
+    for future in waiting:
+        with pytest.raises(CoordinatorUnavailableError) as caught:
+            future.result(60)
+        text = str(caught.value)
+        assert re.search(rf"no contact with the coordinator at {server.address} for \d+\.\d s", text)
+        assert "connection refused" in text
+    assert isinstance(failures.get(timeout=60), CoordinatorUnavailableError)
+    with pytest.raises(CoordinatorUnavailableError, match="whether that took effect is unknown"):
+        agent.key_value_set("k", "v")
+    assert failures.empty(), "told once per absence"
+    server.start()
+    eventually(lambda: answers(agent), "the return to the restarted coordinator")
+    agent.key_value_set("k", "v", allow_overwrite=True)
+    assert agent.key_value_get("k") == b"v"
+    server.kill()
+    with pytest.raises(CoordinatorUnavailableError, match="while leaving"):
+        agent.leave(timeout=0.5)
+
+
+def test_who_waits_is_told_of_an_absence(standalone, join, background) -> None:
+    server = standalone("--memory", *LEASE, "--heartbeat-interval", "0.1")
+    said: queue.Queue = queue.Queue()
+    agent = join(server.address, 0, 2, patience=Patience(announce_interval=0.1), announce=said.put)
+    waiting = [background(agent.barrier, "b"), background(agent.key_value_get, "never")]
+    server.kill()
+    absent = f"no contact with the coordinator at {server.address} for"
+    told = set()
+    while told != {"barrier 'b'", "key 'never'"}:
+        line = said.get(timeout=60)
+        told.update(what for what in ("barrier 'b'", "key 'never'") if what in line and absent in line)
+    agent.close()
+    for future in waiting:
+        with pytest.raises(CoordinationError, match="closed by this process"):
+            future.result(60)
+
+
+def answers(agent) -> bool:
+    try:
+        return bool(agent.members())
+    except CoordinatorUnavailableError:
+        return False
+
+
+def test_a_frozen_coordinator_is_given_up(standalone, join, background, quick, eventually, arrived) -> None:
+    server = standalone("--memory", *LEASE, "--heartbeat-interval", "0.5")
+    agent = join(server.address, 0, 2, patience=quick)
+    waiting = [background(agent.barrier, "b"), background(agent.key_value_get, "never")]
+    eventually(arrived(agent, "b", 1))
+    server.child.send(signal.SIGSTOP)
+    try:
+        for future in waiting:
+            with pytest.raises(CoordinatorUnavailableError, match="no contact"):
+                future.result(60)
+    finally:
+        server.child.send(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "agent.barrier('b')",
+        "agent.key_value_get('never')",
+        "next(agent.watch(''))",
+        "while True: agent.key_value_increment('n')",  # wherever it strikes, no lock may be left behind
+    ],
+)
+def test_ctrl_c_ends_a_wait(server, join, spawn, call) -> None:
+    stays = join(server.address, 0)
+    told: queue.Queue = queue.Queue()
+    stays.add_departure_listener(told.put)
+    child = spawn(
+        f"""
+        agent.start()
+        try:
+            say("waiting")
+            {call}
+        except KeyboardInterrupt:
+            say("interrupted")
+            agent.leave()
+            say("left")
+        """,
+        server.address,
+    )
+    child.expect("waiting")
+    child.send(signal.SIGINT)
+    child.expect("interrupted")
+    child.expect("left")
+    assert child.wait() == 0
+    assert child.errors == ""
+    assert told.get(timeout=60).state is MemberState.LEFT
+
+
+def test_ctrl_c_ends_the_search_for_a_coordinator(spawn) -> None:
+    child = spawn(
+        """
+        try:
+            say("waiting")
+            agent.start()
+        except KeyboardInterrupt:
+            say("interrupted")
+        """,
+        "127.0.0.1:1",
+    )
+    child.expect("waiting")
+    child.send(signal.SIGINT)
+    child.expect("interrupted")
+    assert child.wait() == 0
+    assert child.errors == ""
+
+
+def test_what_was_interrupted_can_be_called_again(server, join, spawn, eventually, arrived) -> None:
+    stays = join(server.address, 0)
+    child = spawn(
+        """
+        agent.start()
+        try:
+            agent.barrier("b")
+        except KeyboardInterrupt:
+            agent.barrier("b")
+            agent.barrier("b")
+            say("passed")
+        agent.leave()
+        """,
+        server.address,
+    )
+    eventually(arrived(stays, "b", 1))
+    child.send(signal.SIGINT)
+    stays.barrier("b", timeout=60)
+    stays.barrier("b", timeout=60)
+    child.expect("passed")
+    assert child.wait() == 0
