@@ -12,8 +12,8 @@ logger.addHandler(logging.NullHandler())
 def announce(message: str) -> None:
     """Tells the user something that must not be missed, such as whom the program waits for.
 
-    Goes to the `dmesh` logger as a warning; where no logging is configured, to standard error, because a program
-    that seems to hang without a word is worse than a line too many.
+    Goes to the `dmesh` logger as a warning; where no logging is configured, to standard error, because a
+    program that seems to hang without a word is worse than a line too many.
     """
     logger.warning("%s", message)
     current: logging.Logger | None = logger

@@ -12,7 +12,8 @@ DMeshError
 │   ├── CoordinatorUnavailableError (ConnectionError)
 │   ├── InitializationTimeoutError (TimeoutError)
 │   ├── ClientIdTakenError, FencedError, LimitExceededError
-│   ├── BarrierError: BarrierTimeoutError (TimeoutError), BarrierCancelledError, BarrierMismatchError (ValueError)
+│   ├── BarrierError: BarrierTimeoutError (TimeoutError), BarrierCancelledError,
+│   │   BarrierMismatchError (ValueError)
 │   └── KeyExistsError (ValueError), KeyNotFoundError (KeyError), KeyTypeError (TypeError),
 │       KeyWaitTimeoutError (TimeoutError), WatchCompactedError
 └── CollectiveError (RuntimeError)
@@ -186,3 +187,39 @@ class PeerLostError(CollectiveError, ConnectionError):
 
 class PeerAuthenticationError(CollectiveError, ConnectionError):
     """A peer could not prove that it belongs to the cluster."""
+
+
+__all__ = [
+    "AddressInUseError",
+    "AlreadyInitializedError",
+    "BarrierCancelledError",
+    "BarrierError",
+    "BarrierMismatchError",
+    "BarrierTimeoutError",
+    "ClientIdTakenError",
+    "CollectiveError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "CollectiveTypeError",
+    "CollectiveValueError",
+    "ConfigurationError",
+    "CoordinationError",
+    "CoordinatorUnavailableError",
+    "DeviceError",
+    "DMeshError",
+    "FencedError",
+    "InitializationTimeoutError",
+    "JobMismatchError",
+    "KeyExistsError",
+    "KeyNotFoundError",
+    "KeyTypeError",
+    "KeyWaitTimeoutError",
+    "LayoutError",
+    "LimitExceededError",
+    "MeshError",
+    "MissingExtraError",
+    "NotInitializedError",
+    "PeerAuthenticationError",
+    "PeerLostError",
+    "WatchCompactedError",
+]

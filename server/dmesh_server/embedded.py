@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -55,6 +56,8 @@ class EmbeddedServer:
             logs.error("embedded_server_stuck", address=self.address)
 
     def _begin(self) -> None:
+        # gRPC's own remarks about connections would stand between the lines of the host's program.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._thread.start()
         self.address = str(self._started.result())
         # An interpreter that ends under a running event loop may crash; leaving first costs nothing.

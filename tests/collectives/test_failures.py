@@ -206,6 +206,18 @@ def test_the_coordination_service_says_who_is_gone():
         failed.join()
 
 
+def test_who_ends_without_a_shutdown_says_why():
+    """The reason comes before the goodbye, so that nobody reports a mere departure."""
+    with cluster(3) as ranks:
+        ended = threading.Timer(
+            0.05, ranks.communicators[1].close, (1.0, "ZeroDivisionError: the learning rate")
+        )
+        ended.start()
+        for error in ranks.run(lambda communicator: communicator.world.all_reduce(X), (0, 2)):
+            assert_lost(error, 1, "ZeroDivisionError: the learning rate")
+        ended.join()
+
+
 def test_who_finds_out_tells_the_others():
     """Ranks 0 and 3 hear nothing of the death of rank 2 themselves."""
     with cluster(4) as ranks:

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from tests.collectives.ranks import cluster
 
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.messages import MAX_BYTES, Abort, BadMessage, Here, Where, clean, decode, encode
+from dmesh.collectives.messages import (
+    MAX_BYTES,
+    Abort,
+    BadMessage,
+    Farewell,
+    Here,
+    Where,
+    clean,
+    decode,
+    encode,
+)
 from dmesh.errors import CollectiveMismatchError
 
 IDS = st.integers(0, 2**64 - 1)
@@ -21,6 +31,7 @@ FAILURES = st.builds(Failure, CAUSES, TEXTS, st.lists(st.integers(0, 999), max_s
 MESSAGES = st.one_of(
     st.builds(Abort, IDS, FAILURES),
     st.builds(Where, IDS, PAIRS, IDS, TEXTS, IDS),
+    st.builds(Farewell, TEXTS),
     st.builds(
         Here, IDS, PAIRS, IDS, IDS, st.sampled_from(["unknown", "absent", "queued", "running", "finished"]),
         IDS, TEXTS, TEXTS,
@@ -65,7 +76,7 @@ def test_a_spoiled_field_is_refused_or_harmless(message, data):
         decoded = decode(json.dumps(fields).encode())
     except BadMessage:
         return
-    assert isinstance(decoded, (Abort, Where, Here))
+    assert isinstance(decoded, (Abort, Where, Here, Farewell))
     assert decode(encode(decoded)) == decoded
 
 
@@ -74,6 +85,7 @@ def test_a_spoiled_field_is_refused_or_harmless(message, data):
     [
         b"[" * 50_000,
         b'{"kind":"abort"}',
+        b'{"kind":"farewell"}',
         b'{"kind":"where","group":1e400}',
         b" " * (MAX_BYTES + 1),
         b"\xff\xfe",

@@ -18,6 +18,7 @@ from dmesh.collectives.group import Group, group_id
 from dmesh.collectives.messages import (
     Abort,
     BadMessage,
+    Farewell,
     Here,
     Message,
     Where,
@@ -49,6 +50,8 @@ class Communicator:
         peers: All clients; this one may be among them.
         transport: Moves bytes; not started yet.
         timeout: Seconds that a collective may take if its caller says nothing else.
+        on_gone: Told once of each client that is gone, and why, when the collectives have been told. Any
+            thread; must not block.
         patience: When a waiting rank asks and announces.
         clock: Seconds, monotonic.
 
@@ -63,6 +66,7 @@ class Communicator:
         transport: Transport,
         timeout: float,
         *,
+        on_gone: Callable[[int, str], None] | None = None,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,6 +81,7 @@ class Communicator:
         self.transport = transport
         self.timeout = timeout
         self.patience = patience or Patience()
+        self._on_gone = on_gone
         self.clock = clock
         self.flight = FlightRecorder(clock=clock)
         self._peers = known
@@ -235,6 +240,11 @@ class Communicator:
             self._lost[rank] = reason
         for group in self._groups_with(rank):
             group.lose(rank, reason)
+        self._note_gone(rank, reason)
+
+    def _note_gone(self, rank: int, reason: str) -> None:
+        if self._on_gone is not None:
+            self._on_gone(rank, reason)
 
     def why_gone(self, rank: int) -> str | None:
         """Returns what is known of the departure of a client; None if it is not known to have departed."""
@@ -246,12 +256,21 @@ class Communicator:
         peer = self._peers.get(rank)
         return f"rank {rank}" if peer is None else f"rank {rank}, {peer.description}"
 
-    def close(self, linger: float) -> None:
+    def watch(self, rank: int) -> None:
+        """Sees to it that the death of a client is noticed at once, before any collective needs it."""
+        self.transport.watch(rank)
+
+    def close(self, linger: float, reason: str = "") -> None:
         """Says goodbye and ends everything; pending collectives of other threads fail. Idempotent.
 
         Args:
             linger: Seconds for which what has been sent may still be delivered.
+            reason: Why this client ends without a proper shutdown, for the others to report; else empty.
         """
+        if reason and self.world.size <= _RELAY_LIMIT:
+            for rank in self.world.ranks:
+                if rank != self.rank:
+                    self.tell(rank, Farewell(reason))
         with self._lock:
             if self._closed is None:
                 self._closed = Failure(Cause.CLOSED, "the collectives of this client have been shut down")
@@ -298,6 +317,8 @@ class Communicator:
                 else:
                     here = Here(number, pair, sequence, question, "unknown", 0, "", self.busy())
                     self.tell(peer, here)
+            case Farewell(reason):
+                self._lose(peer, reason)
             case Here(number):
                 group = self._find(self._groups, number)
                 if group is not None:
@@ -337,8 +358,11 @@ class Communicator:
         reason = "it has left the cluster"
         with self._lock:
             self._left[peer] = reason
+            known = peer in self._lost
         for group in self._groups_with(peer):
             group.member_left(peer, reason)
+        if not known:
+            self._note_gone(peer, reason)
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes) -> None:
         """A client's message for one of this client's calls is of another call."""

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside the data: that a group failed, and where they are.
+"""What ranks tell each other beside the data: that a group failed, where they are, why they end.
 
 JSON objects, small and checked: each field has a type and a limit, everything else is refused. They come from
 peers that have proved that they belong to the cluster, but a mistake over there must not become a crash over
@@ -76,7 +76,15 @@ class Here:
     """What else it does at the moment, if anything."""
 
 
-Message = Abort | Where | Here
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The sender's program ends without a proper shutdown."""
+
+    reason: str
+    """Why."""
+
+
+Message = Abort | Where | Here | Farewell
 
 
 def clean(text: str) -> str:
@@ -114,6 +122,8 @@ def encode(message: Message) -> bytes:
                 "last": clean(message.last),
                 "busy": clean(message.busy),
             }
+        case Farewell(reason):
+            fields = {"kind": "farewell", "reason": clean(reason)}
     # Texts of 4,000 characters outside of ASCII would take six bytes each if they were escaped.
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
@@ -144,6 +154,8 @@ def decode(data: bytes) -> Message:
         about = tuple(_natural(rank, "ranks") for rank in ranks)
         failure = Failure(cause, _text(fields, "message"), about, _text(fields, "reason"))
         return Abort(_number(fields, "group"), failure)
+    if kind == "farewell":
+        return Farewell(_text(fields, "reason"))
     if kind not in ("where", "here"):
         raise BadMessage("kind")
     group, sequence, question = (_number(fields, name) for name in ("group", "sequence", "question"))

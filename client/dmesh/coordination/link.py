@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable
 from typing import TypeVar
@@ -41,6 +42,8 @@ class Link:
     def __init__(self, address: str, *, use_proxy: bool = False) -> None:
         self.address = address
         self.contact = Contact()
+        # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._channel = grpc.insecure_channel(address, options=channel_options(use_proxy=use_proxy))
         self.coordination = CoordinationServiceStub(self._channel)
         self.key_value = KeyValueServiceStub(self._channel)

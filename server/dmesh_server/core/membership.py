@@ -286,10 +286,14 @@ def tell_departures(cluster: Cluster, turn: Turn) -> None:
     if turn.now < cluster.quiet_until:
         cluster.deadlines.set(NoticeDue(cluster.name), cluster.quiet_until)
         return
-    cluster.quiet_until = turn.now + cluster.limits.departure_batch
+    # Telling everybody costs time for each session: a cluster that ends must not tell all of those who stay
+    # of each that goes.
+    limits, sessions = cluster.limits, cluster.roster.sessions
+    quiet = max(limits.departure_batch, limits.departure_quiet_per_session * len(sessions))
+    cluster.quiet_until = turn.now + quiet
     departed = tuple(seat.snapshot() for seat in cluster.untold)
     cluster.untold.clear()
-    turn.push(cluster.roster.sessions, MembershipChange(cluster.epoch, departed))
+    turn.push(sessions, MembershipChange(cluster.epoch, departed))
 
 
 def _sorted(jobs: tuple[Job, ...]) -> list[Job]:

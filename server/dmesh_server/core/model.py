@@ -186,6 +186,8 @@ class Limits:
     """Time within which a broken session may be attached again unnoticed, seconds."""
     departure_batch: float = 0.05
     """Departures within this time of the last notice are told together, seconds."""
+    departure_quiet_per_session: float = 0.0003
+    """The same, for each session that must be told: the larger of both counts."""
     max_clusters: int = 1_000
     """Clusters on one server."""
     max_tasks: int = 100_000

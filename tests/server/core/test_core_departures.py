@@ -43,6 +43,19 @@ def test_departures_soon_after_a_notice_are_told_together() -> None:
     assert [member.task.index for member in d.notices(4)[0].departed] == [3]
 
 
+def test_the_more_there_are_to_tell_the_longer_departures_gather() -> None:
+    """Telling all who stay of each who goes would cost a large cluster that ends its square."""
+    d = Driver(5, Limits(departure_batch=0.05, departure_quiet_per_session=0.1))
+    d.join(*range(5))
+    d.apply(d.leave(0))
+    assert len(d.notices(4)) == 1
+    d.apply(d.leave(1))
+    d.advance(0.39)
+    assert not d.notices(4)
+    d.advance(0.02)
+    assert [member.task.index for member in d.notices(4)[0].departed] == [1]
+
+
 def test_departures_found_in_one_moment_are_told_together() -> None:
     d = Driver(4)
     d.join(0, 1, 2)

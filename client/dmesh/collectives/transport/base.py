@@ -114,6 +114,10 @@ class Transport(ABC):
         """
         del timeout
 
+    def watch(self, peer: int) -> None:
+        """Sees to it, without waiting, that the death of `peer` is noticed, if that takes a connection."""
+        del peer
+
     @abstractmethod
     def open(self, group: int, sequence: int, signature: bytes) -> Channel:
         """Opens the channel of one collective. Frames that came before are delivered to it at once."""

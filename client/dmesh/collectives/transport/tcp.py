@@ -162,6 +162,11 @@ class TcpTransport(Transport):
                     )
                 self._changed.wait(max(0.0, min(began + timeout, reported + report_every) - now))
 
+    def watch(self, peer: int) -> None:
+        """Dials a peer, if nothing has been sent to it yet; see `Transport.watch`."""
+        self.mailbox.peer(peer)
+        self._link(peer)
+
     def open(self, group: int, sequence: int, signature: bytes) -> Channel:
         """Opens a channel; see `Transport.open`."""
         return self.mailbox.open(group, sequence, signature)

@@ -1,0 +1,318 @@
+"""Brings one client up and down: listener, embedded server, session, data plane, in that order.
+
+Every step that can fail for a reason known locally (addresses, ports) comes before the first byte is sent.
+What was started is stopped again, in reverse, if a later step fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dmesh._log import announce
+from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.tcp import TcpTransport
+from dmesh.coordination.agent import Agent, Identity
+from dmesh.coordination.members import Device, Member
+from dmesh.coordination.process import new_incarnation, this_process
+from dmesh.errors import (
+    AddressInUseError,
+    BarrierError,
+    BarrierTimeoutError,
+    ConfigurationError,
+    CoordinationError,
+    CoordinatorUnavailableError,
+    InitializationTimeoutError,
+)
+from dmesh.settings import Settings, split_address
+
+if TYPE_CHECKING:
+    from dmesh_server.embedded import EmbeddedServer
+
+INITIALIZE_BARRIER = "dmesh/initialize"
+SHUTDOWN_BARRIER = "dmesh/shutdown"
+_LAST_WORDS = 1.0
+"""Seconds that a leaving client's last messages have to be delivered."""
+_GOODBYE = 10.0
+"""Seconds that a coordination server, busy with everybody's leave, has to acknowledge a clean one."""
+
+
+@dataclass
+class Client:
+    """The running parts of one client."""
+
+    settings: Settings
+    """What it was started with."""
+    agent: Agent | None = None
+    """The session with the coordination server, if there is one."""
+    server: EmbeddedServer | None = None
+    """The coordination server, if this client hosts it."""
+    members: tuple[Member, ...] = ()
+    """All clients, by rank; empty without a coordination service."""
+    communicator: Communicator = field(init=False)
+    """The data plane."""
+    _departed: set[int] = field(default_factory=set)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def leave(self, reason: str = "", *, patience: float = 0.0) -> None:
+        """Stops everything.
+
+        Args:
+            reason: Empty for a clean leave; otherwise why this client ends without a shutdown.
+            patience: Seconds for which this client, if it hosts the coordination server, lets the others
+                leave first.
+        """
+        try:
+            if self.server is not None and patience > 0:
+                self._let_others_go(patience)
+            if self.agent is not None:
+                _leave_quietly(self.agent, reason, _LAST_WORDS if reason else _GOODBYE)
+        finally:
+            self.communicator.close(_LAST_WORDS, reason)
+            if self.server is not None:
+                self.server.stop(grace=_LAST_WORDS)
+
+    def on_departure(self, member: Member) -> None:
+        """The coordination service says that a client is gone."""
+        self.communicator.departed(member.rank, member.reason or "it has left the cluster")
+
+    def on_gone(self, rank: int, reason: str) -> None:
+        """The data plane has noticed, or was told, that a client is gone."""
+        with self._changed:
+            self._departed.add(rank)
+            self._changed.notify_all()
+        if rank == 0 and self.agent is not None and _hosts_server(self.settings, rank):
+            self.agent.abandon(
+                CoordinatorUnavailableError(
+                    f"client 0, which hosted the coordination server, is gone: {reason}. To keep the server "
+                    "apart from the clients, run `dmesh serve` and set DMESH_COORDINATOR."
+                )
+            )
+
+    def _let_others_go(self, patience: float) -> None:
+        others = self.settings.num_clients - 1
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._departed) >= others, patience)
+
+
+def start_client(settings: Settings, devices: Sequence[Device], use_coordination: bool) -> Client:
+    """Joins the cluster that `settings` describe and waits until all its clients have.
+
+    Args:
+        settings: Multi-client settings.
+        devices: This client's devices.
+        use_coordination: Whether to discover the others through a coordination server, or to connect to the
+            addresses in `DTENSOR_JOBS` alone.
+
+    Raises:
+        AddressInUseError: The port in this client's `DTENSOR_JOBS` entry is taken.
+        ConfigurationError: The entry's host is not one of this machine's.
+        InitializationTimeoutError: Not all clients came within `DMESH_INIT_TIMEOUT`.
+        CoordinationError: The server refused this client, or another client failed meanwhile.
+    """
+    if use_coordination:
+        return _start_with_coordination(settings, devices)
+    return _start_without_coordination(settings)
+
+
+def start_local_coordination(
+    settings: Settings, devices: Sequence[Device]
+) -> tuple[Agent, Callable[[], None]]:
+    """Starts a coordination server for this process alone and joins it, so that local scripts can use it too.
+
+    Returns:
+        The session, and what ends it and the server.
+    """
+    server = _start_embedded_server("127.0.0.1:0", settings)
+    with contextlib.ExitStack() as undo:
+        undo.callback(server.stop, grace=0.5)
+        identity = Identity(
+            cluster=settings.cluster,
+            job=settings.job_name,
+            index=0,
+            incarnation=new_incarnation(),
+            jobs={settings.job_name: (server.address,)},
+            process=this_process(),
+            devices=tuple(devices),
+            peer_addresses=(),
+        )
+        agent = Agent(server.address, identity, connect_timeout=settings.init_timeout)
+        undo.callback(agent.close)
+        agent.start()
+        undo.callback(_leave_quietly, agent, "", _LAST_WORDS)
+        end = undo.pop_all().close
+    return agent, end
+
+
+def _hosts_server(settings: Settings, rank: int) -> bool:
+    return settings.coordinator is None and rank == 0
+
+
+def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> Client:
+    deadline = time.monotonic() + settings.init_timeout
+    host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS")
+    hosts_server = _hosts_server(settings, settings.client_id)
+    with contextlib.ExitStack() as undo:
+        listener = _listen(settings, host, (settings.data_port or 0) if hosts_server else port)
+        undo.callback(listener.close)
+        server = None
+        if hosts_server:
+            server = _start_embedded_server(_join(settings.bind_host or host, port), settings)
+            undo.callback(server.stop, grace=0.5)
+        agent = Agent(
+            settings.coordinator or settings.jobs[0],
+            Identity(
+                cluster=settings.cluster,
+                job=settings.job_name,
+                index=settings.client_id,
+                incarnation=new_incarnation(),
+                jobs={settings.job_name: settings.jobs},
+                process=this_process(),
+                devices=tuple(devices),
+                peer_addresses=(_join(host, listener.getsockname()[1]),),
+            ),
+            connect_timeout=settings.init_timeout,
+        )
+        undo.callback(agent.close)
+        agent.start()
+        undo.callback(_leave_quietly, agent, "gave up during initialization", _LAST_WORDS)
+        _await_everybody(agent, settings, deadline)
+        client = Client(settings, agent, server, agent.members())
+        client.communicator = _communicator(
+            client,
+            listener,
+            peers=[Peer(m.rank, m.peer_addresses, m.incarnation, m.describe()) for m in client.members],
+            incarnation=agent.identity.incarnation,
+            secret=lambda: agent.peer_secret,
+            cluster_id=agent.cluster_incarnation.to_bytes(8, "big"),
+        )
+        agent.add_departure_listener(client.on_departure)
+        agent.add_failure_listener(lambda error: announce(str(error)))
+        if settings.coordinator is None and not hosts_server:
+            client.communicator.watch(0)  # with it, the coordination server dies, and nobody else could tell
+        undo.pop_all()
+        return client
+
+
+def _start_without_coordination(settings: Settings) -> Client:
+    host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS")
+    jobs = f"{settings.cluster}\n{settings.job_name}\n{','.join(settings.jobs)}".encode()
+    # Without a server nobody hands out a secret: the token proves who belongs, the job list to which job.
+    secret = hashlib.blake2b(jobs, key=(settings.token or "").encode()[:64], digest_size=32).digest()
+    peers = [
+        Peer(rank, (address,), 0, f"/job:{settings.job_name}/task:{rank} ({address})")
+        for rank, address in enumerate(settings.jobs)
+    ]
+    with contextlib.ExitStack() as undo:
+        listener = _listen(settings, host, port)
+        undo.callback(listener.close)
+        cluster_id = hashlib.blake2b(jobs, digest_size=8).digest()
+        client = Client(settings)
+        client.communicator = _communicator(client, listener, peers, 0, lambda: secret, cluster_id)
+        undo.callback(client.communicator.close, linger=0.0)
+        client.communicator.connect_all(settings.init_timeout)
+        undo.pop_all()
+        return client
+
+
+def _communicator(
+    client: Client,
+    listener: socket.socket,
+    peers: Sequence[Peer],
+    incarnation: int,
+    secret: Callable[[], bytes],
+    cluster_id: bytes,
+) -> Communicator:
+    settings = client.settings
+    transport = TcpTransport(
+        settings.client_id, listener, secret=secret, cluster_id=cluster_id, incarnation=incarnation
+    )
+    return Communicator(
+        settings.client_id, peers, transport, timeout=settings.collective_timeout, on_gone=client.on_gone
+    )
+
+
+def _await_everybody(agent: Agent, settings: Settings, deadline: float) -> None:
+    """Waits until every client is here; all of them pass, or none."""
+    try:
+        agent.barrier(INITIALIZE_BARRIER, timeout=max(deadline - time.monotonic(), 0.001))
+    except BarrierTimeoutError as error:
+        missing = ", ".join(member.describe() for member in error.members)
+        raise InitializationTimeoutError(
+            f"not all of the {settings.num_clients} clients came within {settings.init_timeout:g} s; "
+            f"missing: "
+            f"{missing or 'unknown'}. Check that each of them was started with the same DTENSOR_JOBS and "
+            f"can reach "
+            f"{agent.address}; DMESH_INIT_TIMEOUT sets the limit.",
+            error.members,
+        ) from error
+    except BarrierError as error:
+        raise type(error)(f"initialization failed: {error}", error.members) from error
+
+
+def _leave_quietly(agent: Agent, reason: str, timeout: float) -> None:
+    with contextlib.suppress(CoordinationError):  # the server may be gone already; we leave all the same
+        agent.leave(reason, timeout)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _listen(settings: Settings, host: str, port: int) -> socket.socket:
+    """Opens the listener for this client's peers; port 0 takes any free one."""
+    bind_host = settings.bind_host or host
+    where = _join(bind_host, port)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigurationError(f"cannot listen on {where}{_whose(settings)}: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A restarted client must not wait for the kernel to forget its old connections.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise _address_in_use(where, settings) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigurationError(
+                f"cannot listen on {where}{_whose(settings)}: it is not an address of this machine. Check "
+                "DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST to the local address to listen on."
+            ) from error
+        raise
+    return listener
+
+
+def _address_in_use(where: str, settings: Settings) -> AddressInUseError:
+    return AddressInUseError(
+        f"cannot listen on {where}{_whose(settings)}: the port is taken by another process. Is another "
+        "client with the same DTENSOR_CLIENT_ID, or a leftover of an earlier run, still there?"
+    )
+
+
+def _whose(settings: Settings) -> str:
+    return (
+        f" for client {settings.client_id} (DTENSOR_JOBS entry {settings.address})" if settings.jobs else ""
+    )
+
+
+def _start_embedded_server(listen: str, settings: Settings) -> EmbeddedServer:
+    # The one place where the client needs the server's code: only the client that hosts it pays for the
+    # import.
+    from dmesh_server.embedded import start
+
+    try:
+        return start(listen)
+    except AddressInUseError as error:
+        raise _address_in_use(listen, settings) from error

@@ -1,0 +1,250 @@
+"""Initializing and shutting down: the one place that changes the process-wide state (see `dmesh.context`).
+
+Names, arguments, defaults and the order of checks are those of TensorFlow's `tf.experimental.dtensor`; where
+they differ, `docs/differences-from-tensorflow.md` says so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+
+from dmesh import context
+from dmesh._log import logger
+from dmesh.bootstrap import SHUTDOWN_BARRIER, Client, start_client, start_local_coordination
+from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.local import LocalNetwork
+from dmesh.context import Context
+from dmesh.coordination.members import Device
+from dmesh.device import detect_gpus, preferred_device_type
+from dmesh.errors import AlreadyInitializedError, CoordinationError, DeviceError, NotInitializedError
+from dmesh.settings import Settings
+
+_DEVICE_TYPES = ("CPU", "GPU", "TPU")
+
+
+def initialize_accelerator_system(
+    device_type: str | None = None,
+    enable_coordination_service: bool | None = True,
+    num_logical_cpu_devices: int | None = None,
+    experimental_reset_context: bool | None = False,
+) -> str:
+    """Initializes this process as a client: alone, or as one of the clients in `DTENSOR_JOBS`.
+
+    With `DTENSOR_JOBS` unset or empty, meshes can only use devices of this process (local mode). Otherwise
+    this call joins the other clients and returns when all of them are there. It says every 10 seconds who is
+    missing.
+
+    Environment variables (all in `docs/configuration.md`):
+
+    - `DTENSOR_JOBS`: comma-separated `HOST:PORT` of every client, equal in all of them.
+    - `DTENSOR_CLIENT_ID`: index of this client in that list, default 0.
+    - `DTENSOR_JOB_NAME`: job name in device names, default `localhost` in local mode and `worker` otherwise.
+    - `DMESH_COORDINATOR`: `HOST:PORT` of a standalone coordination server. Without it, client 0 hosts one at
+      its own `DTENSOR_JOBS` address.
+    - `DMESH_INIT_TIMEOUT`: how long to wait for the others, seconds, default 300.
+
+    Args:
+        device_type: CPU, GPU or TPU, in any case; None for `preferred_device_type()`.
+        enable_coordination_service: Discover the other clients and their devices through a coordination
+            server. If False, peers connect by their `DTENSOR_JOBS` addresses alone and every client must have
+            equal devices.
+        num_logical_cpu_devices: How many logical CPU devices this client has. Default:
+            `DMESH_NUM_CPU_DEVICES`, or 1; at least the number of accelerators if `device_type` is not CPU.
+        experimental_reset_context: Initialize although meshes were made before; those meshes become invalid.
+
+    Returns:
+        The device type, in upper case.
+
+    Raises:
+        AlreadyInitializedError: The system is initialized, or local devices are already in use.
+        DeviceError: The device type is unknown or this machine has no such device.
+        ConfigurationError: An environment variable is not usable.
+        AddressInUseError: This client's port is taken.
+        ClientIdTakenError: Another process is this client already.
+        JobMismatchError: The clients' job lists or names differ.
+        CoordinatorUnavailableError: The coordination server does not answer.
+        InitializationTimeoutError: Not all clients came in time.
+    """
+    if context.current_or_none() is not None:
+        raise AlreadyInitializedError(
+            "the accelerator system is already initialized; call dmesh.shutdown_accelerator_system() first"
+        )
+    if context.devices_in_use():
+        if not experimental_reset_context:
+            raise AlreadyInitializedError(
+                "initialize_accelerator_system() came too late: a mesh over this process's devices exists "
+                "already. "
+                "Call it before the first create_mesh(), or pass experimental_reset_context=True to give "
+                "up that mesh"
+            )
+        logger.warning(
+            "resetting the context: meshes made before initialize_accelerator_system() are invalid"
+        )
+        context.clear()
+    device_type = (preferred_device_type() if device_type is None else device_type).upper()
+    settings = Settings.load()
+    logical_devices = _count_devices(device_type, num_logical_cpu_devices, settings)
+    if settings.multi_client:
+        _initialize_multi_client(settings, device_type, logical_devices, bool(enable_coordination_service))
+    else:
+        _initialize_local(settings, device_type, logical_devices)
+    return device_type
+
+
+def shutdown_accelerator_system() -> None:
+    """Leaves the cluster cleanly and forgets the system; it may be initialized again afterwards.
+
+    In multi-client mode all clients must call it: they meet at a barrier for at most `DMESH_SHUTDOWN_TIMEOUT`
+    seconds (default 60), then leave. This client has left even when an exception is raised.
+
+    Raises:
+        NotInitializedError: There is nothing to shut down.
+        BarrierError: Not all clients came to the shutdown, or one of them was lost before.
+        CollectiveError: Likewise, without a coordination service.
+    """
+    state = context.current_or_none()
+    if state is None:
+        raise NotInitializedError(
+            "the accelerator system is not initialized; call dmesh.initialize_accelerator_system() first"
+        )
+    _uninstall_exit_hooks()
+    try:
+        if state.client is None:
+            if state.close_coordination is not None:
+                state.close_coordination()
+            state.collectives().close(linger=0.0)
+        else:
+            _leave_together(state.client)
+    finally:
+        context.clear()
+
+
+def _leave_together(client: Client) -> None:
+    timeout = client.settings.shutdown_timeout
+    patience = 0.0
+    try:
+        if client.agent is not None:
+            client.agent.barrier(SHUTDOWN_BARRIER, timeout=timeout)
+        else:
+            client.communicator.world.barrier(timeout=timeout)
+        patience = timeout  # everybody is about to leave
+    finally:
+        client.leave(patience=patience)
+
+
+def _count_devices(device_type: str, num_cpus: int | None, settings: Settings) -> Mapping[str, int]:
+    """Returns how many logical devices of each type this client will have."""
+    if device_type not in _DEVICE_TYPES:
+        raise DeviceError(
+            f"unknown device type {device_type!r}; it must be one of {', '.join(_DEVICE_TYPES)}"
+        )
+    if num_cpus is None:
+        num_cpus = settings.num_cpu_devices
+    if num_cpus is not None and (isinstance(num_cpus, bool) or not isinstance(num_cpus, int) or num_cpus < 1):
+        raise DeviceError(f"num_logical_cpu_devices must be a positive integer, got {num_cpus!r}")
+    accelerators = {"GPU": len(detect_gpus()), "TPU": 0}
+    if device_type == "CPU":
+        return {"CPU": num_cpus or 1, **accelerators}
+    count = accelerators[device_type]
+    if count == 0:
+        raise DeviceError(
+            f"device_type={device_type} was asked for, but this machine has no {device_type}; use "
+            "device_type='CPU', or None for what there is"
+        )
+    if num_cpus is not None and num_cpus < count:
+        raise DeviceError(
+            f"num_logical_cpu_devices={num_cpus} is less than the number of {device_type} devices "
+            f"({count}); each "
+            "of them needs a CPU device beside it"
+        )
+    return {"CPU": num_cpus or count, **accelerators}
+
+
+def _device_list(logical_devices: Mapping[str, int]) -> tuple[Device, ...]:
+    return tuple(Device(kind, index) for kind in _DEVICE_TYPES for index in range(logical_devices[kind]))
+
+
+def _initialize_local(settings: Settings, device_type: str, logical_devices: Mapping[str, int]) -> None:
+    if settings.coordinator is not None:
+        logger.warning(
+            "DMESH_COORDINATOR=%s is ignored: DTENSOR_JOBS is not set, so this process runs alone",
+            settings.coordinator,
+        )
+    myself = Peer(0, (), 0, f"/job:{settings.job_name}/task:0 (this process)")
+    context.install(
+        Context(
+            settings,
+            device_type,
+            logical_devices,
+            communicator=Communicator(
+                0, [myself], LocalNetwork(1).transport(0), timeout=settings.collective_timeout
+            ),
+            open_coordination=partial(start_local_coordination, settings, _device_list(logical_devices)),
+        )
+    )
+
+
+def _initialize_multi_client(
+    settings: Settings, device_type: str, logical_devices: Mapping[str, int], use_coordination: bool
+) -> None:
+    client = start_client(settings, _device_list(logical_devices), use_coordination)
+    context.install(
+        Context(
+            settings,
+            device_type,
+            logical_devices,
+            members=client.members,
+            communicator=client.communicator,
+            agent=client.agent,
+            client=client,
+        )
+    )
+    _install_exit_hooks()
+
+
+# What a process tells the others when it ends without a shutdown ---------------------------------------
+
+_previous_excepthook = sys.excepthook
+_exit_reason = ""
+_owner_pid = 0
+
+
+def _install_exit_hooks() -> None:
+    global _previous_excepthook, _exit_reason, _owner_pid
+    _previous_excepthook, _exit_reason, _owner_pid = sys.excepthook, "", os.getpid()
+    sys.excepthook = _remember_exception
+    atexit.register(_leave_at_exit)
+
+
+def _uninstall_exit_hooks() -> None:
+    if sys.excepthook is _remember_exception:
+        sys.excepthook = _previous_excepthook
+    atexit.unregister(_leave_at_exit)
+
+
+def _remember_exception(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """Prints the traceback as ever, then tells the others at once: they may be waiting for this client."""
+    global _exit_reason
+    _previous_excepthook(kind, error, traceback)
+    _exit_reason = f"{kind.__name__}: {error}"[:1000]
+    _leave_at_exit()
+
+
+def _leave_at_exit() -> None:
+    """Ends this client's membership, naming why, when the interpreter ends without a shutdown."""
+    state = context.current_or_none()
+    if state is None or state.client is None or os.getpid() != _owner_pid:
+        return  # shut down already, or a forked child, which is not the client
+    context.clear()
+    reason = _exit_reason or "the program ended without dmesh.shutdown_accelerator_system()"
+    with contextlib.suppress(CoordinationError):  # nobody is left to be told
+        state.client.leave(reason)

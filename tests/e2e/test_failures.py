@@ -1,0 +1,191 @@
+"""Clients that die, leave or fail while others need them: named on every survivor, and quickly."""
+
+import signal
+import time
+
+import pytest
+from tests.e2e.clients import free_ports, run_clients, run_server
+
+REDUCE_FOR_EVER = """
+import numpy as np, dmesh
+dmesh.initialize_accelerator_system({arguments})
+step = 0
+try:
+    while True:
+        dmesh.collectives.all_reduce(np.ones(1000))
+        step += 1
+        if step == 3:
+            print("running", flush=True)
+except dmesh.errors.PeerLostError as error:
+    print("PeerLostError", error.rank, "|", error, flush=True)
+"""
+
+WITHOUT_COORDINATION = "enable_coordination_service=False"
+
+
+@pytest.mark.parametrize("mode", ["embedded", "standalone", "none"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_in_the_middle_of_a_run(mode, victim):
+    """kill -9: all others raise PeerLostError naming it within 2 seconds."""
+    script = REDUCE_FOR_EVER.format(arguments=WITHOUT_COORDINATION if mode == "none" else "")
+
+    def check(environ):
+        with run_clients(4, script, environ=environ) as clients:
+            for client in clients.values():
+                client.wait_for("running")
+            clients[victim].signal(signal.SIGKILL)
+            killed_at = time.monotonic()
+            for rank, client in clients.items():
+                if rank != victim:
+                    line = client.wait_for("PeerLostError", timeout=30)
+                    assert line.startswith(f"PeerLostError {victim} |")
+                    assert f"/job:worker/task:{victim}" in line
+            assert time.monotonic() - killed_at < 2
+            for rank, client in clients.items():
+                if rank != victim:
+                    client.wait(20)
+            # Nobody lingers for a server that died with its host, or for peers that are gone.
+            assert time.monotonic() - killed_at < 8
+
+    if mode == "standalone":
+        with run_server() as (_, address):
+            check({"DMESH_COORDINATOR": address})
+    else:
+        check({})
+
+
+@pytest.mark.parametrize("mode", ["embedded", "none"])
+def test_dead_before_the_collective_began(mode):
+    """Nobody has spoken to the dead client before: it is found all the same."""
+    script = """
+import signal, dmesh
+dmesh.initialize_accelerator_system({arguments})
+print("ready", flush=True)
+if dmesh.client_id() == 1:
+    signal.pause()
+try:
+    dmesh.collectives.barrier(timeout=60)
+except dmesh.errors.PeerLostError as error:
+    print("PeerLostError", error.rank, flush=True)
+""".format(arguments=WITHOUT_COORDINATION if mode == "none" else "")
+    with run_clients(3, script) as clients:
+        for client in clients.values():
+            client.wait_for("ready")
+        clients[1].signal(signal.SIGKILL)
+        for rank in (0, 2):
+            clients[rank].wait_for("PeerLostError 1", timeout=30)
+
+
+def test_an_exception_on_one_client_reaches_all():
+    """The others are told what went wrong, by name, instead of waiting for ever."""
+    script = """
+import numpy as np, dmesh
+dmesh.initialize_accelerator_system()
+dmesh.collectives.barrier()
+if dmesh.client_id() == 2:
+    raise ZeroDivisionError("the learning rate")
+try:
+    dmesh.collectives.all_reduce(np.ones(3))
+except dmesh.errors.PeerLostError as error:
+    print("PeerLostError", error.rank, error, flush=True)
+"""
+    with run_clients(4, script) as clients:
+        for rank in (0, 1, 3):
+            line = clients[rank].wait_for("PeerLostError 2", timeout=30)
+            assert "ZeroDivisionError: the learning rate" in line
+        assert clients[2].wait() == 1
+        assert "ZeroDivisionError: the learning rate" in clients[2].err
+
+
+def test_leaving_without_a_shutdown_is_named():
+    script = """
+import dmesh
+dmesh.initialize_accelerator_system()
+if dmesh.client_id() != 1:
+    try:
+        dmesh.coordination.barrier("never", timeout=60)
+    except dmesh.errors.BarrierError as error:
+        print("BarrierError", error, flush=True)
+"""
+    with run_clients(3, script) as clients:
+        for rank in (0, 2):
+            line = clients[rank].wait_for("BarrierError", timeout=30)
+            assert "/job:worker/task:1" in line
+            assert "without dmesh.shutdown_accelerator_system()" in line
+
+
+def test_a_clean_shutdown_is_no_crash():
+    """Nobody complains, however far apart the clients come to the end."""
+    script = """
+import sys, time, dmesh
+dmesh.initialize_accelerator_system()
+time.sleep(0.3 * dmesh.client_id())
+dmesh.shutdown_accelerator_system()
+"""
+    with run_clients(4, script) as clients:
+        for client in clients.values():
+            assert client.wait() == 0
+            assert client.out == ""
+            assert client.err == ""
+
+
+def test_shutdown_has_a_limit_and_names_who_did_not_come():
+    script = """
+import signal, dmesh
+dmesh.initialize_accelerator_system()
+if dmesh.client_id() == 1:
+    signal.pause()
+try:
+    dmesh.shutdown_accelerator_system()
+except dmesh.errors.BarrierTimeoutError as error:
+    print("BarrierTimeoutError", error, flush=True)
+"""
+    with run_clients(2, script, environ={"DMESH_SHUTDOWN_TIMEOUT": "1"}) as clients:
+        line = clients[0].wait_for("BarrierTimeoutError", timeout=30)
+        assert "/job:worker/task:1" in line
+        assert clients[0].wait() == 0
+
+
+def test_a_mismatch_names_both_sides_on_every_rank():
+    script = """
+import numpy as np, dmesh
+dmesh.initialize_accelerator_system()
+try:
+    dmesh.collectives.all_reduce(np.ones(4 if dmesh.client_id() == 1 else 3))
+except dmesh.errors.CollectiveMismatchError as error:
+    print("mismatch", error, flush=True)
+dmesh.shutdown_accelerator_system()
+"""
+    with run_clients(3, script) as clients:
+        for client in clients.values():
+            assert client.wait() == 0, client.err
+            assert "(3,)" in client.out
+            assert "(4,)" in client.out
+            assert "rank 1" in client.out
+
+
+def test_the_server_is_killed_and_restarted_under_a_running_job(tmp_path):
+    """The job goes on; the clients register again by themselves and meet at the next barrier."""
+    script = """
+import sys, time, numpy as np, dmesh
+dmesh.initialize_accelerator_system()
+print("ready", flush=True)
+for step in range(400):
+    dmesh.collectives.all_reduce(np.ones(10))
+    dmesh.coordination.barrier("step", timeout=60)
+    if step % 50 == 49:
+        print("step", step, flush=True)
+dmesh.shutdown_accelerator_system()
+print("done", flush=True)
+"""
+    port = free_ports(1)[0]
+    arguments = ("--listen", f"127.0.0.1:{port}", "--data-dir", str(tmp_path / "data"))
+    coordinator = {"DMESH_COORDINATOR": f"127.0.0.1:{port}"}
+    with run_server(*arguments) as (server, _), run_clients(3, script, environ=coordinator) as clients:
+        for client in clients.values():
+            client.wait_for("step 49")
+        server.end()
+        with run_server(*arguments):
+            for client in clients.values():
+                assert client.wait() == 0, client.err
+                assert client.out.endswith("done")

@@ -1,0 +1,145 @@
+"""The house's rules that a linter does not know: sizes, names, generated code, the public surface."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dmesh
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(
+    path
+    for folder in ("client", "server")
+    for path in (ROOT / folder).rglob("*.py")
+    if "_pb2" not in path.name
+)
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+
+
+def test_generated_code_is_current(tmp_path):
+    protos = sorted(str(path) for path in (ROOT / "protos" / "dmesh" / "v1").glob("*.proto"))
+    subprocess.run(
+        [
+            sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}",
+            f"--plugin=protoc-gen-mypy={Path(sys.executable).parent / 'protoc-gen-mypy'}",
+            f"--plugin=protoc-gen-mypy_grpc={Path(sys.executable).parent / 'protoc-gen-mypy_grpc'}",
+            f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}",
+            f"--mypy_out=quiet:{tmp_path}", f"--mypy_grpc_out=quiet:{tmp_path}", *protos,
+        ],
+        check=True,
+    )  # fmt: skip
+    fresh = {path.name: path.read_text() for path in (tmp_path / "dmesh" / "v1").iterdir()}
+    committed = {
+        path.name: path.read_text() for path in (ROOT / "client" / "dmesh" / "v1").glob("*_pb2*")
+        if path.is_file()
+    }  # fmt: skip
+    assert fresh.keys() == committed.keys()
+    stale = [name for name in fresh if fresh[name] != committed[name]]
+    assert not stale, f"run `make protos` and commit the result: {stale}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_are_small_and_named_for_what_they_are(path):
+    assert len(path.read_text().splitlines()) <= 600, "split it: no module is over 600 lines"
+    assert path.stem not in FORBIDDEN_NAMES
+
+
+def test_nothing_unpickles_or_evaluates():
+    """Data from a wire or a file is never executed."""
+    forbidden_calls = {"eval", "exec"}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {(node.module or "").split(".")[0]}
+            elif isinstance(node, ast.Call):
+                if isinstance(node.func, ast.Name):
+                    assert node.func.id not in forbidden_calls, f"{path}:{node.lineno}"
+                for keyword in node.keywords:
+                    value = keyword.value
+                    assert not (keyword.arg in ("shell", "allow_pickle") and getattr(value, "value", None)), (
+                        path
+                    )
+                continue
+            else:
+                continue
+            assert not names & {"pickle", "marshal", "shelve"}, f"{path}:{node.lineno}"
+
+
+PUBLIC_MODULES = ["dmesh", "dmesh.collectives", "dmesh.coordination", "dmesh.errors"]
+
+
+@pytest.mark.parametrize("module_name", PUBLIC_MODULES)
+def test_public_names_are_exported_typed_and_documented(module_name):
+    module = importlib.import_module(module_name)
+    exported = list(module.__all__)
+    assert exported == sorted(exported, key=str.lower), "__all__ is sorted"
+    for name in exported:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), f"{module_name}.{name} has a docstring"
+        if inspect.isfunction(value):
+            signature = inspect.signature(value)
+            untyped = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
+            assert not untyped, f"{module_name}.{name}: parameters {untyped} have types"
+            assert signature.return_annotation is not signature.empty, (
+                f"{module_name}.{name} has a return type"
+            )
+
+
+def test_every_error_derives_from_a_builtin_and_is_documented():
+    for name, value in vars(dmesh.errors).items():
+        if inspect.isclass(value) and issubclass(value, Exception) and value is not dmesh.errors.DMeshError:
+            assert issubclass(value, dmesh.errors.DMeshError), name
+            bases = {base for base in value.__mro__ if base.__module__ == "builtins"} - {
+                Exception, BaseException, object,
+            }  # fmt: skip
+            assert bases, f"{name} also derives from what a user would catch"
+            assert inspect.getdoc(value), name
+
+
+def test_importing_the_sdk_needs_only_its_four_dependencies():
+    script = (
+        "import sys; import dmesh; print('\\n'.join(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    third_party = {
+        name for name in output.split()
+        if name not in sys.stdlib_module_names and not name.startswith(("_", "cython_runtime"))
+    }  # fmt: skip
+    offered_by_grpc = {
+        "grpc_health",
+        "grpc_reflection",
+        "grpc_status",
+        "grpc_tools",
+    }  # it imports them if installed
+    assert third_party - offered_by_grpc <= {
+        "dmesh",
+        "numpy",
+        "ml_dtypes",
+        "grpc",
+        "google",
+        "typing_extensions",
+    }
+
+
+def test_every_module_can_be_imported_by_itself():
+    for package in ("dmesh", "dmesh_server"):
+        root = importlib.import_module(package)
+        for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+
+
+def test_changelog_names_the_version():
+    assert re.search(
+        r"^## \[?Unreleased|^## \[?" + re.escape(dmesh.__version__), (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
