@@ -7,8 +7,10 @@ processes.
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
 from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.local import LocalNetwork
 from dmesh.collectives.transport.tcp import TcpTransport
 from dmesh.errors import CollectiveError
 
@@ -120,6 +123,27 @@ def reduce_for_ever(world: Group) -> dict[str, Any]:
         }
 
 
+def interrupt_waits(rounds: int) -> dict[str, Any]:
+    """Has Ctrl-C come at any moment of a wait, again and again; tells how often that left a lock locked."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    locked = interrupted = 0
+    for number in range(rounds):
+        channel = LocalNetwork(2).transport(0).open(1, 1, b"")
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + 0.0000017 * (number % 300))
+            while True:
+                channel.wait([], 1.0)
+        except KeyboardInterrupt:
+            interrupted += 1
+        closing = threading.Thread(target=channel.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        if closing.is_alive():
+            locked += 1
+            break
+    return {"interrupted": interrupted, "locked": locked}
+
+
 def answer(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
@@ -141,6 +165,8 @@ def main() -> None:
                     result = {}
                 case "reduce for ever":
                     result = reduce_for_ever(members[order["size"]].world)
+                case "interrupt waits":
+                    result = interrupt_waits(order["rounds"])
                 case "mismatch":
                     world = members[order["size"]].world
                     try:

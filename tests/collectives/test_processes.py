@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -53,6 +54,14 @@ class WorkerProcess:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def interrupt(self) -> None:
+        """Presses Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+
+    def ended(self) -> int:
+        """Waits for its end, which it is to find by itself; returns its exit status."""
+        return self._process.wait(LIMIT)
 
     def end(self) -> None:
         assert self._process.stdin is not None
@@ -141,3 +150,28 @@ def test_a_mismatch_between_processes():
             assert "rank 1 called all_reduce(sum, float64, shape (4,))" in answer["message"]
     finally:
         pool.end()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_interrupted_in_the_middle(victim):
+    """Ctrl-C: the process ends with a KeyboardInterrupt, the other raises an error that names it."""
+    pool = Pool(2)
+    try:
+        pool.cluster(2)
+        assert pool.all(2, "reduce for ever") == [{"running": True}] * 2
+        pool.workers[victim].interrupt()
+        assert pool.workers[victim].ended() == -signal.SIGINT
+        answer = pool.workers[1 - victim].answer()
+        assert answer["error"] in ("CollectiveError", "PeerLostError")
+        assert f"rank {victim}" in answer["message"]
+    finally:
+        pool.end()
+
+
+def test_ctrl_c_leaves_no_lock_behind():
+    worker = WorkerProcess()
+    try:
+        worker.tell("interrupt waits", rounds=600)
+        assert worker.answer() == {"interrupted": 600, "locked": 0}
+    finally:
+        worker.end()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from dmesh.coordination import waiting
 
 T = TypeVar("T")
 
@@ -35,7 +38,7 @@ class Worker:
             if not self._stopped:
                 if not self._started:
                     self._started = True
-                    threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+                    waiting.Worker(partial(_work, self._jobs), self._name).start()
                 self._jobs.put((future, job))
                 return future
         _do(future, job)

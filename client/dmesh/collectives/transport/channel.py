@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +35,6 @@ class MailboxChannel(Channel):
         self.sequence = sequence
         self.signature = signature
         self.guard = threading.Lock()
-        self.changed = threading.Condition(mailbox.lock)
         self.receives: dict[tuple[int, int], Receive] = {}
         self.sends: dict[tuple[int, int], Send] = {}
         self.unsent = 0
@@ -43,6 +44,9 @@ class MailboxChannel(Channel):
         self.failure: BaseException | None = None
         self.revoked = False
         self._mailbox = mailbox
+        # Rung for the one thread that waits. Not a condition, because Ctrl-C can leave that locked for ever,
+        # and with it the whole mailbox; see `dmesh.coordination.waiting`.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @property
     def name(self) -> str:
@@ -125,11 +129,15 @@ class MailboxChannel(Channel):
         with self._mailbox.lock:
             self.fail_locked(error)
 
+    def ring(self) -> None:
+        """Makes the thread that waits look again."""
+        self._bell.put(None)
+
     def fail_locked(self, error: BaseException) -> None:
         """Fails the channel, with the mailbox's lock held."""
         if self.failure is None:
             self.failure = error
-            self.changed.notify_all()
+            self.ring()
 
     def close(self) -> None:
         """Forgets the channel; see `Channel.close`."""
@@ -141,7 +149,7 @@ class MailboxChannel(Channel):
             self.revoked = True
             mailbox.forget(self, deferred)
             unfinished = [send for send in self.sends.values() if not send.done]
-            self.changed.notify_all()
+            self.ring()
         # Whoever was writing into our memory when it was revoked holds the guard; nobody begins to any more.
         with self.guard:
             self.receives.clear()
@@ -154,18 +162,18 @@ class MailboxChannel(Channel):
 
     def _wait(self, finished: Callable[[], bool], timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self.changed:
-            while True:
+        while True:
+            with self._mailbox.lock:
                 self._check()
                 if finished():
                     return True
-                if deadline is None:
-                    self.changed.wait()
-                    continue
-                remaining = deadline - time.monotonic()
+            remaining = None
+            if deadline is not None:
+                remaining = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
                 if remaining <= 0:
                     return False
-                self.changed.wait(min(remaining, threading.TIMEOUT_MAX))
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=remaining)
 
     def _check(self) -> None:
         if self.failure is not None:

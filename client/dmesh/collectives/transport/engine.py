@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dmesh._log import logger
+from dmesh.coordination.waiting import Worker
 
 Action = Callable[[], None]
 OnReady = Callable[[int], None]
@@ -53,16 +54,19 @@ class Engine:
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
         self._selector.register(self._wakee, selectors.EVENT_READ, self._on_wake)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Worker(self._run, name)
+        self._ident: int | None = None
+        self._started = False
 
     def start(self) -> None:
         """Starts the thread."""
+        self._started = True
         self._thread.start()
 
     @property
     def is_current(self) -> bool:
         """True on the engine's own thread."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._ident
 
     def call(self, action: Action) -> None:
         """Has an action done on the engine's thread, in the order of the calls; never waits."""
@@ -75,14 +79,11 @@ class Engine:
         self._ended = True
         self._wake()
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Waits for the thread's end; True if it has ended. Of no effect on the thread itself."""
-        if self._thread.ident is None:
+    def join(self, timeout: float) -> None:
+        """Waits for the thread's end, for `timeout` seconds at most. Of no effect on the thread itself."""
+        if not self._started:
             self._release()
-            return True
-        if not self.is_current:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self._thread.join(timeout)
 
     def after(self, delay: float, action: Action) -> Timer:
         """Has an action done after `delay` seconds."""
@@ -117,6 +118,7 @@ class Engine:
             return
 
     def _run(self) -> None:
+        self._ident = threading.get_ident()
         try:
             while not self._ended:
                 self._turn()

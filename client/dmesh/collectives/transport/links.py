@@ -69,8 +69,13 @@ class Link:
 
     def send(self, frame: Frame, send: Send | None = None, payload: bytes | None = None) -> None:
         """Queues a frame, and writes at once what the socket takes."""
-        if self._queue.put(frame, send, payload) and self._push() is not Pushed.EMPTY:
-            self._engine.call(self._flush)
+        if self._queue.put(frame, send, payload):
+            result = None
+            try:
+                result = self._push()
+            finally:
+                if result is not Pushed.EMPTY:
+                    self._engine.call(self._flush)  # after Ctrl-C, too: the engine's thread is safe from it
 
     def withdraw(self, send: Send) -> bool:
         """Stops using the memory of a send; see `Wire.withdraw`."""

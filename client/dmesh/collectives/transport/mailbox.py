@@ -181,7 +181,7 @@ class Mailbox:
                 receive.filled += landing.size
                 if receive.filled == receive.view.nbytes:
                     receive.done = True
-                    channel.changed.notify_all()
+                    channel.ring()
         elif kept is not None:
             self._deliver(kept)
 
@@ -282,7 +282,7 @@ class Mailbox:
         elif self._length_fits(channel, receive, frame) and kept.payload is not None and not receive.started:
             receive.view[:] = kept.payload
             receive.started = receive.done = True
-            channel.changed.notify_all()
+            channel.ring()
 
     def start_send(self, channel: MailboxChannel, send: Send, expected: int, deferred: Deferred) -> None:
         """The receiver of a large payload is ready for `expected` bytes."""
@@ -362,7 +362,7 @@ class Mailbox:
             if not send.channel.revoked:
                 send.channel.unsent -= 1
                 if send.channel.unsent == 0:
-                    send.channel.changed.notify_all()
+                    send.channel.ring()
 
     def refund(self, kept: Kept, deferred: Deferred) -> None:
         """Gives back what a kept frame was charged; with the lock held."""

@@ -73,6 +73,7 @@ class SendQueue:
         self._socket: socket.socket | None = None
         self._blocked = False
         self._ended = False
+        self._torn = False
 
     def put(self, frame: Frame, send: Send | None = None, payload: bytes | None = None) -> bool:
         """Appends a frame; True if `push` should be called for it now."""
@@ -141,6 +142,8 @@ class SendQueue:
         sock = self._socket
         if sock is None:
             return Pushed.EMPTY
+        if self._torn:
+            return Pushed.BROKEN
         for _ in range(_WRITES_AT_ONCE):
             if not self._entries:
                 if self._farewell is None:
@@ -157,13 +160,18 @@ class SendQueue:
                 size += sum(map(len, entry.pending))
                 if size >= CHUNK_LIMIT:
                     break
+            # Ctrl-C may end what follows anywhere. Then nobody knows what the peer has got, and the stream
+            # must not go on: the peer would take the wrong bytes for data.
+            self._torn = True
             try:
                 written = sock.sendmsg(pieces)
             except (BlockingIOError, InterruptedError):
+                self._torn = False
                 return Pushed.BLOCKED
             except OSError:
                 return Pushed.BROKEN
             self._advance(written, finished)
+            self._torn = False
         if self._entries or (self._farewell is not None and not self._ended):
             return Pushed.BLOCKED
         return Pushed.EMPTY if self._farewell is None else Pushed.ENDED

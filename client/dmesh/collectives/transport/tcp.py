@@ -30,6 +30,7 @@ from dmesh.collectives.transport.handshake import Credentials, Refused
 from dmesh.collectives.transport.links import Link, goodbye
 from dmesh.collectives.transport.mailbox import EARLY_LIMIT, Mailbox
 from dmesh.collectives.transport.records import Send
+from dmesh.coordination.waiting import Bell
 from dmesh.errors import (
     CollectiveError,
     CollectiveValueError,
@@ -94,7 +95,7 @@ class TcpTransport(Transport):
         self._accepted: dict[int, Link] = {}
         self._dials: dict[int, Dial] = {}
         # What `connect_all` waits for.
-        self._changed = threading.Condition()
+        self._news = Bell()
         self._fates: dict[int, str] = {}
         self._refused: dict[int, Refused] = {}
 
@@ -141,26 +142,32 @@ class TcpTransport(Transport):
         links = {rank: self._link(rank) for rank in self._peers}
         self._engine.call(lambda: self._be_patient(timeout))
         reported = began
-        with self._changed:
-            while True:
-                self._check_fates()
-                missing = sorted(rank for rank, link in links.items() if link is None or not link.is_open)
-                if not missing:
-                    return
-                now = time.monotonic()
-                if now >= began + timeout:
-                    raise InitializationTimeoutError(
-                        f"{len(missing)} of {clients} clients did not come within {timeout:g} s: "
-                        f"{self._describe_missing(missing)}. Start them, or check that DTENSOR_JOBS is "
-                        "the same everywhere and that their addresses can be reached from here."
-                    )
-                if now >= reported + report_every:
-                    reported = now
-                    report(
-                        f"rank {self.rank} has waited {now - began:.0f} s (of {timeout:g} s) for "
-                        f"{len(missing)} of {clients} clients: {self._describe_missing(missing)}"
-                    )
-                self._changed.wait(max(0.0, min(began + timeout, reported + report_every) - now))
+
+        def absent() -> list[int]:
+            return sorted(rank for rank, link in links.items() if link is None or not link.is_open)
+
+        while True:
+            self._check_fates()
+            missing = absent()
+            if not missing:
+                return
+            now = time.monotonic()
+            if now >= began + timeout:
+                raise InitializationTimeoutError(
+                    f"{len(missing)} of {clients} clients did not come within {timeout:g} s: "
+                    f"{self._describe_missing(missing)}. Start them, or check that DTENSOR_JOBS is "
+                    "the same everywhere and that their addresses can be reached from here."
+                )
+            if now >= reported + report_every:
+                reported = now
+                report(
+                    f"rank {self.rank} has waited {now - began:.0f} s (of {timeout:g} s) for "
+                    f"{len(missing)} of {clients} clients: {self._describe_missing(missing)}"
+                )
+            self._news.wait_for(
+                lambda: not absent() or bool(self._fates) or self._closing,
+                max(0.0, min(began + timeout, reported + report_every) - now),
+            )
 
     def watch(self, peer: int) -> None:
         """Dials a peer, if nothing has been sent to it yet; see `Transport.watch`."""
@@ -254,8 +261,7 @@ class TcpTransport(Transport):
     def _on_connected(self, link: Link, sock: socket.socket) -> None:
         self._dials.pop(link.peer, None)
         link.adopt(sock)
-        with self._changed:
-            self._changed.notify_all()
+        self._news.ring()
 
     def _on_unreachable(self, link: Link, problem: str, refused: Refused | None) -> None:
         self._dials.pop(link.peer, None)
@@ -313,9 +319,8 @@ class TcpTransport(Transport):
             if link is not None:
                 link.drop()
         self.mailbox.depart(peer, reason)
-        with self._changed:
-            self._fates[peer] = reason or "it said goodbye"
-            self._changed.notify_all()
+        self._fates[peer] = reason or "it said goodbye"
+        self._news.ring()
 
     # -- the end; the engine's thread --------------------------------------------------------------
 
@@ -354,13 +359,12 @@ class TcpTransport(Transport):
         for links in (self._dialed, self._accepted):
             for link in links.values():
                 link.drop()
-        with self._changed:
-            self._changed.notify_all()
+        self._news.ring()
 
-    # -- what connect_all says; with the condition held --------------------------------------------
+    # -- what connect_all says ---------------------------------------------------------------------
 
     def _check_fates(self) -> None:
-        for peer, fate in self._fates.items():
+        for peer, fate in tuple(self._fates.items()):
             refused = self._refused.get(peer)
             if refused is not None:
                 raise PeerAuthenticationError(f"rank {self.rank} cannot join: {refused}") from refused
