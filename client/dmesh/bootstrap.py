@@ -10,19 +10,22 @@ import contextlib
 import errno
 import hashlib
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dmesh._log import announce
+import numpy as np
+
+from dmesh._log import announce, logger
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.tcp import TcpTransport
 from dmesh.coordination.agent import Agent, Identity
-from dmesh.coordination.members import Device, Member
+from dmesh.coordination.barriers import RESERVED_PREFIX
+from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
+from dmesh.coordination.waiting import Bell
 from dmesh.errors import (
     AddressInUseError,
     BarrierError,
@@ -37,8 +40,9 @@ from dmesh.settings import Settings, split_address
 if TYPE_CHECKING:
     from dmesh_server.embedded import EmbeddedServer
 
-INITIALIZE_BARRIER = "dmesh/initialize"
-SHUTDOWN_BARRIER = "dmesh/shutdown"
+INITIALIZE_BARRIER = f"{RESERVED_PREFIX}initialize"
+SHUTDOWN_BARRIER = f"{RESERVED_PREFIX}shutdown"
+_DEVICE_TYPES = ("CPU", "GPU", "TPU")
 _LAST_WORDS = 1.0
 """Seconds that a leaving client's last messages have to be delivered."""
 _GOODBYE = 10.0
@@ -56,11 +60,11 @@ class Client:
     server: EmbeddedServer | None = None
     """The coordination server, if this client hosts it."""
     members: tuple[Member, ...] = ()
-    """All clients, by rank; empty without a coordination service."""
+    """All clients with their devices, by rank."""
     communicator: Communicator = field(init=False)
     """The data plane."""
     _departed: set[int] = field(default_factory=set)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _bell: Bell = field(default_factory=Bell)
 
     def leave(self, reason: str = "", *, patience: float = 0.0) -> None:
         """Stops everything.
@@ -86,9 +90,8 @@ class Client:
 
     def on_gone(self, rank: int, reason: str) -> None:
         """The data plane has noticed, or was told, that a client is gone."""
-        with self._changed:
-            self._departed.add(rank)
-            self._changed.notify_all()
+        self._departed.add(rank)
+        self._bell.ring()
         if rank == 0 and self.agent is not None and _hosts_server(self.settings, rank):
             self.agent.abandon(
                 CoordinatorUnavailableError(
@@ -97,10 +100,17 @@ class Client:
                 )
             )
 
+    def on_session_failure(self, error: CoordinationError) -> None:
+        """The session with the coordination server has failed: for good, unless the server is only away."""
+        if not isinstance(error, CoordinatorUnavailableError):
+            # The others have given this client up; whatever it computed with them now would be wrong.
+            self.communicator.shut_off(str(error))
+        elif 0 not in self._departed or self.settings.coordinator is not None:
+            announce(str(error))
+
     def _let_others_go(self, patience: float) -> None:
         others = self.settings.num_clients - 1
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._departed) >= others, patience)
+        self._bell.wait_for(lambda: len(self._departed) >= others, patience)
 
 
 def start_client(settings: Settings, devices: Sequence[Device], use_coordination: bool) -> Client:
@@ -120,7 +130,7 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
     """
     if use_coordination:
         return _start_with_coordination(settings, devices)
-    return _start_without_coordination(settings)
+    return _start_without_coordination(settings, devices)
 
 
 def start_local_coordination(
@@ -182,7 +192,15 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
             connect_timeout=settings.init_timeout,
         )
         undo.callback(agent.close)
-        agent.start()
+        try:
+            agent.start()
+        except CoordinatorUnavailableError as error:
+            if settings.coordinator is not None:
+                raise
+            raise InitializationTimeoutError(
+                f"client 0 (/job:{settings.job_name}/task:0), which hosts the coordination server, did not "
+                f"come within {settings.init_timeout:g} s: {error} {_advice(settings)}"
+            ) from error
         undo.callback(_leave_quietly, agent, "gave up during initialization", _LAST_WORDS)
         _await_everybody(agent, settings, deadline)
         client = Client(settings, agent, server, agent.members())
@@ -195,18 +213,18 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
             cluster_id=agent.cluster_incarnation.to_bytes(8, "big"),
         )
         agent.add_departure_listener(client.on_departure)
-        agent.add_failure_listener(lambda error: announce(str(error)))
+        agent.add_failure_listener(client.on_session_failure)
         if settings.coordinator is None and not hosts_server:
             client.communicator.watch(0)  # with it, the coordination server dies, and nobody else could tell
         undo.pop_all()
         return client
 
 
-def _start_without_coordination(settings: Settings) -> Client:
+def _start_without_coordination(settings: Settings, devices: Sequence[Device]) -> Client:
     host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS")
     jobs = f"{settings.cluster}\n{settings.job_name}\n{','.join(settings.jobs)}".encode()
     # Without a server nobody hands out a secret: the token proves who belongs, the job list to which job.
-    secret = hashlib.blake2b(jobs, key=(settings.token or "").encode()[:64], digest_size=32).digest()
+    secret = hashlib.blake2b(jobs, key=_key(settings.token), digest_size=32).digest()
     peers = [
         Peer(rank, (address,), 0, f"/job:{settings.job_name}/task:{rank} ({address})")
         for rank, address in enumerate(settings.jobs)
@@ -219,8 +237,42 @@ def _start_without_coordination(settings: Settings) -> Client:
         client.communicator = _communicator(client, listener, peers, 0, lambda: secret, cluster_id)
         undo.callback(client.communicator.close, linger=0.0)
         client.communicator.connect_all(settings.init_timeout)
+        client.members = _introduce(client, devices)
         undo.pop_all()
         return client
+
+
+def _introduce(client: Client, devices: Sequence[Device]) -> tuple[Member, ...]:
+    """Tells all clients of each other's process and devices, as the coordination server would have done."""
+    settings, process = client.settings, this_process()
+    counts = [sum(device.type == kind for device in devices) for kind in _DEVICE_TYPES]
+    table = client.communicator.world.all_gather(
+        np.array([new_incarnation(), process.pid, *counts], np.uint64), timeout=settings.init_timeout
+    )
+    return tuple(
+        Member(
+            job=settings.job_name,
+            index=rank,
+            incarnation=incarnation,
+            state=MemberState.CONNECTED,
+            process=Process(host=address.rpartition(":")[0], pid=pid),
+            devices=tuple(
+                Device(kind, index)
+                for kind, count in zip(_DEVICE_TYPES, counts, strict=True)
+                for index in range(count)
+            ),
+            peer_addresses=(address,),
+        )
+        for rank, (address, (incarnation, pid, *counts)) in enumerate(
+            zip(settings.jobs, table.tolist(), strict=True)
+        )
+    )
+
+
+def _key(token: str | None) -> bytes:
+    if token is None:
+        logger.warning("without a coordination service and DMESH_TOKEN, whoever knows DTENSOR_JOBS can join")
+    return hashlib.blake2b((token or "").encode(), digest_size=32).digest()
 
 
 def _communicator(
@@ -248,14 +300,19 @@ def _await_everybody(agent: Agent, settings: Settings, deadline: float) -> None:
         missing = ", ".join(member.describe() for member in error.members)
         raise InitializationTimeoutError(
             f"not all of the {settings.num_clients} clients came within {settings.init_timeout:g} s; "
-            f"missing: "
-            f"{missing or 'unknown'}. Check that each of them was started with the same DTENSOR_JOBS and "
-            f"can reach "
-            f"{agent.address}; DMESH_INIT_TIMEOUT sets the limit.",
+            f"missing: {missing or 'unknown'}. {_advice(settings)}",
             error.members,
         ) from error
     except BarrierError as error:
         raise type(error)(f"initialization failed: {error}", error.members) from error
+
+
+def _advice(settings: Settings) -> str:
+    where = settings.coordinator or settings.jobs[0]
+    return (
+        "Check that each client was started with the same DTENSOR_JOBS, DMESH_COORDINATOR and "
+        f"enable_coordination_service, and can reach {where}; DMESH_INIT_TIMEOUT sets the limit."
+    )
 
 
 def _leave_quietly(agent: Agent, reason: str, timeout: float) -> None:

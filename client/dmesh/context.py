@@ -33,7 +33,7 @@ class Context:
     logical_devices: Mapping[str, int]
     """How many logical devices of each type this client has."""
     members: tuple[Member, ...] = ()
-    """All clients with their devices, by rank; empty in local mode and without a coordination service."""
+    """All clients with their devices, by rank; empty in local mode."""
     communicator: Communicator | None = None
     """The data plane; in local mode one of a single rank."""
     agent: Agent | None = None
@@ -74,6 +74,8 @@ class Context:
 
 
 _current: Context | None = None
+_inherited: Context | None = None
+"""In a forked child: the parent's state, kept so that nobody tears its connections down, and never used."""
 _devices_in_use = False
 
 
@@ -84,10 +86,32 @@ def current() -> Context:
         NotInitializedError: There is none.
     """
     if _current is None:
+        refuse_forked_child()
         raise NotInitializedError(
             "dmesh is not initialized in this process: call dmesh.initialize_accelerator_system() first"
         )
     return _current
+
+
+def refuse_forked_child() -> None:
+    """Raises NotInitializedError in a child that was forked from an initialized process.
+
+    Threads do not survive a fork and connections cannot be shared: whatever the child asked for, it would
+    wait for ever, or disturb its parent.
+    """
+    if _inherited is not None:
+        raise NotInitializedError(
+            f"this process was forked from client {_inherited.settings.client_id} and cannot use dmesh: its "
+            "parent's connections are not its own. Let it compute only, or start it with "
+            'multiprocessing.get_context("spawn")'
+        )
+
+
+def disown_after_fork() -> None:
+    """Makes the state of a forked child unusable. Called in every forked child."""
+    global _current, _inherited
+    if _current is not None:
+        _current, _inherited = None, _current
 
 
 def current_or_none() -> Context | None:

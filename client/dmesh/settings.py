@@ -22,7 +22,8 @@ JOB_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 """What a job or a cluster may be called; the coordination server has the same rule."""
 
 _LONGEST_TIME = 1e8
-_MOST_CPU_DEVICES = 65_536
+MOST_CPU_DEVICES = 65_536
+"""Logical CPU devices that one client may have."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _DEFAULT = "default"
 
@@ -241,7 +242,7 @@ def read_num_cpu_devices(environ: Mapping[str, str]) -> int | None:
     return _number(
         environ,
         "DMESH_NUM_CPU_DEVICES",
-        _MOST_CPU_DEVICES,
+        MOST_CPU_DEVICES,
         "unset it to have as many as the program asks for",
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dmesh import context
+from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.errors import ConfigurationError, MeshError
 from dmesh.mesh import Mesh
 
 _DAY_IN_MS = 24 * 60 * 60 * 1000
+_LONGEST_NAME = 200
 
 
 def barrier(mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: int | None = None) -> None:
@@ -28,20 +30,25 @@ def barrier(mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: int | No
     """
     if not isinstance(mesh, Mesh):
         raise MeshError(f"barrier() needs a Mesh, got {mesh!r}")
-    if timeout_in_ms is not None and not timeout_in_ms > 0:
-        raise ConfigurationError(f"timeout_in_ms must be positive, got {timeout_in_ms!r}")
+    name = "(barrier)" if barrier_name is None else barrier_name
+    if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME:
+        raise ConfigurationError(
+            f"barrier_name must be a string of 1 to {_LONGEST_NAME} characters, got {name!r}"
+        )
+    limit = _DAY_IN_MS if timeout_in_ms is None else timeout_in_ms
+    if not isinstance(limit, (int, float)) or isinstance(limit, bool) or not limit > 0:
+        raise ConfigurationError(f"timeout_in_ms must be a positive number, got {timeout_in_ms!r}")
     state = context.current()
     ranks = mesh.client_ranks()
     if state.settings.client_id not in ranks:
         raise MeshError(
             f"client {state.settings.client_id} has no device in mesh {mesh.name!r}, whose clients are "
-            f"{list(ranks)}; "
-            "only they may meet at its barrier"
+            f"{list(ranks)}; only they may meet at its barrier"
         )
-    timeout = (timeout_in_ms or _DAY_IN_MS) / 1000
     if state.client is None:
         return  # local mode: everybody is here
     if state.agent is not None:
-        state.agent.barrier(f"mesh/{barrier_name or '(barrier)'}", participants=ranks, timeout=timeout)
+        state.agent.barrier(f"{RESERVED_PREFIX}mesh/{name}", participants=ranks, timeout=limit / 1000)
     else:
-        state.mesh_group(mesh.fingerprint, "", ranks).barrier(timeout=timeout)
+        # A group of its own for each use: one that times out must not spoil the next.
+        state.collectives().new_group(ranks, f"barrier {name!r}").barrier(timeout=limit / 1000)

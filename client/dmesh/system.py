@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import os
 import sys
 from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
+from typing import SupportsIndex
 
 from dmesh import context
 from dmesh._log import logger
@@ -23,8 +25,14 @@ from dmesh.collectives.transport.local import LocalNetwork
 from dmesh.context import Context
 from dmesh.coordination.members import Device
 from dmesh.device import detect_gpus, preferred_device_type
-from dmesh.errors import AlreadyInitializedError, CoordinationError, DeviceError, NotInitializedError
-from dmesh.settings import Settings
+from dmesh.errors import (
+    AlreadyInitializedError,
+    BarrierError,
+    CoordinationError,
+    DeviceError,
+    NotInitializedError,
+)
+from dmesh.settings import MOST_CPU_DEVICES, Settings
 
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
 
@@ -53,11 +61,10 @@ def initialize_accelerator_system(
     Args:
         device_type: CPU, GPU or TPU, in any case; None for `preferred_device_type()`.
         enable_coordination_service: Discover the other clients and their devices through a coordination
-            server. If False, peers connect by their `DTENSOR_JOBS` addresses alone and every client must have
-            equal devices.
+            server. If False, peers connect by their `DTENSOR_JOBS` addresses alone, and tell each other.
         num_logical_cpu_devices: How many logical CPU devices this client has. Default:
             `DMESH_NUM_CPU_DEVICES`, or 1; at least the number of accelerators if `device_type` is not CPU.
-        experimental_reset_context: Initialize although meshes were made before; those meshes become invalid.
+        experimental_reset_context: Initialize although meshes were made before; do not use those again.
 
     Returns:
         The device type, in upper case.
@@ -72,6 +79,7 @@ def initialize_accelerator_system(
         CoordinatorUnavailableError: The coordination server does not answer.
         InitializationTimeoutError: Not all clients came in time.
     """
+    context.refuse_forked_child()
     if context.current_or_none() is not None:
         raise AlreadyInitializedError(
             "the accelerator system is already initialized; call dmesh.shutdown_accelerator_system() first"
@@ -80,14 +88,15 @@ def initialize_accelerator_system(
         if not experimental_reset_context:
             raise AlreadyInitializedError(
                 "initialize_accelerator_system() came too late: a mesh over this process's devices exists "
-                "already. "
-                "Call it before the first create_mesh(), or pass experimental_reset_context=True to give "
-                "up that mesh"
+                "already. Call it before the first create_mesh(), or pass experimental_reset_context=True to "
+                "give up that mesh"
             )
         logger.warning(
-            "resetting the context: meshes made before initialize_accelerator_system() are invalid"
+            "meshes made before initialize_accelerator_system() describe devices as they were then"
         )
         context.clear()
+    if device_type is not None and not isinstance(device_type, str):
+        raise DeviceError(f"device_type must be one of {', '.join(_DEVICE_TYPES)}, got {device_type!r}")
     device_type = (preferred_device_type() if device_type is None else device_type).upper()
     settings = Settings.load()
     logical_devices = _count_devices(device_type, num_logical_cpu_devices, settings)
@@ -106,7 +115,8 @@ def shutdown_accelerator_system() -> None:
 
     Raises:
         NotInitializedError: There is nothing to shut down.
-        BarrierError: Not all clients came to the shutdown, or one of them was lost before.
+        BarrierError: Not all clients came to the shutdown, or one of them, or the coordination server, was
+            lost before.
         CollectiveError: Likewise, without a coordination service.
     """
     state = context.current_or_none()
@@ -135,6 +145,10 @@ def _leave_together(client: Client) -> None:
         else:
             client.communicator.world.barrier(timeout=timeout)
         patience = timeout  # everybody is about to leave
+    except BarrierError:
+        raise
+    except CoordinationError as error:
+        raise BarrierError(f"the shutdown was not clean: {error}", error.members) from error
     finally:
         client.leave(patience=patience)
 
@@ -145,10 +159,7 @@ def _count_devices(device_type: str, num_cpus: int | None, settings: Settings) -
         raise DeviceError(
             f"unknown device type {device_type!r}; it must be one of {', '.join(_DEVICE_TYPES)}"
         )
-    if num_cpus is None:
-        num_cpus = settings.num_cpu_devices
-    if num_cpus is not None and (isinstance(num_cpus, bool) or not isinstance(num_cpus, int) or num_cpus < 1):
-        raise DeviceError(f"num_logical_cpu_devices must be a positive integer, got {num_cpus!r}")
+    num_cpus = settings.num_cpu_devices if num_cpus is None else _checked_count(num_cpus)
     accelerators = {"GPU": len(detect_gpus()), "TPU": 0}
     if device_type == "CPU":
         return {"CPU": num_cpus or 1, **accelerators}
@@ -165,6 +176,15 @@ def _count_devices(device_type: str, num_cpus: int | None, settings: Settings) -
             "of them needs a CPU device beside it"
         )
     return {"CPU": num_cpus or count, **accelerators}
+
+
+def _checked_count(num_cpus: object) -> int:
+    problem = f"num_logical_cpu_devices must be an integer from 1 to {MOST_CPU_DEVICES}, got {num_cpus!r}"
+    if isinstance(num_cpus, bool) or not isinstance(num_cpus, SupportsIndex):
+        raise DeviceError(problem)
+    if not 1 <= operator.index(num_cpus) <= MOST_CPU_DEVICES:
+        raise DeviceError(problem)
+    return operator.index(num_cpus)
 
 
 def _device_list(logical_devices: Mapping[str, int]) -> tuple[Device, ...]:
@@ -215,6 +235,8 @@ _previous_excepthook = sys.excepthook
 _exit_reason = ""
 _owner_pid = 0
 
+os.register_at_fork(after_in_child=context.disown_after_fork)
+
 
 def _install_exit_hooks() -> None:
     global _previous_excepthook, _exit_reason, _owner_pid
@@ -235,7 +257,7 @@ def _remember_exception(
     """Prints the traceback as ever, then tells the others at once: they may be waiting for this client."""
     global _exit_reason
     _previous_excepthook(kind, error, traceback)
-    _exit_reason = f"{kind.__name__}: {error}"[:1000]
+    _exit_reason = f"{kind.__name__}: {error}".rstrip(": ")[:1000]
     _leave_at_exit()
 
 

@@ -189,3 +189,31 @@ print("done", flush=True)
             for client in clients.values():
                 assert client.wait() == 0, client.err
                 assert client.out.endswith("done")
+
+
+def test_a_client_that_was_given_up_stops_taking_part():
+    """Frozen for longer than its lease, it wakes up and learns that it is out, also on the data plane."""
+    script = """
+import time, numpy as np, dmesh
+dmesh.initialize_accelerator_system()
+dmesh.collectives.barrier()
+print("ready", flush=True)
+try:
+    while True:
+        dmesh.collectives.all_reduce(np.ones(3), group=dmesh.collectives.world())
+        if dmesh.client_id() == 1:
+            dmesh.coordination.key_value_increment("step")
+except dmesh.errors.DMeshError as error:
+    print(type(error).__name__, "|", error, flush=True)
+"""
+    with (
+        run_server("--memory", "--lease", "2") as (_, address),
+        run_clients(2, script, environ={"DMESH_COORDINATOR": address}) as clients,
+    ):
+        for client in clients.values():
+            client.wait_for("ready")
+        clients[1].signal(signal.SIGSTOP)
+        assert "/job:worker/task:1" in clients[0].wait_for("PeerLostError", timeout=30)
+        clients[1].signal(signal.SIGCONT)
+        line = clients[1].wait_for(" | ", timeout=30)
+        assert line.startswith(("FencedError", "CollectiveError", "PeerLostError"))

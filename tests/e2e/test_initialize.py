@@ -177,9 +177,11 @@ def test_shut_down_without_initializing():
     [
         ({"device_type": "FPGA"}, "unknown device type 'FPGA'; it must be one of CPU, GPU, TPU"),
         ({"device_type": ""}, "unknown device type ''"),
+        ({"device_type": 5}, "device_type must be one of CPU, GPU, TPU, got 5"),
         ({"device_type": "TPU"}, "this machine has no TPU"),
-        ({"num_logical_cpu_devices": 0}, "must be a positive integer, got 0"),
-        ({"num_logical_cpu_devices": 2.5}, r"must be a positive integer, got 2\.5"),
+        ({"num_logical_cpu_devices": 0}, "must be an integer from 1 to 65536, got 0"),
+        ({"num_logical_cpu_devices": 2.5}, r"must be an integer from 1 to 65536, got 2\.5"),
+        ({"num_logical_cpu_devices": 10**6}, "must be an integer from 1 to 65536, got 1000000"),
     ],
 )
 def test_devices_that_do_not_exist(arguments, message):
@@ -258,6 +260,14 @@ def test_a_client_that_never_comes():
             assert "/job:worker/task:2" not in client.out
 
 
+def test_the_client_that_hosts_the_server_never_comes():
+    with run_clients(2, JOIN, only=(1,), environ={"DMESH_INIT_TIMEOUT": "2"}) as clients:
+        assert clients[1].wait() == 0
+        assert clients[1].out.startswith("InitializationTimeoutError | client 0 (/job:worker/task:0)"), (
+            clients[1].out
+        )
+
+
 def test_a_client_that_never_comes_without_a_coordinator():
     script = JOIN.replace("system()", "system(enable_coordination_service=False)", 1)
     with run_clients(3, script, only=(0, 2), environ={"DMESH_INIT_TIMEOUT": "3"}) as clients:
@@ -321,10 +331,13 @@ def test_the_wait_says_who_is_missing_and_ends_on_control_c():
         assert "KeyboardInterrupt" in clients[0].err
 
 
-def test_clients_with_different_devices_are_refused_by_name():
-    script = """
-import dmesh
-dmesh.initialize_accelerator_system(num_logical_cpu_devices=2 + dmesh.client_id())
+@pytest.mark.parametrize("coordination", [True, False])
+def test_clients_with_different_devices_are_refused_by_name(coordination):
+    script = f"""
+import dmesh, numpy as np
+count = np.int64(2 + dmesh.client_id())
+dmesh.initialize_accelerator_system(None, {coordination}, count)
+assert dmesh.num_global_devices("CPU") == 5
 try:
     dmesh.create_distributed_mesh([("x", 5)])
 except dmesh.errors.MeshError as error:
@@ -336,3 +349,73 @@ dmesh.shutdown_accelerator_system()
             assert client.wait() == 0, client.err
             assert "/job:worker/task:1" in client.out
             assert "num_logical_cpu_devices" in client.out
+
+
+# Meeting on a mesh -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"barrier_name": 5}, "barrier_name must be a string of 1 to 200 characters, got 5"),
+        ({"barrier_name": "x" * 201}, "barrier_name must be a string"),
+        ({"timeout_in_ms": 0}, "timeout_in_ms must be a positive number, got 0"),
+        ({"timeout_in_ms": "a"}, "timeout_in_ms must be a positive number, got 'a'"),
+    ],
+)
+def test_barriers_that_make_no_sense(arguments, message):
+    dmesh.initialize_accelerator_system()
+    with pytest.raises(dmesh.errors.ConfigurationError, match=message):
+        dmesh.barrier(dmesh.create_mesh([("x", 1)]), **arguments)
+
+
+@pytest.mark.parametrize("coordination", [True, False])
+def test_a_barrier_that_timed_out_may_be_used_again(coordination):
+    """Names tell barriers apart, and each use stands for itself, with and without a coordination service."""
+    script = f"""
+import dmesh
+dmesh.initialize_accelerator_system(enable_coordination_service={coordination})
+mesh = dmesh.create_distributed_mesh([("x", 2)])
+mine = "left" if dmesh.client_id() == 0 else "right"
+try:
+    dmesh.barrier(mesh, mine, timeout_in_ms=500)
+except TimeoutError as error:
+    print(error)
+dmesh.barrier(mesh, "together", timeout_in_ms=60_000)
+dmesh.barrier(mesh, "together", timeout_in_ms=60_000)
+dmesh.shutdown_accelerator_system()
+"""
+    with run_clients(2, script) as clients:
+        for rank, client in clients.items():
+            assert client.wait() == 0, client.err
+            assert ("left", "right")[rank] in client.out
+
+
+def test_the_names_of_dmesh_itself_are_refused():
+    dmesh.initialize_accelerator_system()
+    for call in (dmesh.coordination.barrier, dmesh.coordination.cancel_barrier):
+        with pytest.raises(dmesh.errors.ConfigurationError, match="dmesh/shutdown"):
+            call("dmesh/shutdown")
+
+
+def test_a_forked_child_is_told_that_it_cannot_take_part():
+    script = """
+import os, dmesh
+dmesh.initialize_accelerator_system()
+child = os.fork()
+if child == 0:
+    for call in (dmesh.coordination.members, dmesh.collectives.barrier, dmesh.initialize_accelerator_system):
+        try:
+            call()
+        except dmesh.errors.NotInitializedError as error:
+            print("child:", error, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+dmesh.collectives.barrier()
+dmesh.shutdown_accelerator_system()
+"""
+    with run_clients(2, script, environ={"PYTHONWARNINGS": "ignore"}) as clients:
+        for rank, client in clients.items():
+            assert client.wait() == 0, client.err
+            assert client.out.count(f"child: this process was forked from client {rank}") == 3
+            assert "spawn" in client.out

@@ -260,6 +260,18 @@ class Communicator:
         """Sees to it that the death of a client is noticed at once, before any collective needs it."""
         self.transport.watch(rank)
 
+    def shut_off(self, reason: str) -> None:
+        """Ends the collectives of this client alone, because it may not act for its rank any more."""
+        self._end(Failure(Cause.CLOSED, clean(reason)))
+
+    def _end(self, failure: Failure) -> None:
+        with self._lock:
+            if self._closed is None:
+                self._closed = failure
+            ended, groups = self._closed, list(self._groups.values())
+        for group in groups:
+            group.close(ended)
+
     def close(self, linger: float, reason: str = "") -> None:
         """Says goodbye and ends everything; pending collectives of other threads fail. Idempotent.
 
@@ -271,12 +283,7 @@ class Communicator:
             for rank in self.world.ranks:
                 if rank != self.rank:
                     self.tell(rank, Farewell(reason))
-        with self._lock:
-            if self._closed is None:
-                self._closed = Failure(Cause.CLOSED, "the collectives of this client have been shut down")
-            groups = list(self._groups.values())
-        for group in groups:
-            group.close(self._closed)
+        self._end(Failure(Cause.CLOSED, "the collectives of this client have been shut down"))
         self.transport.close(linger)
 
     # -- what groups need ------------------------------------------------------------------------------------

@@ -22,9 +22,11 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, overload
 
 from dmesh import context
+from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.key_value import CompareAndSetResult, Snapshot
 from dmesh.coordination.members import Device, Member, MemberState, Process, Task
 from dmesh.coordination.watches import KeyEvent, Watch
+from dmesh.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dmesh.coordination.agent import Agent
@@ -68,7 +70,7 @@ def barrier(
     lost fails the barrier for all others at once.
 
     Args:
-        name: 1-256 characters.
+        name: 1-256 characters. Names that begin with `dmesh/` are the SDK's own.
         participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
             every call; None for every task of the cluster.
         timeout: Seconds that the first caller gives the others; None for no limit.
@@ -80,6 +82,7 @@ def barrier(
         BarrierMismatchError: The callers name different participants, or this process is not one of them.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
+    _refuse_reserved(name)
     _agent().barrier(name, participants, timeout)
 
 
@@ -89,7 +92,15 @@ def cancel_barrier(name: str) -> None:
     Raises:
         CoordinationError: This process is not one of its participants, or it is not under way.
     """
+    _refuse_reserved(name)
     _agent().cancel_barrier(name)
+
+
+def _refuse_reserved(name: str) -> None:
+    if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+        raise ConfigurationError(
+            f"barrier names that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
+        )
 
 
 def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False) -> int:

@@ -15,6 +15,8 @@ from dmesh.coordination.members import Task
 from dmesh.errors import BarrierMismatchError, ConfigurationError
 from dmesh.v1 import coordination_pb2 as pb
 
+RESERVED_PREFIX = "dmesh/"
+"""Begins the names of the SDK's own barriers, which no script may enter."""
 MAX_NAME = 256
 """Length of a barrier's name, characters."""
 

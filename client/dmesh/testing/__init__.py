@@ -1,1 +1,0 @@
-"""Tools for testing programs that use dmesh."""
