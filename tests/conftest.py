@@ -1,10 +1,15 @@
 """What holds for every test: reproducible examples, and nothing left running."""
 
 import os
+import signal
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Shells start background jobs with SIGINT ignored, which our children would inherit; some are tested with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples are the same in every run, so that a red run can be repeated; DMESH_HYPOTHESIS=explore looks for
 # new ones.
