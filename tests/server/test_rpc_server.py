@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from dmesh.v1 import common_pb2, coordination_pb2
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Device, Member, MemberState, Process, Task
 from dmesh_server.listening import Address
-from dmesh_server.rpc.errors import STATUS_CODES, encode_for_metadata
+from dmesh_server.rpc.errors import STATUS_CODES, encode_for_metadata, status_message
 from dmesh_server.rpc.server import OPTIONS, RpcServer
 from dmesh_server.runtime import Runtime
 from dmesh_server.store.memory import MemoryStore
@@ -84,6 +85,17 @@ async def test_error_about_very_many_members_fits_into_metadata(
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert error.message.endswith(" ...")
     assert len(error.members) >= 10
+
+
+@pytest.mark.parametrize("character", ["m", "%", "\n", "ü", "\N{PILE OF POO}"])
+def test_refusal_fits_into_the_headers_that_every_client_accepts(character: str) -> None:
+    """8 KiB in all. Beyond it gRPC's client drops answers by chance, and says RESOURCE_EXHAUSTED instead."""
+    many = tuple(replace(HOLDER, task=Task("worker", index), reason="x" * 100) for index in range(5000))
+    error = CoreError(ErrorKind.CLUSTER_ENDING, character * 100_000, many)
+    text = status_message(error.message).encode()
+    escaped = sum(1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3 for byte in text)
+    assert 1000 < escaped <= 1500
+    assert escaped + len(base64.b64encode(encode_for_metadata(error, 1.0))) < 7500
 
 
 def test_error_metadata_is_bounded() -> None:

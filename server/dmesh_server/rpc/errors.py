@@ -19,7 +19,7 @@ _MAX_METADATA = 4096
 third."""
 
 _MAX_DETAILS = 1500
-"""Characters of a status message: it travels as a header too."""
+"""Bytes of a status message, as it travels: as a header too, beside the metadata, within the same 8 KiB."""
 
 STATUS_CODES: dict[ErrorKind, grpc.StatusCode] = {
     ErrorKind.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -49,7 +49,7 @@ STATUS_CODES: dict[ErrorKind, grpc.StatusCode] = {
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CoreError, now: float) -> NoReturn:
     """Ends the call with the status and the metadata of `error`."""
     metadata = ((ERROR_METADATA, encode_for_metadata(error, now)),)
-    await context.abort(STATUS_CODES[error.kind], shorten(error.message, _MAX_DETAILS), metadata)
+    await context.abort(STATUS_CODES[error.kind], status_message(error.message), metadata)
     raise AssertionError("abort returned")
 
 
@@ -71,8 +71,22 @@ def encode_for_metadata(error: CoreError, now: float) -> bytes:
     return message.SerializeToString()
 
 
+def status_message(text: str) -> str:
+    """Cuts a text that is too long for a status message.
+
+    Headers are ASCII: of all other characters, gRPC writes each byte of their UTF-8 as three (%C3%BC). A
+    client refuses answers with larger headers than it accepts, and near the limit it does so by chance.
+    """
+    length = 0
+    for index, character in enumerate(text):
+        length += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
+        if length > _MAX_DETAILS - 4:
+            return text[:index] + " ..."
+    return text
+
+
 def shorten(text: str, limit: int) -> str:
-    """Cuts a text that would not fit into a header, measured in UTF-8."""
+    """Cuts a text to a number of bytes of its UTF-8."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text
