@@ -26,6 +26,7 @@ from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
 from dmesh.coordination.waiting import Bell
+from dmesh.device import DEVICE_TYPES
 from dmesh.errors import (
     AddressInUseError,
     BarrierError,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 INITIALIZE_BARRIER = f"{RESERVED_PREFIX}initialize"
 SHUTDOWN_BARRIER = f"{RESERVED_PREFIX}shutdown"
-_DEVICE_TYPES = ("CPU", "GPU", "TPU")
 _LAST_WORDS = 1.0
 """Seconds that a leaving client's last messages have to be delivered."""
 _GOODBYE = 10.0
@@ -245,7 +245,7 @@ def _start_without_coordination(settings: Settings, devices: Sequence[Device]) -
 def _introduce(client: Client, devices: Sequence[Device]) -> tuple[Member, ...]:
     """Tells all clients of each other's process and devices, as the coordination server would have done."""
     settings, process = client.settings, this_process()
-    counts = [sum(device.type == kind for device in devices) for kind in _DEVICE_TYPES]
+    counts = [sum(device.type == kind for device in devices) for kind in DEVICE_TYPES]
     table = client.communicator.world.all_gather(
         np.array([new_incarnation(), process.pid, *counts], np.uint64), timeout=settings.init_timeout
     )
@@ -258,7 +258,7 @@ def _introduce(client: Client, devices: Sequence[Device]) -> tuple[Member, ...]:
             process=Process(host=address.rpartition(":")[0], pid=pid),
             devices=tuple(
                 Device(kind, index)
-                for kind, count in zip(_DEVICE_TYPES, counts, strict=True)
+                for kind, count in zip(DEVICE_TYPES, counts, strict=True)
                 for index in range(count)
             ),
             peer_addresses=(address,),

@@ -24,7 +24,7 @@ from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.local import LocalNetwork
 from dmesh.context import Context
 from dmesh.coordination.members import Device
-from dmesh.device import detect_gpus, preferred_device_type
+from dmesh.device import DEVICE_TYPES, detect_gpus, preferred_device_type
 from dmesh.errors import (
     AlreadyInitializedError,
     BarrierError,
@@ -33,8 +33,6 @@ from dmesh.errors import (
     NotInitializedError,
 )
 from dmesh.settings import MOST_CPU_DEVICES, Settings
-
-_DEVICE_TYPES = ("CPU", "GPU", "TPU")
 
 
 def initialize_accelerator_system(
@@ -96,7 +94,7 @@ def initialize_accelerator_system(
         )
         context.clear()
     if device_type is not None and not isinstance(device_type, str):
-        raise DeviceError(f"device_type must be one of {', '.join(_DEVICE_TYPES)}, got {device_type!r}")
+        raise DeviceError(f"device_type must be one of {', '.join(DEVICE_TYPES)}, got {device_type!r}")
     device_type = (preferred_device_type() if device_type is None else device_type).upper()
     settings = Settings.load()
     logical_devices = _count_devices(device_type, num_logical_cpu_devices, settings)
@@ -155,10 +153,8 @@ def _leave_together(client: Client) -> None:
 
 def _count_devices(device_type: str, num_cpus: int | None, settings: Settings) -> Mapping[str, int]:
     """Returns how many logical devices of each type this client will have."""
-    if device_type not in _DEVICE_TYPES:
-        raise DeviceError(
-            f"unknown device type {device_type!r}; it must be one of {', '.join(_DEVICE_TYPES)}"
-        )
+    if device_type not in DEVICE_TYPES:
+        raise DeviceError(f"unknown device type {device_type!r}; it must be one of {', '.join(DEVICE_TYPES)}")
     num_cpus = settings.num_cpu_devices if num_cpus is None else _checked_count(num_cpus)
     accelerators = {"GPU": len(detect_gpus()), "TPU": 0}
     if device_type == "CPU":
@@ -188,7 +184,7 @@ def _checked_count(num_cpus: object) -> int:
 
 
 def _device_list(logical_devices: Mapping[str, int]) -> tuple[Device, ...]:
-    return tuple(Device(kind, index) for kind in _DEVICE_TYPES for index in range(logical_devices[kind]))
+    return tuple(Device(kind, index) for kind in DEVICE_TYPES for index in range(logical_devices[kind]))
 
 
 def _initialize_local(settings: Settings, device_type: str, logical_devices: Mapping[str, int]) -> None:
