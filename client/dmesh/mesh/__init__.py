@@ -3,6 +3,7 @@
 - `mesh`: the `Mesh` value and what it can be asked.
 - `fields`: what a mesh consists of, and what makes it valid.
 - `text`: a mesh as a string, and back.
+- `proto`: a mesh as a protocol buffer, and back.
 - `ownership`: which client holds which device, and the groups of clients along a dimension.
 - `creation`: meshes over the devices that there are.
 - `default`: the mesh that is used where none is named.

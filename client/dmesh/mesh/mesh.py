@@ -14,10 +14,12 @@ from dmesh.device import DeviceSpec, ThisClient, this_client
 from dmesh.errors import DeviceError, MeshError
 from dmesh.mesh.fields import MeshDimension, MeshFields
 from dmesh.mesh.ownership import client_ranks, fingerprint, group_along
+from dmesh.mesh.proto import Serializable, read_mesh, write_mesh
 from dmesh.mesh.text import format_mesh, parse_mesh
 
 if TYPE_CHECKING:
     from dmesh.collectives.group import Group
+    from dmesh.v1 import layout_pb2
 
 
 _MOST_IDS = 10**18
@@ -96,6 +98,18 @@ class Mesh:
             MeshError: The string is malformed, or what it says is not a valid mesh.
         """
         return cls._of(parse_mesh(mesh_str))
+
+    @classmethod
+    def from_proto(cls, proto: Serializable) -> Mesh:
+        """Reads what `as_proto` wrote.
+
+        Args:
+            proto: A `MeshProto`, of `dmesh.v1.layout_pb2` or of TensorFlow.
+
+        Raises:
+            MeshError: It is not such a message, or what it says is not a valid mesh.
+        """
+        return cls._of(read_mesh(proto))
 
     @classmethod
     def from_device(cls, device: str) -> Mesh:
@@ -321,6 +335,10 @@ class Mesh:
     def to_string(self) -> str:
         """Returns the mesh as a string, in TensorFlow's form; `from_string` reads it."""
         return format_mesh(self._fields)
+
+    def as_proto(self) -> layout_pb2.MeshProto:
+        """Returns the mesh as a message with the fields of TensorFlow's; `from_proto` reads it."""
+        return write_mesh(self._fields)
 
     def __eq__(self, other: object) -> bool:
         return self._fields == other._fields if isinstance(other, Mesh) else NotImplemented

@@ -1,36 +1,25 @@
-"""Layouts: which dimension of an array is cut into shards along which dimension of a mesh."""
+"""The `Layout`: an immutable value that says how an array is cut over a mesh."""
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from dmesh.errors import LayoutError, MeshError
+from dmesh.layout.kinds import MATCH, UNSHARDED, LayoutType
+from dmesh.layout.proto import read_layout, write_layout
+from dmesh.layout.text import format_layout, parse_layout
 from dmesh.mesh import Mesh
 
-UNSHARDED = "unsharded"
-"""The dimension is not cut: every device along it has all of it."""
-MATCH = "match"
-"""The dimension keeps whatever sharding the array has when the layout is applied to it."""
+if TYPE_CHECKING:
+    from dmesh.mesh.proto import Serializable
+    from dmesh.v1 import layout_pb2
 
-_STATIC_PREFIX, _PARTED_PREFIX, _SINGLE_DEVICE_PREFIX = "sharding_specs:", "parted:", "maximal:true,"
-_MESH_PREFIX = " mesh:"
 _MOST_DIMENSIONS = 64
 """More than NumPy's arrays can have."""
-
-
-class LayoutType(enum.Enum):
-    """What kind of layout it is."""
-
-    STATIC = "static"
-    """The sharding of each dimension is given by the layout."""
-    PARTED = "parted"
-    """Likewise, but operations treat the sharded dimensions as independent batches."""
-    SINGLE_DEVICE = "single_device"
-    """The whole array is on one device."""
 
 
 class Layout:
@@ -151,33 +140,34 @@ class Layout:
         if not isinstance(layout_str, str):
             raise LayoutError(f"a layout string must be a str, got {type(layout_str).__name__}")
         try:
-            return cls._parse(layout_str)
+            return cls._from_parts(*parse_layout(layout_str))
         except (LayoutError, MeshError) as error:
             raise LayoutError(f"cannot read the layout string {layout_str!r:.200}: {error}") from error
 
     @classmethod
-    def _parse(cls, text: str) -> Layout:
-        head, found, mesh_text = text.partition(_MESH_PREFIX)
-        if not found:
-            raise LayoutError(
-                "expected sharding specs, a space and mesh:, as in 'sharding_specs:x,unsharded, mesh:...'"
-            )
-        mesh = Mesh.from_string(mesh_text)
-        if head == _SINGLE_DEVICE_PREFIX:
+    def from_proto(cls, proto: Serializable) -> Layout:
+        """Reads what `as_proto` wrote.
+
+        Args:
+            proto: A `LayoutProto`, of `dmesh.v1.layout_pb2` or of TensorFlow.
+
+        Raises:
+            LayoutError: It is not such a message, or what it says is not a valid layout.
+        """
+        try:
+            return cls._from_parts(*read_layout(proto))
+        except (LayoutError, MeshError) as error:
+            raise LayoutError(f"cannot read the layout message: {error}") from error
+
+    @classmethod
+    def _from_parts(cls, specs: Sequence[str], mesh: Mesh, kind: LayoutType) -> Layout:
+        """Makes the layout that somebody else wrote down, if there can be such a one."""
+        if kind is LayoutType.SINGLE_DEVICE:
+            if specs:
+                raise LayoutError("the layout of a single device has no sharding specs")
             return cls.from_single_device_mesh(mesh)
-        prefix = next((p for p in (_STATIC_PREFIX, _PARTED_PREFIX) if head.startswith(p)), None)
-        if prefix is None:
-            raise LayoutError(
-                f"it starts with {head!r:.200}; expected {_STATIC_PREFIX}, {_PARTED_PREFIX} or "
-                f"{_SINGLE_DEVICE_PREFIX}"
-            )
-        *specs, rest = head.removeprefix(prefix).split(",")
-        if rest:
-            raise LayoutError(
-                f"there is no comma after the sharding spec {rest!r:.200}; every spec has one after it"
-            )
         layout = cls(specs, mesh)
-        return layout if prefix == _STATIC_PREFIX else layout.to_parted()
+        return layout if kind is LayoutType.STATIC else layout.to_parted()
 
     @classmethod
     def _of(cls, specs: tuple[str, ...], mesh: Mesh, kind: LayoutType) -> Layout:
@@ -352,10 +342,11 @@ class Layout:
 
     def to_string(self) -> str:
         """Returns the layout as a string, in TensorFlow's form; `from_string` reads it."""
-        if self._type is LayoutType.SINGLE_DEVICE:
-            return f"{_SINGLE_DEVICE_PREFIX}{_MESH_PREFIX}{self._mesh.to_string()}"
-        prefix = _STATIC_PREFIX if self._type is LayoutType.STATIC else _PARTED_PREFIX
-        return f"{prefix}{''.join(f'{spec},' for spec in self._specs)}{_MESH_PREFIX}{self._mesh.to_string()}"
+        return format_layout(self._specs, self._mesh, self._type)
+
+    def as_proto(self) -> layout_pb2.LayoutProto:
+        """Returns the layout as a message with the fields of TensorFlow's; `from_proto` reads it."""
+        return write_layout(self._specs, self._mesh, self._type)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
