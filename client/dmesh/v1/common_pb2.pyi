@@ -55,6 +55,34 @@ MEMBER_STATE_FAILED: MemberState.ValueType  # 5
 """Reported an error of its own, or exited without a shutdown."""
 Global___MemberState: _TypeAlias = MemberState  # noqa: Y015
 
+class _Liveness:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LivenessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Liveness.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LIVENESS_UNSPECIFIED: _Liveness.ValueType  # 0
+    """Never sent."""
+    LIVENESS_LIVE: _Liveness.ValueType  # 1
+    """Heartbeats come, and nobody complains."""
+    LIVENESS_BLOCKED: _Liveness.ValueType  # 2
+    """No heartbeat for a lease although the connection answers: the process is there, its interpreter does not run."""
+    LIVENESS_STUCK: _Liveness.ValueType  # 3
+    """Heartbeats come, but others have been waiting for it for longer than `stuck_after_ms` and it made no progress."""
+
+class Liveness(_Liveness, metaclass=_LivenessEnumTypeWrapper):
+    """Whether a member that is there also gets anywhere."""
+
+LIVENESS_UNSPECIFIED: Liveness.ValueType  # 0
+"""Never sent."""
+LIVENESS_LIVE: Liveness.ValueType  # 1
+"""Heartbeats come, and nobody complains."""
+LIVENESS_BLOCKED: Liveness.ValueType  # 2
+"""No heartbeat for a lease although the connection answers: the process is there, its interpreter does not run."""
+LIVENESS_STUCK: Liveness.ValueType  # 3
+"""Heartbeats come, but others have been waiting for it for longer than `stuck_after_ms` and it made no progress."""
+Global___Liveness: _TypeAlias = Liveness  # noqa: Y015
+
 class _ErrorKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -102,7 +130,15 @@ class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.V
     ERROR_KIND_CLUSTER_ENDING: _ErrorKind.ValueType  # 18
     """The cluster is ending: a seat of it cannot be taken until all its members are gone."""
     ERROR_KIND_INTERNAL: _ErrorKind.ValueType  # 19
-    """The server failed to do its work (e.g. its store cannot write)."""
+    """The server failed to do its work: a bug, see its log."""
+    ERROR_KIND_UNAUTHENTICATED: _ErrorKind.ValueType  # 20
+    """No token, or not one of this server's."""
+    ERROR_KIND_PERMISSION_DENIED: _ErrorKind.ValueType  # 21
+    """The token's role does not allow it."""
+    ERROR_KIND_VERSION_MISMATCH: _ErrorKind.ValueType  # 22
+    """Server and client speak no common version of the protocol."""
+    ERROR_KIND_STORE_UNAVAILABLE: _ErrorKind.ValueType  # 23
+    """The store cannot write (e.g. the disk is full): nothing can be changed for now."""
 
 class ErrorKind(_ErrorKind, metaclass=_ErrorKindEnumTypeWrapper):
     """The kinds of error, each mapped to one exception class of the SDK."""
@@ -148,7 +184,15 @@ ERROR_KIND_SHUTTING_DOWN: ErrorKind.ValueType  # 17
 ERROR_KIND_CLUSTER_ENDING: ErrorKind.ValueType  # 18
 """The cluster is ending: a seat of it cannot be taken until all its members are gone."""
 ERROR_KIND_INTERNAL: ErrorKind.ValueType  # 19
-"""The server failed to do its work (e.g. its store cannot write)."""
+"""The server failed to do its work: a bug, see its log."""
+ERROR_KIND_UNAUTHENTICATED: ErrorKind.ValueType  # 20
+"""No token, or not one of this server's."""
+ERROR_KIND_PERMISSION_DENIED: ErrorKind.ValueType  # 21
+"""The token's role does not allow it."""
+ERROR_KIND_VERSION_MISMATCH: ErrorKind.ValueType  # 22
+"""Server and client speak no common version of the protocol."""
+ERROR_KIND_STORE_UNAVAILABLE: ErrorKind.ValueType  # 23
+"""The store cannot write (e.g. the disk is full): nothing can be changed for now."""
 Global___ErrorKind: _TypeAlias = ErrorKind  # noqa: Y015
 
 @_typing.final
@@ -286,6 +330,40 @@ class Process(_message.Message):
 Global___Process: _TypeAlias = Process  # noqa: Y015
 
 @_typing.final
+class Activity(_message.Message):
+    """What a member's main thread is doing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    STACK_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """In words, e.g. "all_reduce number 12 of the world"; empty if it is in no operation of dmesh. At most 200
+    characters.
+    """
+    age_ms: _builtins.int
+    """Time since the main thread's last progress, milliseconds, when it was reported."""
+    @_builtins.property
+    def stack(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The main thread's stack, innermost frame last, "FILE:LINE in FUNCTION" each; at most 50 of at most 300 characters."""
+
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
+        stack: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "operation", b"operation", "stack", b"stack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Activity: _TypeAlias = Activity  # noqa: Y015
+
+@_typing.final
 class Member(_message.Message):
     """The holder of a seat."""
 
@@ -300,6 +378,8 @@ class Member(_message.Message):
     LAST_SEEN_AGE_MS_FIELD_NUMBER: _builtins.int
     REGISTERED_AGE_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    LIVENESS_FIELD_NUMBER: _builtins.int
+    ACTIVITY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Incarnation of the process that holds it."""
     state: Global___MemberState.ValueType
@@ -309,7 +389,9 @@ class Member(_message.Message):
     registered_age_ms: _builtins.int
     """Time since it registered, milliseconds by the server's monotonic clock."""
     reason: _builtins.str
-    """Why it is LOST or FAILED, in words; empty otherwise."""
+    """Why it is LOST or FAILED, or why it is BLOCKED or STUCK, in words; empty otherwise."""
+    liveness: Global___Liveness.ValueType
+    """Whether it gets anywhere. Only for members that have not departed."""
     @_builtins.property
     def task(self) -> Global___Task:
         """The seat."""
@@ -326,6 +408,10 @@ class Member(_message.Message):
     def peer_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """HOST:PORT at which its peers reach it, most preferred first."""
 
+    @_builtins.property
+    def activity(self) -> Global___Activity:
+        """What it was doing when it was last asked. Only if it is STUCK."""
+
     def __init__(
         self,
         *,
@@ -338,10 +424,12 @@ class Member(_message.Message):
         last_seen_age_ms: _builtins.int = ...,
         registered_age_ms: _builtins.int = ...,
         reason: _builtins.str = ...,
+        liveness: Global___Liveness.ValueType = ...,
+        activity: Global___Activity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "process", b"process", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "incarnation", b"incarnation", "last_seen_age_ms", b"last_seen_age_ms", "peer_addresses", b"peer_addresses", "process", b"process", "reason", b"reason", "registered_age_ms", b"registered_age_ms", "state", b"state", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "devices", b"devices", "incarnation", b"incarnation", "last_seen_age_ms", b"last_seen_age_ms", "liveness", b"liveness", "peer_addresses", b"peer_addresses", "process", b"process", "reason", b"reason", "registered_age_ms", b"registered_age_ms", "state", b"state", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,9 +9,11 @@ opened again by the same incarnation; until `session_grace_ms` has passed nobody
 
 from collections import abc as _abc
 from dmesh.v1 import common_pb2 as _common_pb2
+from dmesh.v1 import key_value_pb2 as _key_value_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -22,6 +24,64 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _RestartPolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RestartPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RestartPolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESTART_POLICY_UNSPECIFIED: _RestartPolicy.ValueType  # 0
+    """Whatever the cluster has; FAIL_FAST for a new one."""
+    RESTART_POLICY_FAIL_FAST: _RestartPolicy.ValueType  # 1
+    """The job fails for all: barriers fail, and the seat stays empty until all members are gone."""
+    RESTART_POLICY_REJOIN: _RestartPolicy.ValueType  # 2
+    """A new process may take the seat, while the others wait for it at their next barrier."""
+
+class RestartPolicy(_RestartPolicy, metaclass=_RestartPolicyEnumTypeWrapper):
+    """What happens when a member is lost or fails."""
+
+RESTART_POLICY_UNSPECIFIED: RestartPolicy.ValueType  # 0
+"""Whatever the cluster has; FAIL_FAST for a new one."""
+RESTART_POLICY_FAIL_FAST: RestartPolicy.ValueType  # 1
+"""The job fails for all: barriers fail, and the seat stays empty until all members are gone."""
+RESTART_POLICY_REJOIN: RestartPolicy.ValueType  # 2
+"""A new process may take the seat, while the others wait for it at their next barrier."""
+Global___RestartPolicy: _TypeAlias = RestartPolicy  # noqa: Y015
+
+@_typing.final
+class ClusterSettings(_message.Message):
+    """What can be set for each cluster. 0: whatever the cluster has; the server's default for a new one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTART_POLICY_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    STUCK_AFTER_MS_FIELD_NUMBER: _builtins.int
+    restart_policy: Global___RestartPolicy.ValueType
+    """What happens when a member is lost or fails."""
+    heartbeat_interval_ms: _builtins.int
+    """How often clients send a heartbeat, milliseconds."""
+    lease_ms: _builtins.int
+    """Silence after which a member is blocked, or, without a session, lost; milliseconds."""
+    stuck_after_ms: _builtins.int
+    """Time for which others wait for a member before it is asked what it is doing, milliseconds."""
+    def __init__(
+        self,
+        *,
+        restart_policy: Global___RestartPolicy.ValueType = ...,
+        heartbeat_interval_ms: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        stuck_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "restart_policy", b"restart_policy", "stuck_after_ms", b"stuck_after_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterSettings: _TypeAlias = ClusterSettings  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):
@@ -35,8 +95,12 @@ class RegisterRequest(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     PEER_ADDRESSES_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per call, equal in retries of the same call. 1-64 characters."""
+    protocol_version: _builtins.int
+    """Version of this protocol that the client speaks; 0 stands for 1."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who registers."""
@@ -57,6 +121,10 @@ class RegisterRequest(_message.Message):
     def peer_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """HOST:PORT at which peers reach it, most preferred first; empty if it takes part in no collective."""
 
+    @_builtins.property
+    def settings(self) -> Global___ClusterSettings:
+        """Settings of the cluster. The first to register decides; who wants something else is refused."""
+
     def __init__(
         self,
         *,
@@ -66,10 +134,12 @@ class RegisterRequest(_message.Message):
         process: _common_pb2.Process | None = ...,
         devices: _abc.Iterable[_common_pb2.Device] | None = ...,
         peer_addresses: _abc.Iterable[_builtins.str] | None = ...,
+        settings: Global___ClusterSettings | None = ...,
+        protocol_version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "process", b"process"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "process", b"process", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "devices", b"devices", "jobs", b"jobs", "peer_addresses", b"peer_addresses", "process", b"process", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "devices", b"devices", "jobs", b"jobs", "peer_addresses", b"peer_addresses", "process", b"process", "protocol_version", b"protocol_version", "request_id", b"request_id", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -88,6 +158,8 @@ class RegisterResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     SESSION_GRACE_MS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    REJOINED_FIELD_NUMBER: _builtins.int
     server_incarnation: _builtins.int
     """Random number that the server drew when it started."""
     cluster_incarnation: _builtins.int
@@ -106,6 +178,14 @@ class RegisterResponse(_message.Message):
     """Silence after which the server declares the client lost, milliseconds."""
     session_grace_ms: _builtins.int
     """Time within which a broken session may be opened again unnoticed, milliseconds."""
+    rejoined: _builtins.bool
+    """The seat had an earlier holder in this life of the cluster: the others have started already. Only with the
+    restart policy REJOIN.
+    """
+    @_builtins.property
+    def settings(self) -> Global___ClusterSettings:
+        """The cluster's settings, all of them."""
+
     def __init__(
         self,
         *,
@@ -116,10 +196,12 @@ class RegisterResponse(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
         session_grace_ms: _builtins.int = ...,
+        settings: Global___ClusterSettings | None = ...,
+        rejoined: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "peer_secret", b"peer_secret", "server_incarnation", b"server_incarnation", "session_grace_ms", b"session_grace_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "peer_secret", b"peer_secret", "rejoined", b"rejoined", "server_incarnation", b"server_incarnation", "session_grace_ms", b"session_grace_ms", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -134,6 +216,10 @@ class SessionRequest(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     ENTER_BARRIER_FIELD_NUMBER: _builtins.int
+    KEY_VALUE_CALL_FIELD_NUMBER: _builtins.int
+    ABANDON_CALL_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach:
         """First message of a stream, and only there."""
@@ -146,18 +232,38 @@ class SessionRequest(_message.Message):
     def enter_barrier(self) -> Global___EnterBarrier:
         """Arrives at a barrier."""
 
+    @_builtins.property
+    def key_value_call(self) -> Global___KeyValueCall:
+        """Uses the key-value store."""
+
+    @_builtins.property
+    def abandon_call(self) -> Global___AbandonCall:
+        """Does not wait for the answer of a call any more."""
+
+    @_builtins.property
+    def status(self) -> Global___Status:
+        """Answers `status_request`."""
+
+    @_builtins.property
+    def waiting(self) -> Global___Waiting:
+        """Waits for other members outside of the server's sight."""
+
     def __init__(
         self,
         *,
         attach: Global___Attach | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         enter_barrier: Global___EnterBarrier | None = ...,
+        key_value_call: Global___KeyValueCall | None = ...,
+        abandon_call: Global___AbandonCall | None = ...,
+        status: Global___Status | None = ...,
+        waiting: Global___Waiting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier", "key_value_call", "abandon_call", "status", "waiting"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -170,22 +276,62 @@ class Attach(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLER_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who attaches; must be registered."""
+
+    @_builtins.property
+    def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
+        """Barriers that the caller has passed lately, so that those who were not told yet pass them, too, should the
+        server have been restarted in between. At most 1024, each name once.
+        """
 
     def __init__(
         self,
         *,
         caller: _common_pb2.Caller | None = ...,
+        passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "passed", b"passed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attach: _TypeAlias = Attach  # noqa: Y015
+
+@_typing.final
+class PassedBarrier(_message.Message):
+    """A barrier that succeeded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    instance: _builtins.int
+    """The last instance that the caller was told had succeeded."""
+    @_builtins.property
+    def participants(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
+        """As in EnterBarrier."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        instance: _builtins.int = ...,
+        participants: _abc.Iterable[_common_pb2.Task] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "name", b"name", "participants", b"participants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassedBarrier: _TypeAlias = PassedBarrier  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
@@ -194,20 +340,176 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts up from 1 within a stream."""
+    progress: _builtins.int
+    """Grows whenever the program gets on: at every barrier, collective and progress mark."""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
+        progress: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class KeyValueCall(_message.Message):
+    """A call of the key-value store by the session's member. What is not answered when the session breaks is sent again on
+    the next one, with the same request id.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    GET_FIELD_NUMBER: _builtins.int
+    GET_MANY_FIELD_NUMBER: _builtins.int
+    LIST_FIELD_NUMBER: _builtins.int
+    DELETE_FIELD_NUMBER: _builtins.int
+    INCREMENT_FIELD_NUMBER: _builtins.int
+    COMPARE_AND_SET_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Names the call within the client, from 1; at most 256 are unanswered at a time."""
+    @_builtins.property
+    def set(self) -> _key_value_pb2.SetRequest:
+        """Sets one key."""
+
+    @_builtins.property
+    def get(self) -> _key_value_pb2.GetRequest:
+        """Reads one key, waiting for it if asked to."""
+
+    @_builtins.property
+    def get_many(self) -> _key_value_pb2.GetManyRequest:
+        """Reads many keys."""
+
+    @_builtins.property
+    def list(self) -> _key_value_pb2.ListRequest:
+        """Reads all keys with a prefix."""
+
+    @_builtins.property
+    def delete(self) -> _key_value_pb2.DeleteRequest:
+        """Deletes keys."""
+
+    @_builtins.property
+    def increment(self) -> _key_value_pb2.IncrementRequest:
+        """Adds to a decimal integer."""
+
+    @_builtins.property
+    def compare_and_set(self) -> _key_value_pb2.CompareAndSetRequest:
+        """Sets one key if it is as expected."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        set: _key_value_pb2.SetRequest | None = ...,
+        get: _key_value_pb2.GetRequest | None = ...,
+        get_many: _key_value_pb2.GetManyRequest | None = ...,
+        list: _key_value_pb2.ListRequest | None = ...,
+        delete: _key_value_pb2.DeleteRequest | None = ...,
+        increment: _key_value_pb2.IncrementRequest | None = ...,
+        compare_and_set: _key_value_pb2.CompareAndSetRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["set", "get", "get_many", "list", "delete", "increment", "compare_and_set"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___KeyValueCall: _TypeAlias = KeyValueCall  # noqa: Y015
+
+@_typing.final
+class AbandonCall(_message.Message):
+    """Does not wait for the answer of a call any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Of the call."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonCall: _TypeAlias = AbandonCall  # noqa: Y015
+
+@_typing.final
+class Status(_message.Message):
+    """What the client's main thread is doing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ACTIVITY_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Of the request."""
+    @_builtins.property
+    def activity(self) -> _common_pb2.Activity:
+        """What it is doing."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        activity: _common_pb2.Activity | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class Waiting(_message.Message):
+    """Waits for other members outside of the server's sight, in a collective. Sent when the wait has become long, and again
+    with no tasks when it is over.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """In words, e.g. "all_reduce number 12 of the world". At most 200 characters."""
+    age_ms: _builtins.int
+    """For how long already, milliseconds."""
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
+        """For whom."""
+
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        tasks: _abc.Iterable[_common_pb2.Task] | None = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "operation", b"operation", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
 
 @_typing.final
 class EnterBarrier(_message.Message):
@@ -256,6 +558,9 @@ class SessionResponse(_message.Message):
     MEMBERSHIP_CHANGE_FIELD_NUMBER: _builtins.int
     BARRIER_RESULT_FIELD_NUMBER: _builtins.int
     SESSION_END_FIELD_NUMBER: _builtins.int
+    KEY_VALUE_REPLY_FIELD_NUMBER: _builtins.int
+    STATUS_REQUEST_FIELD_NUMBER: _builtins.int
+    LIVENESS_CHANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached:
         """Answers `attach`."""
@@ -276,6 +581,18 @@ class SessionResponse(_message.Message):
     def session_end(self) -> Global___SessionEnd:
         """The session is over for good; the stream ends after it."""
 
+    @_builtins.property
+    def key_value_reply(self) -> Global___KeyValueReply:
+        """Answers `key_value_call`."""
+
+    @_builtins.property
+    def status_request(self) -> Global___StatusRequest:
+        """Asks what the client is doing: others wait for it."""
+
+    @_builtins.property
+    def liveness_change(self) -> Global___LivenessChange:
+        """Members have become blocked or stuck, or live again."""
+
     def __init__(
         self,
         *,
@@ -284,12 +601,15 @@ class SessionResponse(_message.Message):
         membership_change: Global___MembershipChange | None = ...,
         barrier_result: Global___BarrierResult | None = ...,
         session_end: Global___SessionEnd | None = ...,
+        key_value_reply: Global___KeyValueReply | None = ...,
+        status_request: Global___StatusRequest | None = ...,
+        liveness_change: Global___LivenessChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "membership_change", b"membership_change", "session_end", b"session_end"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "membership_change", b"membership_change", "session_end", b"session_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end", "key_value_reply", "status_request", "liveness_change"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -355,25 +675,151 @@ class MembershipChange(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     DEPARTED_FIELD_NUMBER: _builtins.int
+    REJOINED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The cluster's epoch after the change."""
     @_builtins.property
     def departed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
         """The departed (LEFT, LOST or FAILED), with the reason, in order of their departure."""
 
+    @_builtins.property
+    def rejoined(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
+        """New holders of seats of members that had departed, in order of their registration. Only with the restart policy
+        REJOIN.
+        """
+
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         departed: _abc.Iterable[_common_pb2.Member] | None = ...,
+        rejoined: _abc.Iterable[_common_pb2.Member] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "epoch", b"epoch", "rejoined", b"rejoined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MembershipChange: _TypeAlias = MembershipChange  # noqa: Y015
+
+@_typing.final
+class LivenessChange(_message.Message):
+    """Members have become blocked or stuck, or live again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
+        """As they are now, without their devices and addresses."""
+
+    def __init__(
+        self,
+        *,
+        members: _abc.Iterable[_common_pb2.Member] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LivenessChange: _TypeAlias = LivenessChange  # noqa: Y015
+
+@_typing.final
+class StatusRequest(_message.Message):
+    """Asks what the client's main thread is doing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """To be sent back with the answer."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
+
+@_typing.final
+class KeyValueReply(_message.Message):
+    """Answers a call of the key-value store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    GET_FIELD_NUMBER: _builtins.int
+    GET_MANY_FIELD_NUMBER: _builtins.int
+    LIST_FIELD_NUMBER: _builtins.int
+    DELETE_FIELD_NUMBER: _builtins.int
+    INCREMENT_FIELD_NUMBER: _builtins.int
+    COMPARE_AND_SET_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Of the call."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """The call was refused."""
+
+    @_builtins.property
+    def set(self) -> _key_value_pb2.SetResponse:
+        """The key is set."""
+
+    @_builtins.property
+    def get(self) -> _key_value_pb2.GetResponse:
+        """The key."""
+
+    @_builtins.property
+    def get_many(self) -> _key_value_pb2.GetManyResponse:
+        """The keys."""
+
+    @_builtins.property
+    def list(self) -> _key_value_pb2.ListResponse:
+        """The keys."""
+
+    @_builtins.property
+    def delete(self) -> _key_value_pb2.DeleteResponse:
+        """The keys are deleted."""
+
+    @_builtins.property
+    def increment(self) -> _key_value_pb2.IncrementResponse:
+        """The number."""
+
+    @_builtins.property
+    def compare_and_set(self) -> _key_value_pb2.CompareAndSetResponse:
+        """Whether it was set."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        error: _common_pb2.Error | None = ...,
+        set: _key_value_pb2.SetResponse | None = ...,
+        get: _key_value_pb2.GetResponse | None = ...,
+        get_many: _key_value_pb2.GetManyResponse | None = ...,
+        list: _key_value_pb2.ListResponse | None = ...,
+        delete: _key_value_pb2.DeleteResponse | None = ...,
+        increment: _key_value_pb2.IncrementResponse | None = ...,
+        compare_and_set: _key_value_pb2.CompareAndSetResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "error", b"error", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "response", b"response", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "error", b"error", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "response", b"response", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "set", "get", "get_many", "list", "delete", "increment", "compare_and_set"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___KeyValueReply: _TypeAlias = KeyValueReply  # noqa: Y015
 
 @_typing.final
 class BarrierResult(_message.Message):
@@ -384,10 +830,13 @@ class BarrierResult(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     instance: _builtins.int
     """Which use of the name, from 0."""
+    epoch: _builtins.int
+    """The cluster's epoch when it was over, the same for all participants."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Unset: everybody arrived."""
@@ -398,10 +847,11 @@ class BarrierResult(_message.Message):
         name: _builtins.str = ...,
         instance: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "instance", b"instance", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "instance", b"instance", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
