@@ -61,6 +61,8 @@ from dmesh_server.core.events import (
     Mutation,
     Register,
     ReportError,
+    ReportStatus,
+    ReportWaiting,
     Request,
     SessionClosed,
     Shutdown,
@@ -195,6 +197,8 @@ class Core:
                 self._mutate(
                     event, turn, lambda cluster, seat: self._report_error(cluster, seat, event, turn)
                 )
+            case ReportStatus() | ReportWaiting():
+                pass
             case Shutdown():
                 self._shutdown(turn)
             case _:

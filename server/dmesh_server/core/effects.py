@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dmesh_server.core.errors import CoreError
-from dmesh_server.core.model import ClusterState, KeyEvent, KeyValue, Member
+from dmesh_server.core.model import NO_WISHES, ClusterSettings, ClusterState, KeyEvent, KeyValue, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Persist:
     """Make these records durable, all or none."""
 
     records: tuple[Record, ...]
+    lazy: bool = False
+    """Nothing else need wait for these records, which must be durable soon, and before any later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Registered:
     cluster_incarnation: int
     epoch: int
     peer_secret: bytes = field(repr=False)
+    settings: ClusterSettings = NO_WISHES
+    """The cluster's, with nothing left open."""
+    rejoined: bool = False
+    """The seat had an earlier holder in this life of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +140,26 @@ class HeartbeatAck:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """Tells a session who departed."""
+    """Tells a session who departed, and who took the seats of such."""
 
     epoch: int
     departed: tuple[Member, ...]
+    rejoined: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessChange:
+    """Tells a session who has become blocked or stuck, or live again."""
+
+    members: tuple[Member, ...]
+    """As they are now, without devices and addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Asks a session what the member's main thread is doing. Answered by `ReportStatus`."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +169,8 @@ class BarrierResult:
     name: str
     instance: int
     error: CoreError | None
+    epoch: int = 0
+    """The cluster's epoch when it was over, the same for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +180,7 @@ class SessionEnd:
     error: CoreError
 
 
-Message = HeartbeatAck | MembershipChange | BarrierResult | SessionEnd
+Message = HeartbeatAck | MembershipChange | LivenessChange | StatusRequest | BarrierResult | SessionEnd
 """What a session can be told."""
 
 

@@ -30,6 +30,10 @@ class ErrorKind(enum.Enum):
     SHUTTING_DOWN = 17
     CLUSTER_ENDING = 18
     INTERNAL = 19
+    UNAUTHENTICATED = 20
+    PERMISSION_DENIED = 21
+    VERSION_MISMATCH = 22
+    STORE_UNAVAILABLE = 23
 
 
 @dataclass(unsafe_hash=True)

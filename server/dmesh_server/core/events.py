@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dmesh_server.core.model import Caller, Device, Job, Process, Task
+from dmesh_server.core.model import (
+    NO_WISHES,
+    Activity,
+    Caller,
+    ClusterSettings,
+    Device,
+    Job,
+    PassedBarrier,
+    Process,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class Register(Mutation):
     """Random number for the cluster, should this registration start a new life of it."""
     fresh_secret: bytes = field(repr=False)
     """Random secret for the cluster, likewise."""
+    settings: ClusterSettings = NO_WISHES
+    """Settings that the client wishes for the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,8 @@ class Attach(Request):
 
     session: int
     """Names the session, never used again."""
+    passed: tuple[PassedBarrier, ...] = ()
+    """Barriers that the caller was lately told had succeeded, each name once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,32 @@ class Heartbeat:
 
     session: int
     sequence: int
+    progress: int = 0
+    """Grows whenever the program gets on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStatus:
+    """Answers a `StatusRequest`, on the session that it was pushed to. Answered by nothing."""
+
+    session: int
+    id: int
+    """Of the request."""
+    activity: Activity
+    """What the member's main thread is doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWaiting:
+    """A member waits for others outside of the core's sight, in a collective. Answered by nothing."""
+
+    session: int
+    operation: str
+    """What it waits in, in words."""
+    tasks: tuple[Task, ...]
+    """For whom; empty: it does not wait any more."""
+    age: float
+    """For how long already, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +256,8 @@ Event = (
     | Attach
     | SessionClosed
     | Heartbeat
+    | ReportStatus
+    | ReportWaiting
     | EnterBarrier
     | CancelBarrier
     | KvSet

@@ -34,6 +34,55 @@ class MemberState(enum.Enum):
         return self in (MemberState.LEFT, MemberState.LOST, MemberState.FAILED)
 
 
+class Liveness(enum.Enum):
+    """Whether a member that is there also gets anywhere. The values are the wire's."""
+
+    LIVE = 1
+    BLOCKED = 2
+    STUCK = 3
+
+
+class RestartPolicy(enum.Enum):
+    """What happens when a member is lost or fails. The values are the wire's."""
+
+    FAIL_FAST = 1
+    REJOIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What can be set for each cluster, as a client wishes it or as the cluster has it.
+
+    In a wish, None or 0 is whatever the cluster has, or the server's default for a new one. A cluster's own
+    settings leave nothing open.
+    """
+
+    restart_policy: RestartPolicy | None = None
+    """What happens when a member is lost or fails."""
+    heartbeat_interval: float = 0.0
+    """How often clients send a heartbeat, seconds."""
+    lease: float = 0.0
+    """Silence after which a member is blocked, or, without a session, lost; seconds."""
+    stuck_after: float = 0.0
+    """Time for which others wait for a member before it is asked about it, seconds; negative: never."""
+
+
+NO_WISHES = ClusterSettings()
+"""Whatever the cluster has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a member's main thread is doing, as it says itself."""
+
+    operation: str
+    """In words; empty if it is in no operation of the SDK."""
+    age: float
+    """Time since the main thread's last progress, seconds, when it was reported."""
+    stack: tuple[str, ...]
+    """The main thread's stack, innermost frame last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device of a client."""
@@ -97,7 +146,11 @@ class Member:
     last_seen_at: float
     """When the server last heard of it, seconds of the server's monotonic clock."""
     reason: str = ""
-    """Why it is LOST or FAILED."""
+    """Why it is LOST or FAILED, or why it is BLOCKED or STUCK."""
+    liveness: Liveness = Liveness.LIVE
+    """Whether it gets anywhere; means nothing once it has departed."""
+    activity: Activity | None = None
+    """What it was doing when it was last asked; only if it is STUCK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +187,18 @@ class KeyEvent:
     """The key after the change; without a value if it was deleted."""
     deleted: bool = False
     """Whether it was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedBarrier:
+    """A barrier that succeeded, as a participant presents it."""
+
+    name: str
+    """Its name."""
+    instance: int
+    """The last instance that the participant was told had succeeded."""
+    participants: tuple[Task, ...]
+    """Empty for every task of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ STATUS_CODES: dict[ErrorKind, grpc.StatusCode] = {
     ErrorKind.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
     ErrorKind.CLUSTER_ENDING: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorKind.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorKind.VERSION_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.STORE_UNAVAILABLE: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 """The status code of each kind of error. What to do is told by the kind, never by the code alone."""
 
