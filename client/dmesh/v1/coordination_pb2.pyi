@@ -66,7 +66,7 @@ class ClusterSettings(_message.Message):
     lease_ms: _builtins.int
     """Silence after which a member is blocked, or, without a session, lost; milliseconds."""
     stuck_after_ms: _builtins.int
-    """Time for which others wait for a member before it is asked what it is doing, milliseconds."""
+    """Time for which others wait for a member before it is asked what it is doing, milliseconds. Negative: never."""
     def __init__(
         self,
         *,
@@ -310,10 +310,13 @@ class PassedBarrier(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     instance: _builtins.int
     """The last instance that the caller was told had succeeded."""
+    epoch: _builtins.int
+    """The cluster's epoch when it was over, as the caller was told; 0 if it does not know."""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
         """As in EnterBarrier."""
@@ -324,10 +327,11 @@ class PassedBarrier(_message.Message):
         name: _builtins.str = ...,
         instance: _builtins.int = ...,
         participants: _abc.Iterable[_common_pb2.Task] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "name", b"name", "participants", b"participants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance", b"instance", "name", b"name", "participants", b"participants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,7 +528,10 @@ class EnterBarrier(_message.Message):
     name: _builtins.str
     """Name, 1-256 characters."""
     instance: _builtins.int
-    """How many instances of this name the caller has finished so far; -1 for "whichever is next"."""
+    """How many instances of this name the caller has finished so far; -1 for "whichever is next". For a member that
+    took the seat of another (`rejoined`), -1 is the first one that ended after it had registered, as long as there
+    was no later one: it counts on from there once it was told a result.
+    """
     timeout_ms: _builtins.int
     """Time that the first arrival gives all the others, milliseconds from its arrival; 0 for no limit."""
     @_builtins.property
@@ -943,6 +950,7 @@ class LeaveRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in RegisterRequest."""
     reason: _builtins.str
@@ -953,16 +961,21 @@ class LeaveRequest(_message.Message):
     def caller(self) -> _common_pb2.Caller:
         """Who leaves."""
 
+    @_builtins.property
+    def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
+        """As in Attach: a caller that leaves may do so before its session is attached to a server that was restarted."""
+
     def __init__(
         self,
         *,
         caller: _common_pb2.Caller | None = ...,
         request_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "passed", b"passed", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,8 @@ class Leave(Mutation):
     """Gives a seat up; an empty reason is a clean leave. Reply: `Done`."""
 
     reason: str
+    passed: tuple[PassedBarrier, ...] = ()
+    """As in `Attach`: the caller may not have attached to this server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,8 @@ class PassedBarrier:
     """The last instance that the participant was told had succeeded."""
     participants: tuple[Task, ...]
     """Empty for every task of the cluster."""
+    epoch: int = 0
+    """The cluster's epoch when it was over, as the participant was told; 0 if it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
