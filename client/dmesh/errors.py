@@ -11,7 +11,8 @@ DMeshError
 ├── CoordinationError (RuntimeError)
 │   ├── CoordinatorUnavailableError (ConnectionError)
 │   ├── InitializationTimeoutError (TimeoutError)
-│   ├── ClientIdTakenError, FencedError, LimitExceededError
+│   ├── ClientIdTakenError, FencedError, LimitExceededError, StoreUnavailableError, VersionMismatchError
+│   ├── AuthenticationError (PermissionError), PermissionDeniedError (PermissionError)
 │   ├── BarrierError: BarrierTimeoutError (TimeoutError), BarrierCancelledError,
 │   │   BarrierMismatchError (ValueError)
 │   └── KeyExistsError (ValueError), KeyNotFoundError (KeyError), KeyTypeError (TypeError),
@@ -109,6 +110,25 @@ class LimitExceededError(CoordinationError):
     """A limit of the server (size, count, quota) would be passed."""
 
 
+class StoreUnavailableError(CoordinationError):
+    """The coordination server cannot write to its store, for example because its disk is full.
+
+    What it promised before holds, and reads go on; nothing can be changed until there is room again.
+    """
+
+
+class AuthenticationError(CoordinationError, PermissionError):
+    """The coordination server asks for a token, and got none, or not one of its own."""
+
+
+class PermissionDeniedError(CoordinationError, PermissionError):
+    """The role of this process's token does not allow what was asked."""
+
+
+class VersionMismatchError(CoordinationError):
+    """This client and the coordination server speak no common version of the protocol."""
+
+
 class BarrierError(CoordinationError):
     """A barrier failed for all participants; `members` has who left, failed or was lost."""
 
@@ -192,6 +212,7 @@ class PeerAuthenticationError(CollectiveError, ConnectionError):
 __all__ = [
     "AddressInUseError",
     "AlreadyInitializedError",
+    "AuthenticationError",
     "BarrierCancelledError",
     "BarrierError",
     "BarrierMismatchError",
@@ -221,5 +242,8 @@ __all__ = [
     "NotInitializedError",
     "PeerAuthenticationError",
     "PeerLostError",
+    "PermissionDeniedError",
+    "StoreUnavailableError",
+    "VersionMismatchError",
     "WatchCompactedError",
 ]

@@ -21,7 +21,11 @@ from dmesh.errors import ConfigurationError
 JOB_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 """What a job or a cluster may be called; the coordination server has the same rule."""
 
+RESTART_POLICIES = ("fail-fast", "rejoin")
+"""What can happen when a client is lost: the job fails for all, or another process may take its place."""
+
 _LONGEST_TIME = 1e8
+_LONGEST_LEASE = 3600.0
 MOST_CPU_DEVICES = 65_536
 """Logical CPU devices that one client may have."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
@@ -51,7 +55,9 @@ class Settings:
     bind_host: str | None = None
     """`DMESH_BIND_HOST`: local address to listen on. None: the host of this client's `DTENSOR_JOBS` entry."""
     token: str | None = field(default=None, repr=False)
-    """`DMESH_TOKEN`: shared secret of the clients when there is no coordination service. Never shown."""
+    """`DMESH_TOKEN`: proves to the coordination server, or else to the clients, who belongs. Never shown."""
+    token_file: str | None = None
+    """`DMESH_TOKEN_FILE`: where to read the token if `DMESH_TOKEN` is not set."""
     num_cpu_devices: int | None = None
     """`DMESH_NUM_CPU_DEVICES`: logical CPU devices if the program does not say. None: as many as needed."""
     init_timeout: float = 300.0
@@ -60,6 +66,15 @@ class Settings:
     """`DMESH_SHUTDOWN_TIMEOUT`: how long a shutdown waits for the other clients, seconds."""
     collective_timeout: float = 300.0
     """`DMESH_COLLECTIVE_TIMEOUT`: how long a collective without its own timeout may take, seconds."""
+    restart_policy: str | None = None
+    """`DMESH_RESTART_POLICY`: `fail-fast` or `rejoin`. None: whatever the cluster has."""
+    heartbeat_interval: float | None = None
+    """`DMESH_HEARTBEAT_INTERVAL`: seconds between heartbeats. None: whatever the cluster has."""
+    lease: float | None = None
+    """`DMESH_LEASE`: silence that makes a client blocked or lost, seconds. None: what the cluster has."""
+    stuck_after: float | None = None
+    """`DMESH_STUCK_AFTER`: how long others wait for a client before it is asked what it does, seconds; 0 for
+    ever. None: whatever the cluster has."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each field's value came from: `default`, or `environment variable NAME`."""
 
@@ -110,18 +125,33 @@ class Settings:
             data_port=_number(environ, "DMESH_DATA_PORT", 65_535, "unset it to use any free port"),
             bind_host=_bind_host(environ),
             token=_token(environ),
+            token_file=_text(environ, "DMESH_TOKEN_FILE"),
             num_cpu_devices=read_num_cpu_devices(environ),
             init_timeout=_seconds(environ, "DMESH_INIT_TIMEOUT", cls.init_timeout),
             shutdown_timeout=_seconds(environ, "DMESH_SHUTDOWN_TIMEOUT", cls.shutdown_timeout),
             collective_timeout=_seconds(environ, "DMESH_COLLECTIVE_TIMEOUT", cls.collective_timeout),
+            restart_policy=_restart_policy(environ),
+            heartbeat_interval=_optional_seconds(environ, "DMESH_HEARTBEAT_INTERVAL", 0.01, _LONGEST_LEASE),
+            lease=_optional_seconds(environ, "DMESH_LEASE", 0.1, _LONGEST_LEASE),
+            stuck_after=_optional_seconds(environ, "DMESH_STUCK_AFTER", 0.0, _LONGEST_TIME),
             origins={name: _origin(environ, variable) for name, variable in VARIABLES.items()},
         )
+        settings._check_heartbeat()
         if settings.parallel_executor == "pw":
             announce(
                 "DTENSOR_USE_PARALLEL_EXECUTOR=pw asks for the Pathways backend, but NumPy is the only "
                 "backend of dmesh; going on with NumPy. Unset the variable to silence this"
             )
         return settings
+
+    def _check_heartbeat(self) -> None:
+        if self.heartbeat_interval is None or self.lease is None or self.heartbeat_interval < self.lease:
+            return
+        raise ConfigurationError(
+            f"DMESH_HEARTBEAT_INTERVAL is {self.heartbeat_interval:g} and DMESH_LEASE is {self.lease:g}; "
+            "expected an interval shorter than the lease, because a client that is silent for a lease counts "
+            "as blocked or lost. A fifth of the lease is a good interval"
+        )
 
 
 VARIABLES: Mapping[str, str] = {
@@ -135,10 +165,15 @@ VARIABLES: Mapping[str, str] = {
     "data_port": "DMESH_DATA_PORT",
     "bind_host": "DMESH_BIND_HOST",
     "token": "DMESH_TOKEN",
+    "token_file": "DMESH_TOKEN_FILE",
     "num_cpu_devices": "DMESH_NUM_CPU_DEVICES",
     "init_timeout": "DMESH_INIT_TIMEOUT",
     "shutdown_timeout": "DMESH_SHUTDOWN_TIMEOUT",
     "collective_timeout": "DMESH_COLLECTIVE_TIMEOUT",
+    "restart_policy": "DMESH_RESTART_POLICY",
+    "heartbeat_interval": "DMESH_HEARTBEAT_INTERVAL",
+    "lease": "DMESH_LEASE",
+    "stuck_after": "DMESH_STUCK_AFTER",
 }
 """The environment variable of each field of `Settings`."""
 
@@ -309,6 +344,35 @@ def _number(environ: Mapping[str, str], variable: str, maximum: int, advice: str
             f"{variable} is {shown(raw)}; expected an integer from 1 to {maximum}, or {advice}"
         )
     return int(raw)
+
+
+def _restart_policy(environ: Mapping[str, str]) -> str | None:
+    raw = _text(environ, "DMESH_RESTART_POLICY")
+    if raw is not None and raw.lower() not in RESTART_POLICIES:
+        raise ConfigurationError(
+            f"DMESH_RESTART_POLICY is {shown(raw)}; expected {' or '.join(RESTART_POLICIES)}: whether a lost "
+            "client fails the job for all, or another process may take its place. Unset it for whatever the "
+            "cluster has"
+        )
+    return None if raw is None else raw.lower()
+
+
+def _optional_seconds(
+    environ: Mapping[str, str], variable: str, minimum: float, maximum: float
+) -> float | None:
+    raw = _text(environ, variable)
+    if raw is None:
+        return None
+    try:
+        seconds = float(raw)
+    except ValueError:
+        seconds = math.nan
+    if not minimum <= seconds <= maximum:  # false for NaN, too
+        raise ConfigurationError(
+            f"{variable} is {shown(raw)}; expected a number of seconds from {minimum:g} to {maximum:.0f}, or "
+            "unset it for whatever the cluster has"
+        )
+    return seconds
 
 
 def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:

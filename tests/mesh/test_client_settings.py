@@ -56,6 +56,11 @@ def test_everything_set():
             "DMESH_INIT_TIMEOUT": "0.5",
             "DMESH_SHUTDOWN_TIMEOUT": "1e3",
             "DMESH_COLLECTIVE_TIMEOUT": "7",
+            "DMESH_TOKEN_FILE": "/run/token",
+            "DMESH_RESTART_POLICY": "Rejoin",
+            "DMESH_HEARTBEAT_INTERVAL": "0.5",
+            "DMESH_LEASE": "2",
+            "DMESH_STUCK_AFTER": "0",
         }
     )
     assert settings.jobs == ("host1:10000", "[::1]:10001", "10.0.0.7:65535")
@@ -69,6 +74,8 @@ def test_everything_set():
     assert (settings.coordinator, settings.cluster) == ("[2001:db8::1]:7", "blue")
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
+    assert (settings.token_file, settings.restart_policy) == ("/run/token", "rejoin")
+    assert (settings.heartbeat_interval, settings.lease, settings.stuck_after) == (0.5, 2, 0)
     assert settings.origins == {name: f"environment variable {v}" for name, v in VARIABLES.items()}
 
 
@@ -284,3 +291,30 @@ def test_any_environment_is_settings_or_a_configuration_error(environ):
         named = list(environ)
     assert not environ or set(named) & set(VARIABLES.values())
     assert 0 <= settings.client_id < settings.num_clients
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("DMESH_HEARTBEAT_INTERVAL", "0", "from 0.01 to 3600"),
+        ("DMESH_HEARTBEAT_INTERVAL", "soon", "from 0.01 to 3600"),
+        ("DMESH_LEASE", "0.05", "from 0.1 to 3600"),
+        ("DMESH_LEASE", "3601", "from 0.1 to 3600"),
+        ("DMESH_LEASE", "nan", "from 0.1 to 3600"),
+        ("DMESH_STUCK_AFTER", "-1", "from 0 to"),
+        ("DMESH_RESTART_POLICY", "always", "expected fail-fast or rejoin"),
+    ],
+)
+def test_settings_of_the_cluster_out_of_range(variable, value, expected):
+    refused(
+        {variable: value},
+        f"{variable} is {value!r}",
+        expected,
+        "unset it" if "POLICY" not in variable else "Unset it",
+    )
+
+
+def test_a_heartbeat_comes_more_often_than_once_a_lease():
+    message = refused({"DMESH_HEARTBEAT_INTERVAL": "3", "DMESH_LEASE": "3"}, "DMESH_HEARTBEAT_INTERVAL is 3")
+    assert "DMESH_LEASE is 3" in message
+    assert Settings.load({"DMESH_HEARTBEAT_INTERVAL": "30"}).lease is None  # the server knows its own lease

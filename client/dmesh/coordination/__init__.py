@@ -22,9 +22,10 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, overload
 
 from dmesh import context
+from dmesh.coordination.activity import TRACKER, Activity
 from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.key_value import CompareAndSetResult, Snapshot
-from dmesh.coordination.members import Device, Member, MemberState, Process, Task
+from dmesh.coordination.members import Device, Liveness, Member, MemberState, Process, Task
 from dmesh.coordination.watches import KeyEvent, Watch
 from dmesh.errors import ConfigurationError
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dmesh.coordination.agent import Agent
 
 __all__ = [
+    "Activity",
     "barrier",
     "cancel_barrier",
     "CompareAndSetResult",
@@ -45,10 +47,12 @@ __all__ = [
     "key_value_set",
     "key_value_try_get",
     "KeyEvent",
+    "Liveness",
     "Member",
     "members",
     "MemberState",
     "Process",
+    "progress",
     "report_error",
     "Snapshot",
     "Task",
@@ -141,7 +145,8 @@ def key_value_get(key: str, timeout: float | None = None, *, encoding: str | Non
         KeyWaitTimeoutError: The key did not appear in time.
         KeyNotFoundError: There is no such key, and `timeout` is 0.
     """
-    return _agent().key_value_get(key, timeout, encoding=encoding)
+    with TRACKER.during(f"waiting for key {key!r}"):
+        return _agent().key_value_get(key, timeout, encoding=encoding)
 
 
 @overload
@@ -231,8 +236,21 @@ def watch(prefix: str, from_revision: int | None = None) -> Watch:
 
 
 def members() -> tuple[Member, ...]:
-    """Returns the clients of the cluster as the coordinator sees them now, by rank, departed ones too."""
+    """Returns the clients of the cluster as the coordinator sees them now, by rank, departed ones too.
+
+    `state` says whether each is there, `liveness` whether it gets anywhere, and of one that is stuck
+    `activity` what it was doing.
+    """
     return _agent().members()
+
+
+def progress() -> None:
+    """Notes that this process gets on, in a long stretch of work without barriers or collectives.
+
+    A process that others have been waiting for, and that did nothing of this kind meanwhile, is reported to
+    all as stuck, with its stack. Costs less than a microsecond: nothing is sent until the next heartbeat.
+    """
+    TRACKER.mark()
 
 
 def report_error(message: str) -> None:

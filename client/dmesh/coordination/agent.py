@@ -13,16 +13,24 @@ import grpc
 
 from dmesh import _log
 from dmesh.coordination import barriers, faults
+from dmesh.coordination.activity import TRACKER, ActivityTracker
 from dmesh.coordination.barriers import Arrival, Barriers
 from dmesh.coordination.calls import Announcer, Calls
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.key_value import KeyValueMethods, encode_key
 from dmesh.coordination.link import Link
+from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import ClusterState, Member, Task
-from dmesh.coordination.notices import DepartureListener, FailureListener, Notices
-from dmesh.coordination.outbox import Outbox
+from dmesh.coordination.notices import (
+    DepartureListener,
+    FailureListener,
+    LivenessListener,
+    Notices,
+    RejoinListener,
+)
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.session import Session
+from dmesh.coordination.session_events import SessionEvents
 from dmesh.coordination.watches import Watch, WatchStream
 from dmesh.errors import (
     BarrierTimeoutError,
@@ -62,6 +70,7 @@ class Agent(KeyValueMethods):
         announce: Says to the user whom a call waits for.
         patience: Limits, intervals and retries.
         use_proxy: Reach the coordinator through the proxy that the environment names.
+        tracker: Knows what this process is doing.
     """
 
     def __init__(
@@ -73,6 +82,7 @@ class Agent(KeyValueMethods):
         announce: Callable[[str], None] = _log.announce,
         patience: Patience = DEFAULT_PATIENCE,
         use_proxy: bool = False,
+        tracker: ActivityTracker = TRACKER,
     ) -> None:
         if not 0 < connect_timeout < math.inf:
             raise ConfigurationError(
@@ -87,7 +97,18 @@ class Agent(KeyValueMethods):
         self._link = Link(address, use_proxy=use_proxy)
         self._barriers = Barriers()
         self._notices = Notices("dmesh-notices")
-        self._events = _SessionEvents(self, identity, self._barriers, self._notices)
+        self._tracker = tracker
+        self._events = SessionEvents(
+            identity,
+            self._barriers,
+            self._notices,
+            LivenessBoard(
+                identity.incarnation, tracker, lambda line: self._notices.tell(lambda: announce(line))
+            ),
+            tracker,
+            catch_up=self._catch_up,
+            on_over=self._interrupt_watches,
+        )
         self._session = Session(self._link, caller, identity.registration, self._events, patience)
         super().__init__(self._link, Calls(self._link, self._session, patience, announce), caller)
         self._lock = threading.Lock()
@@ -211,6 +232,14 @@ class Agent(KeyValueMethods):
         """
         self._notices.add_departure_listener(listener)
 
+    def add_rejoin_listener(self, listener: RejoinListener) -> None:
+        """Adds somebody to tell of every process that takes the seat of a departed member, from now on."""
+        self._notices.add_rejoin_listener(listener)
+
+    def add_liveness_listener(self, listener: LivenessListener) -> None:
+        """Adds somebody to tell of every member that becomes blocked or stuck, or live again, from now on."""
+        self._notices.add_liveness_listener(listener)
+
     def add_failure_listener(self, listener: FailureListener) -> None:
         """Adds somebody to tell when this process is fenced, or the coordinator was silent for too long.
 
@@ -251,6 +280,19 @@ class Agent(KeyValueMethods):
         )
         self._calls.call(self._link.coordination.ReportError, request, doing="reporting an error")
 
+    def report_waiting(self, operation: str, ranks: Sequence[int], age: float) -> None:
+        """Tells the coordinator that this process has waited long for others where it cannot see that.
+
+        It asks those what they are doing, and tells everybody if they are stuck. Does not block.
+
+        Args:
+            operation: What this process waits in: "all_reduce number 12 of the world".
+            ranks: For whom; empty when the wait is over.
+            age: For how long already, seconds.
+        """
+        job = self._identity.job
+        self._events.report_waiting(operation, [Task(job, rank) for rank in ranks], age)
+
     # Barriers -----------------------------------------------------------------------------------------------
 
     def barrier(
@@ -276,7 +318,8 @@ class Agent(KeyValueMethods):
         self._session.check()
         arrival = self._barriers.enter(name, tasks, limit_ms)
         try:
-            self._await(arrival, timeout)
+            with self._tracker.during(f"barrier {name!r}"):
+                self._await(arrival, timeout)
         finally:
             self._barriers.give_up(arrival)
         if arrival.fault is not None:
@@ -441,49 +484,10 @@ class Agent(KeyValueMethods):
         with self._lock:
             self._watches.discard(watch)
 
+    def _interrupt_watches(self) -> None:
+        for watch in self._open_watches():
+            watch.interrupt()
+
     def _open_watches(self) -> tuple[Watch, ...]:
         with self._lock:
             return tuple(self._watches)
-
-
-class _SessionEvents:
-    """Passes on what comes through the session: see `SessionListener`. Called on the session's thread."""
-
-    def __init__(self, agent: Agent, own: Identity, waiting: Barriers, notices: Notices) -> None:
-        self._agent = agent
-        self._own = own
-        self._waiting = waiting
-        self._notices = notices
-        self.told_epoch = 0
-        """Epoch up to which all departures are known; 0 if they never were."""
-
-    def on_attached(self, outbox: Outbox, *, again: bool) -> None:
-        self._waiting.attach(lambda request: outbox.put(pb.SessionRequest(enter_barrier=request)))
-        if again:
-            # Departures are pushed to attached sessions only: ask for those of the time between.
-            self._agent._catch_up(self.told_epoch)
-
-    def on_detached(self) -> None:
-        self._waiting.detach()
-
-    def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
-        self.departed(members)
-        if self.told_epoch:
-            self.told_epoch = epoch
-
-    def on_barrier(self, result: pb.BarrierResult) -> None:
-        self._waiting.resolve(result)
-
-    def on_failure(self, error: CoordinationError, *, final: bool) -> None:
-        self._waiting.wake()
-        for watch in self._agent._open_watches():
-            watch.interrupt()
-        self._notices.failed(error, final=final)
-
-    def departed(self, members: Sequence[Member]) -> None:
-        """Tells of those among `members` that departed, unless it is this process itself."""
-        self._notices.departed(
-            member
-            for member in members
-            if member.state.departed and member.incarnation != self._own.incarnation
-        )

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from dmesh.coordination.members import Member
 from dmesh.errors import (
+    AuthenticationError,
     BarrierCancelledError,
     BarrierError,
     BarrierMismatchError,
@@ -27,6 +28,9 @@ from dmesh.errors import (
     KeyTypeError,
     KeyWaitTimeoutError,
     LimitExceededError,
+    PermissionDeniedError,
+    StoreUnavailableError,
+    VersionMismatchError,
     WatchCompactedError,
 )
 from dmesh.v1 import common_pb2 as pb
@@ -54,6 +58,10 @@ _EXCEPTIONS: Mapping[int, type[DMeshError]] = {
     pb.ERROR_KIND_SHUTTING_DOWN: CoordinatorUnavailableError,
     pb.ERROR_KIND_CLUSTER_ENDING: CoordinationError,
     pb.ERROR_KIND_INTERNAL: CoordinationError,
+    pb.ERROR_KIND_UNAUTHENTICATED: AuthenticationError,
+    pb.ERROR_KIND_PERMISSION_DENIED: PermissionDeniedError,
+    pb.ERROR_KIND_VERSION_MISMATCH: VersionMismatchError,
+    pb.ERROR_KIND_STORE_UNAVAILABLE: StoreUnavailableError,
 }
 
 _ENDS_BARRIER = frozenset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dmesh.coordination.cluster_settings import NO_WISHES, ClusterSettings
 from dmesh.coordination.members import Device, Process, Task
 from dmesh.coordination.process import new_incarnation, this_process
 from dmesh.errors import ConfigurationError
@@ -32,6 +33,8 @@ class Identity:
     """Its devices, in order of type and index."""
     peer_addresses: tuple[str, ...] = ()
     """HOST:PORT at which its peers reach it, most preferred first."""
+    settings: ClusterSettings = NO_WISHES
+    """What it wishes to be set for the cluster: the first to register decides, who differs is refused."""
 
     def __post_init__(self) -> None:
         size = len(self.jobs.get(self.job, ()))
@@ -56,6 +59,7 @@ class Identity:
         cluster: str = "default",
         devices: Sequence[Device] = (),
         peer_addresses: Sequence[str] = (),
+        settings: ClusterSettings = NO_WISHES,
     ) -> Identity:
         """Makes an identity with the facts about this process and a new incarnation."""
         return cls(
@@ -67,6 +71,7 @@ class Identity:
             this_process(),
             tuple(devices),
             tuple(peer_addresses),
+            settings,
         )
 
     @property
@@ -91,4 +96,5 @@ class Identity:
                 for device in self.devices
             ],
             peer_addresses=self.peer_addresses,
+            settings=self.settings.to_proto(),
         )

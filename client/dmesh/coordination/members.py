@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dmesh.coordination.activity import Activity
 from dmesh.errors import ConfigurationError
 from dmesh.v1 import common_pb2, coordination_pb2
 
@@ -61,6 +62,18 @@ class MemberState(enum.Enum):
     def departed(self) -> bool:
         """True if the holder is gone for good."""
         return self in (MemberState.LEFT, MemberState.LOST, MemberState.FAILED)
+
+
+class Liveness(enum.Enum):
+    """Whether a member that is there also gets anywhere. The values are the wire's."""
+
+    UNKNOWN = 0
+    LIVE = 1
+    """Its heartbeats come, and nobody complains."""
+    BLOCKED = 2
+    """No heartbeat for a lease although its connection answers: its interpreter does not run."""
+    STUCK = 3
+    """Others have waited for it for long, and it made no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +156,11 @@ class Member:
     registered_age: float = 0.0
     """Seconds since it registered."""
     reason: str = ""
-    """Why it is LOST or FAILED, in words."""
+    """Why it is LOST or FAILED, or why it is BLOCKED or STUCK, in words."""
+    liveness: Liveness = Liveness.UNKNOWN
+    """Whether it gets anywhere; UNKNOWN for members that have departed."""
+    activity: Activity | None = None
+    """What it was doing when it was last asked; only if it is STUCK."""
 
     @property
     def rank(self) -> int:
@@ -161,6 +178,14 @@ class Member:
             return f"{self.task} (never registered)"
         return f"{self.task} (host {self.process.host or '?'}, pid {self.process.pid})"
 
+    @property
+    def trouble(self) -> str:
+        """Says how it is blocked or stuck, in what and where; empty if it is neither."""
+        if self.liveness not in (Liveness.BLOCKED, Liveness.STUCK):
+            return ""
+        doing = self.activity.describe() if self.activity is not None else ""
+        return f"{self.liveness.name.lower()}{doing}" + (f": {self.reason}" if self.reason else "")
+
     @classmethod
     def from_proto(cls, message: common_pb2.Member) -> Member:
         """Converts from the wire. A state that this version does not know becomes UNKNOWN."""
@@ -176,10 +201,13 @@ class Member:
             last_seen_age=message.last_seen_age_ms / 1000,
             registered_age=message.registered_age_ms / 1000,
             reason=message.reason,
+            liveness=Liveness(message.liveness) if message.liveness in _LIVENESS else Liveness.UNKNOWN,
+            activity=Activity.from_proto(message.activity) if message.HasField("activity") else None,
         )
 
 
 _STATES = frozenset(state.value for state in MemberState)
+_LIVENESS = frozenset(liveness.value for liveness in Liveness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +253,10 @@ class ClusterState:
                 parts.append(member.describe())
                 continue
             process = member.process
+            trouble = f", {member.trouble}" if member.trouble else ""
             parts.append(
                 f"{member.task} (host {process.host or '?'}, pid {process.pid}, {member.state.name.lower()}, "
-                f"last seen {member.last_seen_age:.1f} s ago)"
+                f"last seen {member.last_seen_age:.1f} s ago{trouble})"
             )
         return ", ".join(parts)
 

@@ -12,6 +12,8 @@ from dmesh.coordination.waiting import Worker
 from dmesh.errors import CoordinationError
 
 DepartureListener = Callable[[Member], None]
+RejoinListener = Callable[[Member], None]
+LivenessListener = Callable[[Member], None]
 FailureListener = Callable[[CoordinationError], None]
 
 _Notice = Callable[[], None]
@@ -25,7 +27,7 @@ class Notices:
 
     A listener added late is told of what happened before, too: between joining a cluster and listening there
     is always a moment. The thread starts with the first thing to tell. What waits to be told is bounded by
-    the number of members that can depart.
+    the number of members that can depart and rejoin, and how often they get stuck.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,6 +35,8 @@ class Notices:
         self._lock = threading.Lock()
         self._departed: dict[tuple[str, int, int], Member] = {}
         self._departure_listeners: list[DepartureListener] = []
+        self._rejoin_listeners: list[RejoinListener] = []
+        self._liveness_listeners: list[LivenessListener] = []
         self._failure_listeners: list[FailureListener] = []
         self._final: CoordinationError | None = None
         self._queue: queue.SimpleQueue[_Notice | None] = queue.SimpleQueue()
@@ -45,6 +49,16 @@ class Notices:
             self._departure_listeners.append(listener)
             for member in self._departed.values():
                 self._tell(lambda member=member: listener(member))  # type: ignore[misc]
+
+    def add_rejoin_listener(self, listener: RejoinListener) -> None:
+        """Adds somebody to tell of each member that takes the seat of a departed one, from now on."""
+        with self._lock:
+            self._rejoin_listeners.append(listener)
+
+    def add_liveness_listener(self, listener: LivenessListener) -> None:
+        """Adds somebody to tell of each member that becomes blocked or stuck, or live again, from now on."""
+        with self._lock:
+            self._liveness_listeners.append(listener)
 
     def add_failure_listener(self, listener: FailureListener) -> None:
         """Adds somebody to tell when the session fails."""
@@ -64,6 +78,25 @@ class Notices:
                 self._departed[key] = member
                 for listener in self._departure_listeners:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+
+    def rejoined(self, members: Iterable[Member]) -> None:
+        """Notes members that took the seats of departed ones."""
+        with self._lock:
+            for member in members:
+                for listener in self._rejoin_listeners:
+                    self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+
+    def liveness(self, members: Iterable[Member]) -> None:
+        """Notes members that have become blocked or stuck, or live again."""
+        with self._lock:
+            for member in members:
+                for listener in self._liveness_listeners:
+                    self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+
+    def tell(self, notice: Callable[[], None]) -> None:
+        """Has something else told, in order with the rest."""
+        with self._lock:
+            self._tell(notice)
 
     def failed(self, error: CoordinationError, *, final: bool) -> None:
         """Notes a failure of the session. A final one is also told to listeners that come later."""

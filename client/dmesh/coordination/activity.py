@@ -1,0 +1,185 @@
+"""What this process is doing, for those who wait for it: kept so cheaply that every operation can say so.
+
+An operation is noted by whoever begins it (`with activity.TRACKER.during(...)`), and rendered only when
+somebody asks, which is when the others have been waiting for a long time. A thread of the agent answers, so
+the answer comes also while the main thread computes, sleeps, or is in C code that has released the
+interpreter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+from dmesh.v1 import common_pb2
+
+_LONGEST_OPERATION = 200
+_LONGEST_FRAME = 300
+_MOST_FRAMES = 50
+_NOT_THE_USERS = (
+    "/dmesh/coordination/",
+    "/dmesh/collectives/",
+    "/dmesh/mesh/",
+    "/dmesh/synchronization.py",
+    "/dmesh/bootstrap.py",
+    "/dmesh/system.py",
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+    "<frozen ",
+)
+"""What the path of a file has in it that is not of the user's own program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process was doing when it was asked."""
+
+    operation: str
+    """In words, such as `barrier 'loaded'`; empty if its main thread was in no operation of dmesh."""
+    age: float
+    """Seconds since its last progress, when it was asked."""
+    stack: tuple[str, ...]
+    """Its main thread's stack, innermost frame last: `FILE:LINE in FUNCTION`."""
+
+    @property
+    def where(self) -> str:
+        """Where in the user's program it was: `train.py:31 in step`; empty if unknown."""
+        for frame in reversed(self.stack):
+            if not any(part in frame for part in _NOT_THE_USERS):
+                return _short(frame)
+        return _short(self.stack[-1]) if self.stack else ""
+
+    def describe(self) -> str:
+        """Goes after "it is stuck": ` in barrier 'loaded' at train.py:31 in step`; empty if unknown."""
+        operation = f" in {self.operation}" if self.operation else ""
+        return operation + (f" at {self.where}" if self.stack else "")
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.Activity) -> Activity:
+        """Converts from the wire."""
+        return cls(message.operation, message.age_ms / 1000, tuple(message.stack))
+
+
+def _short(frame: str) -> str:
+    path, separator, function = frame.rpartition(" in ")
+    return f"{(path or function).rpartition('/')[2]}{separator}{function if path else ''}"
+
+
+class ActivityTracker:
+    """Knows what each thread of this process is waiting in, and counts its progress. Thread-safe.
+
+    Takes no locks: the hot path is two assignments, and a signal handler may use it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._operations: dict[int, object] = {}
+        self._count = 0
+        self._progressed_at = clock()
+
+    @property
+    def progress(self) -> int:
+        """A number that changes whenever the program gets on."""
+        return self._count
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a thread of this process is in an operation."""
+        return bool(self._operations)
+
+    def mark(self) -> None:
+        """Notes that the program got on."""
+        # Two threads at once may put the smaller number last: that is a change all the same.
+        self._count = next(self._numbers)
+        self._progressed_at = self._clock()
+
+    def during(self, operation: object) -> During:
+        """Makes a context in which the calling thread is in an operation; progress is marked at its end.
+
+        Args:
+            operation: What it is; its `str` is asked for only when somebody wants to know, by any thread.
+        """
+        return During(self, operation)
+
+    def begin(self, operation: object) -> object | None:
+        """Notes that the calling thread is in an operation; returns what `end` needs. See `during`."""
+        thread = threading.get_ident()
+        previous = self._operations.get(thread)
+        self._operations[thread] = operation
+        return previous
+
+    def end(self, previous: object | None) -> None:
+        """Notes the end of the calling thread's operation, with what `begin` returned. That is progress."""
+        self.mark()
+        if previous is None:
+            self._operations.pop(threading.get_ident(), None)
+        else:
+            self._operations[threading.get_ident()] = previous
+
+    def report(self) -> Activity:
+        """Tells what the main thread is doing now. May be called by any thread."""
+        thread = threading.main_thread().ident
+        operation = None if thread is None else self._operations.get(thread)
+        frame = None if thread is None else sys._current_frames().get(thread)
+        return Activity(
+            operation="" if operation is None else _clean(str(operation), _LONGEST_OPERATION),
+            age=max(0.0, self._clock() - self._progressed_at),
+            stack=_stack(frame),
+        )
+
+    def report_proto(self) -> common_pb2.Activity:
+        """Tells the same for the wire."""
+        report = self.report()
+        return common_pb2.Activity(
+            operation=report.operation, age_ms=int(report.age * 1000), stack=report.stack
+        )
+
+
+class During:
+    """One operation of one thread; see `ActivityTracker.during`."""
+
+    __slots__ = ("_operation", "_previous", "_tracker")
+
+    def __init__(self, tracker: ActivityTracker, operation: object) -> None:
+        self._tracker = tracker
+        self._operation = operation
+        self._previous: object | None = None
+
+    def __enter__(self) -> None:
+        self._previous = self._tracker.begin(self._operation)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tracker.end(self._previous)
+
+
+TRACKER = ActivityTracker()
+"""This process's own."""
+
+
+def _stack(frame: FrameType | None) -> tuple[str, ...]:
+    frames: list[str] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        code = frame.f_code
+        # From the end: a long path says more there.
+        text = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        frames.append(_clean(text[-_LONGEST_FRAME:], _LONGEST_FRAME))
+        frame = frame.f_back
+    return tuple(reversed(frames))
+
+
+def _clean(text: str, longest: int) -> str:
+    """Makes text fit for the wire and for one line of a log."""
+    printable = "".join(char if char.isprintable() else "?" for char in text)
+    return printable.encode("utf-8", "replace").decode()[:longest]

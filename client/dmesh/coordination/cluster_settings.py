@@ -1,0 +1,88 @@
+"""What can be set for a whole cluster: by the first client that registers, for all of them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dmesh.errors import ConfigurationError
+from dmesh.v1 import coordination_pb2 as pb
+
+_NEVER_MS = -1
+
+
+class RestartPolicy(enum.Enum):
+    """What happens when a member is lost or fails."""
+
+    FAIL_FAST = "fail-fast"
+    """The job fails for all."""
+    REJOIN = "rejoin"
+    """Another process may take its seat, while the others wait for it at their next barrier."""
+
+
+_TO_WIRE = {
+    RestartPolicy.FAIL_FAST: pb.RESTART_POLICY_FAIL_FAST,
+    RestartPolicy.REJOIN: pb.RESTART_POLICY_REJOIN,
+}
+_FROM_WIRE = {value: policy for policy, value in _TO_WIRE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Settings of a cluster, as a client wishes them or as the cluster has them.
+
+    In a wish, None stands for whatever the cluster has, or the server's default for a new one.
+    """
+
+    restart_policy: RestartPolicy | None = None
+    """What happens when a member is lost or fails."""
+    heartbeat_interval: float | None = None
+    """How often clients send a heartbeat, seconds."""
+    lease: float | None = None
+    """Silence after which a member is blocked, or, without a connection, lost; seconds."""
+    stuck_after: float | None = None
+    """How long others wait for a member before it is asked what it is doing, seconds; 0: it never is."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("heartbeat_interval", 0.001), ("lease", 0.001), ("stuck_after", 0.0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 1e9:
+                raise ConfigurationError(f"{name} must be a number of seconds from {least:g}, not {value!r}")
+
+    @property
+    def rejoin(self) -> bool:
+        """Whether another process may take the seat of a lost member."""
+        return self.restart_policy is RestartPolicy.REJOIN
+
+    def to_proto(self) -> pb.ClusterSettings:
+        """Converts for the wire, where 0 is what None is here, and a negative time is never."""
+        message = pb.ClusterSettings(
+            heartbeat_interval_ms=_milliseconds(self.heartbeat_interval),
+            lease_ms=_milliseconds(self.lease),
+            stuck_after_ms=_NEVER_MS if self.stuck_after == 0 else _milliseconds(self.stuck_after),
+        )
+        if self.restart_policy is not None:
+            message.restart_policy = _TO_WIRE[self.restart_policy]
+        return message
+
+    @classmethod
+    def from_proto(cls, message: pb.ClusterSettings) -> ClusterSettings:
+        """Converts from the wire. A policy that this version does not know becomes None."""
+        return cls(
+            restart_policy=_FROM_WIRE.get(message.restart_policy),
+            heartbeat_interval=_seconds(message.heartbeat_interval_ms),
+            lease=_seconds(message.lease_ms),
+            stuck_after=0.0 if message.stuck_after_ms < 0 else _seconds(message.stuck_after_ms),
+        )
+
+
+NO_WISHES = ClusterSettings()
+"""Whatever the cluster has."""
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, round(seconds * 1000))
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return milliseconds / 1000 if milliseconds > 0 else None

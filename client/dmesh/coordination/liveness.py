@@ -1,0 +1,59 @@
+"""Who is blocked or stuck, told to the user while this process waits for others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from dmesh.coordination.activity import ActivityTracker
+from dmesh.coordination.members import Liveness, Member, Task
+
+_Known = tuple[Liveness, str, str]
+"""State, operation and place that the user was told of."""
+
+
+class LivenessBoard:
+    """Announces each member that becomes blocked or stuck, or goes on after that, once per change.
+
+    Only while this process waits for others: what holds up nobody here is not this program's to report. A
+    member that was not announced for that reason is, when the server tells of it again.
+
+    Args:
+        own: Incarnation of this process.
+        tracker: Knows whether this process waits.
+        announce: Tells the user.
+    """
+
+    def __init__(self, own: int, tracker: ActivityTracker, announce: Callable[[str], None]) -> None:
+        self._own = own
+        self._tracker = tracker
+        self._announce = announce
+        self._lock = threading.Lock()
+        self._told: dict[tuple[Task, int], _Known] = {}
+
+    def update(self, members: Iterable[Member]) -> None:
+        """Takes note of how members are now."""
+        for member in members:
+            line = self._news(member)
+            if line:
+                self._announce(line)
+
+    def _news(self, member: Member) -> str:
+        """Returns what the user should be told of a member; empty if there is nothing new."""
+        key = (Task(member.job, member.index), member.incarnation)
+        name = f"rank {member.rank}, {member.describe()},"
+        with self._lock:
+            if not member.trouble:
+                told = self._told.pop(key, None)
+                return f"{name} goes on: it was {told[0].name.lower()}" if told is not None else ""
+            doing = member.activity
+            known = (member.liveness, doing.operation if doing else "", doing.where if doing else "")
+            if self._told.get(key) == known:
+                return ""
+            if member.incarnation == self._own:
+                self._told[key] = known
+                return f"others wait for this process: it is {member.trouble}"
+            if not self._tracker.waiting:
+                return ""
+            self._told[key] = known
+            return f"{name} is {member.trouble}"

@@ -1,0 +1,137 @@
+"""What comes through an agent's session, passed on to whom it concerns; and what it asks is answered.
+
+Everything here runs on the session's thread and must not block for long, but for `report_waiting`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from dmesh.coordination.activity import ActivityTracker
+from dmesh.coordination.barriers import Barriers
+from dmesh.coordination.identity import Identity
+from dmesh.coordination.liveness import LivenessBoard
+from dmesh.coordination.members import Member, Task
+from dmesh.coordination.notices import Notices
+from dmesh.coordination.outbox import Outbox
+from dmesh.errors import CoordinationError
+from dmesh.v1 import common_pb2
+from dmesh.v1 import coordination_pb2 as pb
+
+_LONGEST_OPERATION = 200
+
+
+class SessionEvents:
+    """The listener of an agent's session: see `session.SessionListener`.
+
+    Args:
+        own: Who this agent is.
+        waiting: The barriers that are waited at.
+        notices: Tells the agent's listeners.
+        liveness: Tells the user who is blocked or stuck.
+        tracker: Knows what this process is doing.
+        catch_up: Asks for departures since an epoch, after a time without a session.
+        on_over: Called when the session failed: interrupts what waits for it.
+    """
+
+    def __init__(
+        self,
+        own: Identity,
+        waiting: Barriers,
+        notices: Notices,
+        liveness: LivenessBoard,
+        tracker: ActivityTracker,
+        *,
+        catch_up: Callable[[int], None],
+        on_over: Callable[[], None],
+    ) -> None:
+        self._own = own
+        self._waiting = waiting
+        self._notices = notices
+        self._liveness = liveness
+        self._tracker = tracker
+        self._catch_up = catch_up
+        self._on_over = on_over
+        self._lock = threading.Lock()
+        self._outbox: Outbox | None = None
+        self._wait: pb.Waiting | None = None
+        self.told_epoch = 0
+        """Epoch up to which all departures are known; 0 if they never were."""
+
+    # What the session calls ---------------------------------------------------------------------------------
+
+    def on_attached(self, outbox: Outbox, *, again: bool) -> None:
+        """The session is attached: what the server must know again is sent."""
+        self._waiting.attach(lambda request: outbox.put(pb.SessionRequest(enter_barrier=request)))
+        with self._lock:
+            self._outbox = outbox
+            if self._wait is not None:
+                outbox.put(pb.SessionRequest(waiting=self._wait))
+        if again:
+            # Departures are pushed to attached sessions only: ask for those of the time between.
+            self._catch_up(self.told_epoch)
+
+    def on_detached(self) -> None:
+        """The session broke."""
+        with self._lock:
+            self._outbox = None
+        self._waiting.detach()
+
+    def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
+        """Members are gone."""
+        self.departed(members)
+        if self.told_epoch:
+            self.told_epoch = epoch
+
+    def on_rejoined(self, epoch: int, members: Sequence[Member]) -> None:
+        """Seats of departed members have new holders."""
+        self._notices.rejoined(member for member in members if member.incarnation != self._own.incarnation)
+        if self.told_epoch:
+            self.told_epoch = epoch
+
+    def on_liveness(self, members: Sequence[Member]) -> None:
+        """Members have become blocked or stuck, or live again."""
+        self._liveness.update(members)
+        self._notices.liveness(members)
+
+    def on_status_request(self) -> common_pb2.Activity:
+        """The server asks what this process is doing, because others wait for it."""
+        return self._tracker.report_proto()
+
+    def on_barrier(self, result: pb.BarrierResult) -> None:
+        """A barrier is over."""
+        self._waiting.resolve(result)
+
+    def on_failure(self, error: CoordinationError, *, final: bool) -> None:
+        """The process was fenced (final), or the coordinator has been gone for too long (not final)."""
+        self._waiting.wake()
+        self._on_over()
+        self._notices.failed(error, final=final)
+
+    def progress(self) -> int:
+        """For the next heartbeat: a number that changes whenever the program gets on."""
+        return self._tracker.progress
+
+    # What the agent calls -----------------------------------------------------------------------------------
+
+    def departed(self, members: Iterable[Member]) -> None:
+        """Tells of those among `members` that departed, unless it is this process itself."""
+        self._notices.departed(
+            member
+            for member in members
+            if member.state.departed and member.incarnation != self._own.incarnation
+        )
+
+    def report_waiting(self, operation: str, tasks: Sequence[Task], age: float) -> None:
+        """Tells the server for whom this process waits outside of its sight; no tasks: for nobody."""
+        report = pb.Waiting(
+            operation=operation[:_LONGEST_OPERATION],
+            tasks=[task.to_proto() for task in tasks],
+            age_ms=int(age * 1000),
+        )
+        with self._lock:
+            over = not tasks and self._wait is None
+            self._wait = report if tasks else None
+            if self._outbox is not None and not over:
+                self._outbox.put(pb.SessionRequest(waiting=report))
