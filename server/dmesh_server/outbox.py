@@ -17,33 +17,48 @@ class Outbox(Generic[T]):
     what it holds and closes, and `overflowed` says so. All methods are called on the event loop's thread.
     """
 
-    def __init__(self, limit: int) -> None:
-        """Makes an empty outbox that holds at most `limit` items."""
-        self._items: deque[T] = deque()
+    def __init__(self, limit: int, max_bytes: int | None = None) -> None:
+        """Makes an empty outbox.
+
+        Args:
+            limit: How many items it holds at most.
+            max_bytes: How many bytes they may have together; None for any number. One alone may have more.
+        """
+        self._items: deque[tuple[T, int]] = deque()
         self._limit = limit
+        self._max_bytes = max_bytes
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._mark = 0
+        self.size = 0
+        """Bytes of what it holds."""
         self.overflowed = False
         self.on_overflow: Callable[[], object] | None = None
 
-    def put(self, item: T) -> None:
-        """Adds an item; ignored once the outbox is closed."""
+    def put(self, item: T, size: int = 0) -> None:
+        """Adds an item of `size` bytes; ignored once the outbox is closed."""
         if self._closed:
             return
-        if len(self._items) >= self._limit:
+        too_large = self._max_bytes is not None and self.size > 0 and self.size + size > self._max_bytes
+        if too_large or len(self._items) >= self._limit:
             self.overflowed = True
             self._items.clear()
+            self.size = 0
             self.close()
             if self.on_overflow is not None:
                 self.on_overflow()
             return
-        self._items.append(item)
-        self._wake()
+        self._items.append((item, size))
+        self.size += size
+        if self._waiter is not None:
+            self._wake()
 
     def close(self) -> None:
         """Lets the reader have what is queued already, and nothing more."""
         self._closed = True
         self._wake()
+        self._tell_drained()
 
     async def get(self) -> T | None:
         """Returns the next item, or None when a closed outbox is empty. For one reader at a time."""
@@ -55,7 +70,21 @@ class Outbox(Generic[T]):
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._items.popleft()
+        item, size = self._items.popleft()
+        self.size -= size
+        if self._drained is not None and self.size <= self._mark:
+            self._tell_drained()
+        return item
+
+    async def drained(self, mark: int) -> None:
+        """Waits until at most `mark` bytes are queued, or the outbox is closed. For one waiter at a time."""
+        while self.size > mark and not self._closed:
+            self._mark = mark
+            self._drained = asyncio.get_running_loop().create_future()
+            try:
+                await self._drained
+            finally:
+                self._drained = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -63,3 +92,7 @@ class Outbox(Generic[T]):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _tell_drained(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)

@@ -12,19 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from dmesh_server import announcements
 from dmesh_server.commits import CommitPipeline
 from dmesh_server.core.core import Core
 from dmesh_server.core.effects import (
     Attached,
-    BarrierResult,
     Effect,
     HeartbeatAck,
     KvRevision,
-    MembershipChange,
-    Message,
     Push,
     Reply,
-    SessionEnd,
     WatchPush,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
@@ -49,12 +46,14 @@ from dmesh_server.core.events import (
     Mutation,
     Register,
     ReportError,
+    ReportStatus,
+    ReportWaiting,
     SessionClosed,
     Shutdown,
     Tick,
 )
-from dmesh_server.core.model import Caller, Limits
-from dmesh_server.outbox import Outbox
+from dmesh_server.core.model import Caller, Limits, PassedBarrier
+from dmesh_server.sessions import Notice, Session, Watch, describe_caller
 from dmesh_server.store.base import Store
 from dmesh_server.telemetry import logs
 
@@ -79,64 +78,17 @@ Question = (
 )
 """The events that are answered."""
 
+Said = Heartbeat | EnterBarrier | ReportStatus | ReportWaiting
+"""What sessions say that is not answered, or not by a reply."""
+
+Sink = Callable[[object], None]
+"""Takes the answer of one request, which may be a `CoreError`; called on the loop, and must not fail."""
+
 SHUTTING_DOWN = "the coordination server is shutting down; reconnect to its successor, if there is one"
 """What everybody is told who still asks a stopping server."""
 
-_BARRIER_FAILURES = (ErrorKind.BARRIER_TIMEOUT, ErrorKind.BARRIER_FAILED, ErrorKind.BARRIER_CANCELLED)
-
 _AFTER_FAILED_TICK = 1.0
 """Seconds until time is looked at again after it could not be dealt with."""
-
-
-class Notice:
-    """A message for one or many sessions; whoever sends it first keeps its encoding for the others."""
-
-    __slots__ = ("encoded", "message")
-
-    def __init__(self, message: Message) -> None:
-        """Wraps `message`."""
-        self.message = message
-        self.encoded: bytes | None = None
-
-
-class Session:
-    """A client's attached life line."""
-
-    def __init__(self, number: int, caller: Caller, queue_limit: int) -> None:
-        """Makes a session that may fall `queue_limit` messages behind."""
-        self.number = number
-        self.caller = caller
-        self.outbox: Outbox[Notice] = Outbox(queue_limit)
-
-    def tell(self, notice: Notice) -> None:
-        """Queues a message; the last one closes the queue."""
-        had_overflowed = self.outbox.overflowed
-        self.outbox.put(notice)
-        if isinstance(notice.message, SessionEnd):
-            self.outbox.close()
-        if self.outbox.overflowed and not had_overflowed:
-            logs.warning(
-                "session_dropped", **describe_caller(self.caller), reason="it does not read what it is sent"
-            )
-
-
-class Watch:
-    """A watch in place."""
-
-    def __init__(self, token: int, queue_limit: int) -> None:
-        """Makes a watch that may fall `queue_limit` revisions behind."""
-        self.token = token
-        self.outbox: Outbox[WatchPush] = Outbox(queue_limit)
-        self.revision = 0
-
-
-def describe_caller(caller: Caller) -> dict[str, object]:
-    """Returns the log fields that name a caller."""
-    return {
-        "cluster": caller.cluster,
-        "task": caller.task or "observer",
-        "incarnation": f"{caller.incarnation:016x}",
-    }
 
 
 class Runtime:
@@ -169,7 +121,7 @@ class Runtime:
         self._session_queue = session_queue
         self._core = Core(self.server_incarnation, self.limits)
         self._pipeline = CommitPipeline(store, self._release, self._refuse, self._readiness_changed)
-        self._pending: dict[int, asyncio.Future[object]] = {}
+        self._pending: dict[int, Sink] = {}
         self._sessions: dict[int, Session] = {}
         self._watches: dict[int, Watch] = {}
         self._last_number = 0
@@ -202,9 +154,9 @@ class Runtime:
         """Begins the shutdown and sees to it that nobody waits any more for something that will not come."""
         self.begin_shutdown()
         await self._pipeline.drain()
-        for future in self._pending.values():
-            if not future.done():
-                future.set_result(CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN))
+        pending, self._pending = self._pending, {}
+        for sink in pending.values():
+            sink(CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN))
         for session in self._sessions.values():
             session.outbox.close()
         for watch in self._watches.values():
@@ -248,17 +200,18 @@ class Runtime:
         Raises:
             CoreError: The request was refused.
         """
-        self._refuse_early(event)
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._pending[event.token] = future
+
+        def settle(answer: object) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        self.ask(event, settle)
         try:
-            self._apply(event)
             result = await future
         except asyncio.CancelledError:
-            self._apply(Abandon(event.token))
+            self.abandon(event.token)
             raise
-        finally:
-            self._pending.pop(event.token, None)
         if isinstance(result, CoreError):
             # A copy: one error may answer many, and raising gives each its own traceback.
             raise CoreError(result.kind, result.message, result.members, result.epoch)
@@ -266,8 +219,32 @@ class Runtime:
             raise TypeError(f"{type(event).__name__} was answered with {type(result).__name__}")
         return result
 
-    async def open_session(self, caller: Caller) -> tuple[Session, Attached]:
+    def ask(self, event: Question, sink: Sink) -> None:
+        """Hands a request in; `sink` gets its answer, now or later, unless the request is abandoned."""
+        refusal = self._early_refusal(event)
+        if refusal is not None:
+            sink(refusal)
+            return
+        self._pending[event.token] = sink
+        try:
+            self._apply(event)
+        except BaseException:
+            self._pending.pop(event.token, None)
+            raise
+
+    def abandon(self, token: int) -> None:
+        """Forgets a request: a change may still happen, a blocked read ends. Idempotent."""
+        self._pending.pop(token, None)
+        self._apply(Abandon(token))
+
+    async def open_session(
+        self, caller: Caller, passed: tuple[PassedBarrier, ...] = ()
+    ) -> tuple[Session, Attached]:
         """Attaches a new session to the caller's seat. Pair with `close_session`.
+
+        Args:
+            caller: Whose seat it is.
+            passed: Barriers that the caller was told had succeeded.
 
         Raises:
             CoreError: The seat is not the caller's.
@@ -275,7 +252,9 @@ class Runtime:
         session = Session(self.next_number(), caller, self._session_queue)
         self._sessions[session.number] = session
         try:
-            attached = await self.request(Attach(self.next_number(), caller, session.number), Attached)
+            attached = await self.request(
+                Attach(self.next_number(), caller, session.number, passed), Attached
+            )
         except BaseException:
             self.close_session(session)
             raise
@@ -289,7 +268,7 @@ class Runtime:
             self._apply(SessionClosed(session.number))
             logs.debug("session_closed", **describe_caller(session.caller), session=session.number)
 
-    def send(self, event: Heartbeat | EnterBarrier) -> None:
+    def send(self, event: Said) -> None:
         """Hands in what a session said."""
         self._apply(event)
 
@@ -319,15 +298,21 @@ class Runtime:
         """Lets the core act on the time that has passed; called by the timer, or by who owns the clock."""
         self._apply(Tick())
 
-    def _refuse_early(self, event: Question) -> None:
+    def _early_refusal(self, event: Question) -> CoreError | None:
         if self._stopping:
-            raise CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN)
-        reason = self.readiness()
-        if reason is not None and (self._not_ready is not None or isinstance(event, Mutation)):
-            raise CoreError(
+            return CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN)
+        if self._not_ready is not None:
+            return CoreError(
                 ErrorKind.INTERNAL,
-                f"the coordination server cannot accept changes: {reason}. Retry later.",
+                f"the coordination server cannot answer yet: {self._not_ready}. Retry later.",
             )
+        if self._pipeline.failure is not None and isinstance(event, Mutation):
+            return CoreError(
+                ErrorKind.STORE_UNAVAILABLE,
+                f"the coordination server cannot change anything for now: {self._pipeline.failure}. Reads "
+                "go on. Retry when the operator has mended that.",
+            )
+        return None
 
     def _apply(self, event: Event) -> None:
         if self._stopping:
@@ -371,9 +356,9 @@ class Runtime:
     def _release(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Reply):
-                future = self._pending.get(effect.token)
-                if future is not None and not future.done():
-                    future.set_result(effect.answer)
+                sink = self._pending.pop(effect.token, None)
+                if sink is not None:
+                    sink(effect.answer)
             elif isinstance(effect, Push):
                 self._push(effect)
             elif isinstance(effect, WatchPush):
@@ -384,8 +369,9 @@ class Runtime:
     def _refuse(self, effects: Sequence[Effect], reason: str) -> list[Effect]:
         """Does what can be done of the effects of a failed commit; returns what must wait for the next."""
         failed = CoreError(
-            ErrorKind.INTERNAL,
-            f"the coordination server could not make the change durable: {reason}. Retry later.",
+            ErrorKind.STORE_UNAVAILABLE,
+            f"the coordination server could not make the change durable: {reason}. It takes effect if "
+            "the store recovers: retry with the same request id to learn of it.",
         )
         held: list[Effect] = []
         for effect in effects:
@@ -406,30 +392,8 @@ class Runtime:
             session = self._sessions.get(number)
             if session is not None:
                 session.tell(notice)
-        if isinstance(message, HeartbeatAck) or not push.sessions:
-            return
-        if isinstance(message, MembershipChange):
-            for member in message.departed:
-                logs.info(
-                    "member_departed",
-                    cluster=self._cluster_of(push),
-                    task=member.task,
-                    state=member.state.name,
-                    host=member.process.host,
-                    pid=member.process.pid,
-                    reason=member.reason,
-                    epoch=message.epoch,
-                )  # fmt: skip
-        elif isinstance(message, BarrierResult) and message.error is not None:
-            # A client's own mistake is for the client to see; it must not be able to fill the log with it.
-            log = logs.warning if message.error.kind in _BARRIER_FAILURES else logs.debug
-            log(
-                "barrier_failed",
-                cluster=self._cluster_of(push),
-                barrier=message.name,
-                instance=message.instance,
-                reason=message.error,
-            )  # fmt: skip
+        if not isinstance(message, HeartbeatAck) and push.sessions:
+            announcements.log_message(message, self._cluster_of(push))
 
     def _cluster_of(self, push: Push) -> str:
         sessions = (self._sessions.get(number) for number in push.sessions)

@@ -23,7 +23,8 @@ from dmesh_server.core.effects import (
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller, Job, KeyValue, MemberState, Process, Task
-from dmesh_server.runtime import Runtime, Session
+from dmesh_server.runtime import Runtime
+from dmesh_server.sessions import Session
 from dmesh_server.store.base import Store
 from dmesh_server.store.memory import MemoryStore
 

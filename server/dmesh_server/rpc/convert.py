@@ -6,24 +6,32 @@ negative); what is allowed in a cluster is the core's to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from dmesh.v1 import common_pb2, coordination_pb2, key_value_pb2
-from dmesh_server.core import effects
+from dmesh_server.core import effects, events
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import (
+    Activity,
     BarrierStatus,
     Caller,
+    ClusterSettings,
     ClusterState,
     Device,
     Job,
     KeyEvent,
     KeyValue,
     Member,
+    PassedBarrier,
     Process,
+    RestartPolicy,
     Task,
 )
 
+_MAX_PASSED = 1024
+_MAX_FRAMES = 50
+_LONGEST_FRAME = 300
+_LONGEST_OPERATION = 200
 _LONGEST_TIMEOUT_MS = 10 * 365 * 24 * 3600 * 1000
 
 
@@ -76,6 +84,59 @@ def devices(messages: Iterable[common_pb2.Device]) -> tuple[Device, ...]:
     return tuple(Device(message.type, message.index, message.description) for message in messages)
 
 
+def cluster_settings(message: coordination_pb2.ClusterSettings) -> ClusterSettings:
+    """Reads what a client wishes to be set for its cluster; the core checks the values."""
+    if message.restart_policy not in _POLICIES:
+        raise invalid(f"restart policy {message.restart_policy} is not one that this server knows")
+    return ClusterSettings(
+        restart_policy=RestartPolicy(message.restart_policy) if message.restart_policy else None,
+        heartbeat_interval=_seconds(message.heartbeat_interval_ms),
+        lease=_seconds(message.lease_ms),
+        stuck_after=_seconds(message.stuck_after_ms),
+    )
+
+
+def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tuple[PassedBarrier, ...]:
+    """Reads what a client was told had succeeded; the core checks names and tasks."""
+    if len(messages) > _MAX_PASSED:
+        raise invalid(
+            f"{len(messages)} passed barriers are presented; it may be {_MAX_PASSED}, the latest ones"
+        )
+    return tuple(
+        PassedBarrier(
+            message.name,
+            message.instance,
+            tuple(task(participant) for participant in message.participants),
+            message.epoch,
+        )
+        for message in messages
+    )
+
+
+def activity(message: common_pb2.Activity) -> Activity:
+    """Reads what a client's main thread is doing, cut to what may be kept of it."""
+    return Activity(
+        message.operation[:_LONGEST_OPERATION],
+        _age(message.age_ms),
+        # The innermost frames are the last.
+        tuple(frame[:_LONGEST_FRAME] for frame in message.stack[-_MAX_FRAMES:]),
+    )
+
+
+def waiting(session: int, message: coordination_pb2.Waiting) -> events.ReportWaiting:
+    """Reads for whom a client waits outside of the server's sight."""
+    return events.ReportWaiting(
+        session,
+        message.operation[:_LONGEST_OPERATION],
+        tuple(task(waited_for) for waited_for in message.tasks),
+        _age(message.age_ms),
+    )
+
+
+def _age(milliseconds: int) -> float:
+    return _seconds(max(0, milliseconds))
+
+
 def barrier_timeout(milliseconds: int) -> float | None:
     """Reads the time limit of a barrier: 0 is none; the core refuses what is negative."""
     return _seconds(milliseconds) if milliseconds else None
@@ -91,6 +152,9 @@ def wait_timeout(milliseconds: int) -> float | None:
 def _seconds(milliseconds: int) -> float:
     # A limit of more than ten years is none; beyond it, clock arithmetic would lose its precision.
     return min(milliseconds, _LONGEST_TIMEOUT_MS) / 1000
+
+
+_POLICIES = frozenset(policy.value for policy in RestartPolicy) | {0}
 
 
 # To the wire.
@@ -130,6 +194,10 @@ def member_to_proto(value: Member, now: float) -> common_pb2.Member:
     )
     if value.incarnation:
         message.state = common_pb2.MemberState.ValueType(value.state.value)
+        if not value.state.departed:
+            message.liveness = common_pb2.Liveness.ValueType(value.liveness.value)
+        if value.activity is not None:
+            message.activity.CopyFrom(activity_to_proto(value.activity))
         message.last_seen_age_ms = _milliseconds(now - value.last_seen_at)
         message.registered_age_ms = _milliseconds(now - value.registered_at)
         facts = value.process
@@ -145,6 +213,24 @@ def member_to_proto(value: Member, now: float) -> common_pb2.Member:
             )
         )
     return message
+
+
+def activity_to_proto(value: Activity) -> common_pb2.Activity:
+    """Writes what a member's main thread was doing."""
+    return common_pb2.Activity(
+        operation=value.operation, age_ms=_milliseconds(value.age), stack=value.stack
+    )  # fmt: skip
+
+
+def cluster_settings_to_proto(value: ClusterSettings) -> coordination_pb2.ClusterSettings:
+    """Writes the settings of a cluster, which leave nothing open."""
+    policy = value.restart_policy.value if value.restart_policy is not None else 0
+    return coordination_pb2.ClusterSettings(
+        restart_policy=coordination_pb2.RestartPolicy.ValueType(policy),
+        heartbeat_interval_ms=round(value.heartbeat_interval * 1000),
+        lease_ms=round(value.lease * 1000),
+        stuck_after_ms=round(value.stuck_after * 1000),
+    )
 
 
 def _milliseconds(seconds: float) -> int:
@@ -187,9 +273,15 @@ def session_message_to_proto(message: effects.Message, now: float) -> coordinati
         case effects.MembershipChange():
             response.membership_change.epoch = message.epoch
             response.membership_change.departed.extend(member_to_proto(m, now) for m in message.departed)
+            response.membership_change.rejoined.extend(member_to_proto(m, now) for m in message.rejoined)
+        case effects.LivenessChange():
+            response.liveness_change.members.extend(member_to_proto(m, now) for m in message.members)
+        case effects.StatusRequest():
+            response.status_request.id = message.id
         case effects.BarrierResult():
             response.barrier_result.name = message.name
             response.barrier_result.instance = message.instance
+            response.barrier_result.epoch = message.epoch
             if message.error is not None:
                 response.barrier_result.error.CopyFrom(error_to_proto(message.error, now))
         case effects.SessionEnd():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
+from dmesh import protocol
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh_server.core import events
 from dmesh_server.core.effects import Done, Registered
@@ -15,9 +15,11 @@ from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller, ClusterState
 from dmesh_server.rpc import convert
 from dmesh_server.rpc.delivery import until_first_done
-from dmesh_server.rpc.handlers import Context, two_way_stream, unary
+from dmesh_server.rpc.handlers import Context, Reader, two_way_stream, unary
 from dmesh_server.rpc.member_table import MemberTable
-from dmesh_server.runtime import Runtime, Session, describe_caller
+from dmesh_server.rpc.session_calls import SessionCalls
+from dmesh_server.runtime import Runtime
+from dmesh_server.sessions import Session, describe_caller
 from dmesh_server.telemetry import logs
 
 SERVICE = "dmesh.v1.CoordinationService"
@@ -57,6 +59,7 @@ class CoordinationServicer:
         """Takes a seat."""
         runtime = self._runtime
         caller = _caller(request)
+        _check_version(request.protocol_version or 1)
         event = events.Register(
             runtime.next_number(),
             caller,
@@ -67,6 +70,7 @@ class CoordinationServicer:
             tuple(request.peer_addresses),
             runtime.random_incarnation(),
             runtime.random_secret(),
+            convert.cluster_settings(request.settings),
         )
         answer = await runtime.request(event, Registered)
         logs.info(
@@ -76,16 +80,19 @@ class CoordinationServicer:
             pid=request.process.pid,
             devices=len(request.devices),
             epoch=answer.epoch,
+            rejoined=answer.rejoined,
         )
-        limits = runtime.limits
+        settings, limits = answer.settings, runtime.limits
         return pb.RegisterResponse(
             server_incarnation=runtime.server_incarnation,
             cluster_incarnation=answer.cluster_incarnation,
             epoch=answer.epoch,
             peer_secret=answer.peer_secret,
-            heartbeat_interval_ms=round(limits.heartbeat_interval * 1000),
-            lease_ms=round(limits.lease * 1000),
+            heartbeat_interval_ms=round((settings.heartbeat_interval or limits.heartbeat_interval) * 1000),
+            lease_ms=round((settings.lease or limits.lease) * 1000),
             session_grace_ms=round(limits.session_grace * 1000),
+            settings=convert.cluster_settings_to_proto(settings),
+            rejoined=answer.rejoined,
         )
 
     async def cancel_barrier(
@@ -101,7 +108,10 @@ class CoordinationServicer:
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         """Gives the seat up."""
         caller = _caller(request)
-        event = events.Leave(self._runtime.next_number(), caller, request.request_id, request.reason)
+        passed = convert.passed_barriers(request.passed)
+        event = events.Leave(
+            self._runtime.next_number(), caller, request.request_id, request.reason, passed
+        )  # fmt: skip
         await self._runtime.request(event, Done)
         logs.info("left", **describe_caller(caller), reason=request.reason)
         return pb.LeaveResponse()
@@ -125,14 +135,16 @@ class CoordinationServicer:
             return header
         return header + self._table.encode(state, now)
 
-    async def session(self, requests: AsyncIterator[pb.SessionRequest], context: Context) -> None:
+    async def session(self, read: Reader[pb.SessionRequest], context: Context) -> None:
         """Serves a client's life line until either side ends it.
 
         A client that is killed, or whose connection breaks, cancels this call at once; the session is closed
         on every way out.
         """
-        caller = await self._read_attach(requests)
-        session, attached = await self._runtime.open_session(caller)
+        attach = await self._read_attach(read)
+        caller = convert.caller(attach.caller, attach.HasField("caller"))
+        session, attached = await self._runtime.open_session(caller, convert.passed_barriers(attach.passed))
+        calls = SessionCalls(self._runtime, session)
         try:
             await context.write(
                 pb.SessionResponse(
@@ -142,7 +154,7 @@ class CoordinationServicer:
                 )
             )
             await until_first_done(
-                session.outbox, self._speak(session, context), self._listen(requests, session)
+                session.outbox, self._speak(session, context), self._listen(read, session, calls)
             )
             if session.outbox.overflowed:
                 raise CoreError(
@@ -150,27 +162,40 @@ class CoordinationServicer:
                     "the session was dropped because it did not read what it was sent; attach again",
                 )
         finally:
+            calls.close()
             self._runtime.close_session(session)
 
-    async def _read_attach(self, requests: AsyncIterator[pb.SessionRequest]) -> Caller:
+    async def _read_attach(self, read: Reader[pb.SessionRequest]) -> pb.Attach:
         try:
             async with asyncio.timeout(_ATTACH_WITHIN):
-                first = await anext(requests, None)
+                first = await read()
         except TimeoutError:
             raise convert.invalid(
                 f"the stream's first message did not come within {_ATTACH_WITHIN:g} s"
             ) from None
         if first is None or first.WhichOneof("kind") != "attach":
             raise convert.invalid("the first message of a session must be `attach`")
-        return convert.caller(first.attach.caller, first.attach.HasField("caller"))
+        return first.attach
 
-    async def _listen(self, requests: AsyncIterator[pb.SessionRequest], session: Session) -> None:
-        async for request in requests:
+    async def _listen(self, read: Reader[pb.SessionRequest], session: Session, calls: SessionCalls) -> None:
+        runtime, number = self._runtime, session.number
+        while (request := await read()) is not None:
             match request.WhichOneof("kind"):
-                case "heartbeat":
-                    self._runtime.send(events.Heartbeat(session.number, request.heartbeat.sequence))
+                case "key_value_call":
+                    calls.begin(request.key_value_call)
+                    await calls.room()
                 case "enter_barrier":
                     self._enter_barrier(session, request.enter_barrier)
+                case "heartbeat":
+                    beat = request.heartbeat
+                    runtime.send(events.Heartbeat(number, beat.sequence, beat.progress))
+                case "abandon_call":
+                    calls.abandon(request.abandon_call.id)
+                case "status":
+                    activity = convert.activity(request.status.activity)
+                    runtime.send(events.ReportStatus(number, request.status.id, activity))
+                case "waiting":
+                    runtime.send(convert.waiting(number, request.waiting))
                 case "attach":
                     raise convert.invalid(
                         "this session is attached already; `attach` comes first and only once"
@@ -191,11 +216,25 @@ class CoordinationServicer:
         )
 
     async def _speak(self, session: Session, context: Context) -> None:
-        while (notice := await session.outbox.get()) is not None:
-            if notice.encoded is None:
-                message = convert.session_message_to_proto(notice.message, self._runtime.now())
-                notice.encoded = message.SerializeToString()
-            await context.write(notice.encoded)
+        get, write = session.outbox.get, context.write
+        while (item := await get()) is not None:
+            if isinstance(item, bytes):
+                await write(item)
+                continue
+            if item.encoded is None:
+                message = convert.session_message_to_proto(item.message, self._runtime.now())
+                item.encoded = message.SerializeToString()
+            await write(item.encoded)
+
+
+def _check_version(version: int) -> None:
+    if not protocol.OLDEST_CLIENT <= version <= protocol.VERSION:
+        raise CoreError(
+            ErrorKind.VERSION_MISMATCH,
+            f"the client speaks version {version} of the protocol, this server versions "
+            f"{protocol.OLDEST_CLIENT} to {protocol.VERSION}. Use the same version of dmesh on both sides; "
+            "upgrade the server first.",
+        )
 
 
 def _caller(

@@ -7,7 +7,7 @@ Written by hand instead of the generated `add_..._to_server`, because those let 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -24,7 +24,9 @@ Response = Message | bytes
 """A message, or one that is encoded already."""
 UnaryBehavior = Callable[[R, Context], Awaitable[Response]]
 StreamBehavior = Callable[[R, Context], Awaitable[None]]
-SessionBehavior = Callable[[AsyncIterator[R], Context], Awaitable[None]]
+Reader = Callable[[], Awaitable[R | None]]
+"""Waits for the next request of a stream; None if there will be none."""
+SessionBehavior = Callable[[Reader[R], Context], Awaitable[None]]
 Clock = Callable[[], float]
 
 
@@ -69,15 +71,18 @@ def server_stream(
 def two_way_stream(
     request_type: type[R], behavior: SessionBehavior[R], clock: Clock
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Makes the handler of an RPC with many requests, whose behavior writes responses to its context."""
+    """Makes the handler of an RPC with many requests, which its behavior reads; it writes to its context."""
 
-    async def well_formed(requests: AsyncIterator[R | Malformed]) -> AsyncIterator[R]:
-        async for request in requests:
-            yield _well_formed(request)
+    async def handle(requests: object, context: Context) -> None:
+        # Not through the iterator that gRPC offers: this is the hot path of sessions.
+        read = context.read
 
-    async def handle(requests: AsyncIterator[R | Malformed], context: Context) -> None:
+        async def next_request() -> R | None:
+            request = await read()
+            return None if request is grpc.aio.EOF else _well_formed(request)
+
         try:
-            await behavior(well_formed(requests), context)
+            await behavior(next_request, context)
         except Exception as error:  # noqa: BLE001
             await _fail(context, error, request_type, clock)
 

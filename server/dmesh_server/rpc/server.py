@@ -25,6 +25,8 @@ MAX_RESPONSE_BYTES = 64 << 20
 """Size of a response: the table of members of the largest cluster, or as many values as the core gives at a
 time (`Limits.max_read_bytes`). Clients must accept as much."""
 
+_SHORTEST_PING_MS = 50
+
 OPTIONS: tuple[tuple[str, Any], ...] = (
     # Two servers on one port would share its connections silently.
     ("grpc.so_reuseport", 0),
@@ -32,19 +34,33 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     # limit (3000): a job of ten thousand clients that all call at once would lose some and hang.
     ("grpc.server.max_pending_requests", 65_536),
     ("grpc.server.max_pending_requests_hard_limit", 131_072),
-    # A peer that vanished without closing its connection is found by pings. Clients send theirs every 30 s,
-    # too; by default a server takes that for abuse and hangs up.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 15_000),
+    # Clients ping, too, every few seconds; by default a server takes that for abuse and hangs up.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 32 << 10),
 )
 """How the gRPC server is set, and why."""
+
+
+def ping_options(lease: float) -> tuple[tuple[str, Any], ...]:
+    """Returns how often clients are pinged, and how long they have for their answer, for a lease in seconds.
+
+    gRPC's C code answers pings on threads of its own, also while a client's interpreter is blocked: a
+    connection that answers them but sends no heartbeats is a process that lives. One that does not is
+    stopped, or cut off, and its session ends by this within two thirds of a lease. It is the ping timeout
+    that closes a connection; the keepalive timeout alone does not.
+    """
+    part = max(_SHORTEST_PING_MS, round(lease * 1000 / 3))
+    return (
+        ("grpc.keepalive_time_ms", part),
+        ("grpc.keepalive_timeout_ms", part),
+        ("grpc.http2.ping_timeout_ms", part),
+        ("grpc.http2.min_time_between_pings_ms", min(part, 1000) // 2),
+    )
 
 
 class RpcServer:
@@ -59,7 +75,7 @@ class RpcServer:
             reflection: Offer server reflection (needs the server extra).
         """
         self._runtime = runtime
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(options=(*OPTIONS, *ping_options(runtime.limits.lease)))
         self._tasks: set[asyncio.Task[None]] = set()
         coordination_handlers = CoordinationServicer(runtime).handlers()
         key_value_handlers = KeyValueServicer(runtime).handlers()

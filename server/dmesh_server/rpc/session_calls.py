@@ -1,0 +1,106 @@
+"""The key-value calls of one session: begun when they arrive, answered through the session's outbox."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dmesh.v1 import coordination_pb2 as pb
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.rpc import convert
+from dmesh_server.rpc.key_value_calls import METHODS, Method
+from dmesh_server.runtime import Runtime
+from dmesh_server.sessions import Session
+from dmesh_server.telemetry import logs
+
+MAX_UNANSWERED = 256
+"""Calls of one session that may be unanswered at a time."""
+
+_MANY_BYTES = 1 << 20
+"""Bytes of unread answers from which on no more is read from a client: it could pile up large ones."""
+
+
+class SessionCalls:
+    """The calls of one session that are not answered yet. Neither a task nor a future is made for one."""
+
+    def __init__(self, runtime: Runtime, session: Session) -> None:
+        """Begins without any.
+
+        Args:
+            runtime: Who knows the answers.
+            session: Whose calls they are.
+        """
+        self._runtime = runtime
+        self._session = session
+        self._tokens: dict[int, int] = {}
+
+    def begin(self, call: pb.KeyValueCall) -> None:
+        """Hands a call in; its answer is queued now or later.
+
+        Raises:
+            CoreError: It says nothing that this server understands: the session ends.
+        """
+        kind = call.WhichOneof("request")
+        method = METHODS.get(kind) if kind is not None else None
+        if kind is None or method is None:
+            raise convert.invalid("a key-value call asks nothing that this server understands")
+        if call.id in self._tokens:
+            raise convert.invalid(f"a call with id {call.id} is not answered yet: give each call its own")
+        if len(self._tokens) >= MAX_UNANSWERED:
+            self._answer(kind, method, call.id, _too_many())
+            return
+        token = self._runtime.next_number()
+        try:
+            event = method.read(token, self._session.caller, getattr(call, kind))
+        except CoreError as refusal:
+            self._answer(kind, method, call.id, refusal)
+            return
+        self._tokens[call.id] = token
+        try:
+            self._runtime.ask(event, partial(self._answer, kind, method, call.id))
+        except Exception:  # noqa: BLE001 -- a bug, which must cost one call its answer, not the session its life
+            logs.error("request_failed", exc_info=True, request=f"dmesh.v1.KeyValueCall.{kind}")
+            self._answer(kind, method, call.id, _failed(kind))
+
+    def abandon(self, call_id: int) -> None:
+        """Answers a call no more. Unknown ones, which may have been answered meanwhile, are ignored."""
+        token = self._tokens.pop(call_id, None)
+        if token is not None:
+            self._runtime.abandon(token)
+
+    async def room(self) -> None:
+        """Waits until the client has read most of what it was answered."""
+        if self._session.outbox.size > _MANY_BYTES:
+            await self._session.outbox.drained(_MANY_BYTES)
+
+    def close(self) -> None:
+        """Answers nothing any more: the session is over."""
+        for call_id in tuple(self._tokens):
+            self.abandon(call_id)
+
+    def _answer(self, kind: str, method: Method, call_id: int, answer: object) -> None:
+        self._tokens.pop(call_id, None)
+        if not isinstance(answer, CoreError | method.answer):
+            logs.error("request_failed", request=kind, answer=type(answer).__name__)
+            answer = _failed(kind)
+        response = pb.SessionResponse()
+        reply = response.key_value_reply
+        reply.id = call_id
+        if isinstance(answer, CoreError):
+            reply.error.CopyFrom(convert.error_to_proto(answer, self._runtime.now()))
+        else:
+            getattr(reply, kind).CopyFrom(method.write(answer))
+        self._session.answer(response.SerializeToString())
+
+
+def _too_many() -> CoreError:
+    return CoreError(
+        ErrorKind.LIMIT_EXCEEDED,
+        f"{MAX_UNANSWERED} calls of this session are not answered yet, which is the limit: wait for some "
+        "answers first",
+    )
+
+
+def _failed(kind: str) -> CoreError:
+    return CoreError(
+        ErrorKind.INTERNAL, f"the coordination server failed to handle a {kind} call; see its log"
+    )
