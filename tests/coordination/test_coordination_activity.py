@@ -113,7 +113,8 @@ def test_the_stack_is_told_whatever_the_main_thread_does(tmp_path, how):
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(ASKED)
-        + f"    read = {read}\n    print('begun', flush=True)\n    {how}\nwith tracker.during('step 7'):\n    stuck()\n"
+        + f"    read = {read}\n    print('begun', flush=True)\n    {how}\n"
+        + "with tracker.during('step 7'):\n    stuck()\n"
     )
     process = subprocess.Popen(
         [sys.executable, str(script)],

@@ -18,7 +18,8 @@ be ended by Ctrl-C, and survives a restart of the coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import signal
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, overload
 
 from dmesh import context
@@ -26,6 +27,8 @@ from dmesh.coordination.activity import TRACKER, Activity
 from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.key_value import CompareAndSetResult, Snapshot
 from dmesh.coordination.members import Device, Liveness, Member, MemberState, Process, Task
+from dmesh.coordination.preemption import PreemptionNotice
+from dmesh.coordination.preemption_signals import SignalHook, announce_in_background
 from dmesh.coordination.watches import KeyEvent, Watch
 from dmesh.errors import ConfigurationError
 
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Activity",
+    "add_preemption_listener",
+    "announce_preemption",
     "barrier",
     "cancel_barrier",
     "CompareAndSetResult",
     "Device",
+    "handle_preemption_signals",
     "key_value_compare_and_set",
     "key_value_delete",
     "key_value_get",
@@ -51,8 +57,10 @@ __all__ = [
     "Member",
     "members",
     "MemberState",
+    "PreemptionNotice",
     "Process",
     "progress",
+    "reached_preemption_sync_point",
     "report_error",
     "Snapshot",
     "Task",
@@ -251,6 +259,65 @@ def progress() -> None:
     all as stuck, with its stack. Costs less than a microsecond: nothing is sent until the next heartbeat.
     """
     TRACKER.mark()
+
+
+def reached_preemption_sync_point(step: int) -> bool:
+    """Returns whether all clients save what they have at this step, because one will be taken away.
+
+    Every client calls it at each of its steps, with the same sequence of growing numbers. Once a preemption
+    was announced (by `announce_preemption`, or a signal: see `handle_preemption_signals`), the clients agree
+    on the first step that none of them has passed, and this function returns True for each when it comes
+    there, whether or not they run at the same speed. It returns True once per preemption.
+
+    ```python
+    coordination.handle_preemption_signals()
+    for step in range(first, last):
+        train(step)
+        if coordination.reached_preemption_sync_point(step):
+            save(step)
+            break
+    ```
+
+    It takes a microsecond as long as nobody announced anything. When somebody did, it waits until all clients
+    have said where they are, which each does by itself once it has called this function; a client that is
+    lost is done without. A client that took the place of a lost one and was not there when the step was
+    agreed on keeps to it, too.
+
+    Args:
+        step: The number of this step.
+    """
+    return _agent().preemption.reached(step)
+
+
+def announce_preemption(reason: str = "") -> None:
+    """Tells all clients that this one is about to be taken away, so that all save at the same step.
+
+    Returns at once and may be used in a signal handler: a thread of its own tells the others. Announcing
+    again before all are past the step agreed on changes nothing.
+
+    Args:
+        reason: Why, for the people who read the others' output.
+    """
+    announce_in_background(reason)
+
+
+def add_preemption_listener(listener: Callable[[PreemptionNotice], object]) -> None:
+    """Adds a function to call when somebody announces a preemption, on a thread of dmesh."""
+    _agent().preemption.add_listener(listener)
+
+
+def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> None:
+    """Makes signals to this process announce its preemption, instead of ending it at once.
+
+    A handler that is there already is called, too. The process has to end by itself: see
+    `reached_preemption_sync_point`. When dmesh is shut down, the signals mean again what they did before.
+    Call it in the main thread, after `dmesh.initialize_accelerator_system`.
+
+    Args:
+        signals: Which signals; Kubernetes and batch systems send SIGTERM.
+    """
+    _agent().preemption.start()
+    SignalHook.install(signals)
 
 
 def report_error(message: str) -> None:

@@ -28,6 +28,7 @@ from dmesh.coordination.notices import (
     Notices,
     RejoinListener,
 )
+from dmesh.coordination.preemption import PreemptionSync
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.session_events import SessionEvents
@@ -113,6 +114,7 @@ class Agent(KeyValueMethods):
         super().__init__(self._link, Calls(self._link, self._session, patience, announce), caller)
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
+        self._preemption: PreemptionSync | None = None
         self._started = False
         self._closed = False
 
@@ -177,8 +179,11 @@ class Agent(KeyValueMethods):
         """
         with self._lock:
             self._closed = True
+            preemption = self._preemption
         self._session.close()
         self._barriers.wake()
+        if preemption is not None:
+            preemption.close()
         for watch in self._open_watches():
             watch.close()
         self._link.close()
@@ -370,6 +375,25 @@ class Agent(KeyValueMethods):
         if closed:  # by another thread, which did not see this watch
             watch.close()
         return watch
+
+    @property
+    def preemption(self) -> PreemptionSync:
+        """Agreeing with the other members on the step at which all stop."""
+        with self._lock:
+            if self._preemption is None:
+                # What waits for notices waits for nobody: its calls have nothing to announce.
+                quiet = Calls(self._link, self._session, self._patience, lambda line: None)
+                self._preemption = PreemptionSync(
+                    self._identity,
+                    self._session,
+                    self._notices,
+                    self.cluster_state,
+                    KeyValueMethods(self._link, quiet, self._caller),
+                    self._tracker,
+                    self._announce,
+                    self._patience.announce_interval,
+                )
+            return self._preemption
 
     # Inside -------------------------------------------------------------------------------------------------
 

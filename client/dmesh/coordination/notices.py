@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from dmesh._log import logger
-from dmesh.coordination.members import Member
+from dmesh.coordination.members import Member, Task
 from dmesh.coordination.waiting import Worker
 from dmesh.errors import CoordinationError
 
@@ -34,6 +34,8 @@ class Notices:
         self._name = name
         self._lock = threading.Lock()
         self._departed: dict[tuple[str, int, int], Member] = {}
+        self._gone: dict[Task, int] = {}
+        self._replaced: set[Task] = set()
         self._departure_listeners: list[DepartureListener] = []
         self._rejoin_listeners: list[RejoinListener] = []
         self._liveness_listeners: list[LivenessListener] = []
@@ -76,6 +78,7 @@ class Notices:
                 if key in self._departed:
                     continue
                 self._departed[key] = member
+                self._gone[Task(member.job, member.index)] = member.incarnation
                 for listener in self._departure_listeners:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
@@ -83,6 +86,10 @@ class Notices:
         """Notes members that took the seats of departed ones."""
         with self._lock:
             for member in members:
+                seat = Task(member.job, member.index)
+                if self._gone.get(seat) != member.incarnation:
+                    self._gone.pop(seat, None)
+                self._replaced.add(seat)
                 for listener in self._rejoin_listeners:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
@@ -92,6 +99,16 @@ class Notices:
             for member in members:
                 for listener in self._liveness_listeners:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
+
+    def gone(self) -> frozenset[Task]:
+        """Returns the seats whose holders are known to have departed, and were not replaced."""
+        with self._lock:
+            return frozenset(self._gone)
+
+    def replaced(self) -> frozenset[Task]:
+        """Returns the seats that were taken again after their holders had departed."""
+        with self._lock:
+            return frozenset(self._replaced)
 
     def tell(self, notice: Callable[[], None]) -> None:
         """Has something else told, in order with the rest."""
