@@ -94,7 +94,7 @@ def barrier(
         BarrierMismatchError: The callers name different participants, or this process is not one of them.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
-    _refuse_reserved(name)
+    _refuse_reserved(name, "barrier names")
     _agent().barrier(name, participants, timeout)
 
 
@@ -104,14 +104,14 @@ def cancel_barrier(name: str) -> None:
     Raises:
         CoordinationError: This process is not one of its participants, or it is not under way.
     """
-    _refuse_reserved(name)
+    _refuse_reserved(name, "barrier names")
     _agent().cancel_barrier(name)
 
 
-def _refuse_reserved(name: str) -> None:
+def _refuse_reserved(name: str, what: str) -> None:
     if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
         raise ConfigurationError(
-            f"barrier names that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
+            f"{what} that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
         )
 
 
@@ -119,7 +119,7 @@ def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False) -
     """Sets a key.
 
     Args:
-        key: 1-1024 bytes in UTF-8. "/" has no meaning of its own.
+        key: 1-1024 bytes in UTF-8. "/" has no meaning of its own; `dmesh/...` are the SDK's own keys.
         value: At most 1 MiB, unless the coordinator is set otherwise. A `str` stands for its UTF-8 encoding.
         allow_overwrite: Replace an existing value.
 
@@ -130,6 +130,7 @@ def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False) -
         KeyExistsError: The key has a value, and overwriting was not allowed.
         LimitExceededError: The value is too large, or the store is full.
     """
+    _refuse_reserved(key, "keys")
     return _agent().key_value_set(key, value, allow_overwrite)
 
 
@@ -196,6 +197,7 @@ def key_value_list(prefix: str) -> Snapshot:
 
 def key_value_delete(key: str, *, is_prefix: bool = False) -> int:
     """Deletes a key, or with `is_prefix` every key that starts with it; returns how many there were."""
+    _refuse_reserved(key, "keys")
     return _agent().key_value_delete(key, is_prefix=is_prefix)
 
 
@@ -208,6 +210,7 @@ def key_value_increment(key: str, amount: int = 1) -> int:
     Raises:
         KeyTypeError: The value is not a decimal integer of 64 bits.
     """
+    _refuse_reserved(key, "keys")
     return _agent().key_value_increment(key, amount)
 
 
@@ -224,6 +227,7 @@ def key_value_compare_and_set(
     Returns:
         An object that is true if the key was set, and has the value that the key has now.
     """
+    _refuse_reserved(key, "keys")
     return _agent().key_value_compare_and_set(key, expected, value)
 
 
