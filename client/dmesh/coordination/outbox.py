@@ -19,13 +19,19 @@ class Outbox(Iterator[pb.SessionRequest]):
     Args:
         interval: Seconds between heartbeats.
         alive: Called when a heartbeat is due; False ends the stream, for a server that no longer answers.
+        progress: Returns what heartbeats tell of the program's progress.
     """
 
     def __init__(
-        self, interval: float, alive: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+        self,
+        interval: float,
+        alive: Callable[[], bool],
+        progress: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._interval = interval
         self._alive = alive
+        self._progress = progress
         self._clock = clock
         self._queue: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
         self._closed = False
@@ -58,7 +64,8 @@ class Outbox(Iterator[pb.SessionRequest]):
                     if not self._beating:
                         continue
                     self._sequence += 1
-                    return pb.SessionRequest(heartbeat=pb.Heartbeat(sequence=self._sequence))
+                    heartbeat = pb.Heartbeat(sequence=self._sequence, progress=self._progress())
+                    return pb.SessionRequest(heartbeat=heartbeat)
             if request is None or self._closed:
                 self._closed = True
                 raise StopIteration

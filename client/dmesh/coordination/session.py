@@ -13,6 +13,7 @@ import grpc
 
 from dmesh._log import logger
 from dmesh.coordination import faults
+from dmesh.coordination.cluster_settings import NO_WISHES, ClusterSettings
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
@@ -54,6 +55,18 @@ class SessionListener(Protocol):
     def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
         """Members are gone."""
 
+    def on_rejoined(self, epoch: int, members: Sequence[Member]) -> None:
+        """Seats of departed members have new holders."""
+
+    def on_liveness(self, members: Sequence[Member]) -> None:
+        """Members have become blocked or stuck, or live again."""
+
+    def on_status_request(self) -> common_pb2.Activity:
+        """The server asks what this process is doing; the answer is sent."""
+
+    def progress(self) -> int:
+        """For the next heartbeat: a number that changes whenever the program gets on. On any thread."""
+
     def on_barrier(self, result: pb.BarrierResult) -> None:
         """A barrier is over."""
 
@@ -75,6 +88,12 @@ class Registration:
     """Seconds between heartbeats."""
     lease: float
     """Seconds of silence after which the server declares a client lost."""
+    epoch: int = 0
+    """The cluster's epoch at the registration."""
+    settings: ClusterSettings = NO_WISHES
+    """The cluster's settings."""
+    rejoined: bool = False
+    """Whether the seat had an earlier holder in this life of the cluster: the others have started already."""
 
 
 class Session:
@@ -186,6 +205,9 @@ class Session:
             peer_secret=response.peer_secret,
             heartbeat_interval=max(response.heartbeat_interval_ms, 1) / 1000,
             lease=max(response.lease_ms, 1) / 1000,
+            epoch=response.epoch,
+            settings=ClusterSettings.from_proto(response.settings),
+            rejoined=response.rejoined,
         )
         with self._lock:
             same_server = (
@@ -304,7 +326,7 @@ class Session:
                 self._link.cancel(stream[1])
             return False
 
-        outbox = Outbox(registration.heartbeat_interval, alive)
+        outbox = Outbox(registration.heartbeat_interval, alive, self._listener.progress)
         outbox.put(pb.SessionRequest(attach=pb.Attach(caller=self._caller)))
         end: Fault | None = None
         try:
@@ -347,9 +369,21 @@ class Session:
         elif kind == "membership_change":
             change = response.membership_change
             self.note_epoch(change.epoch)
-            self._listener.on_departed(
-                change.epoch, [Member.from_proto(member) for member in change.departed]
+            if change.departed:
+                self._listener.on_departed(
+                    change.epoch, [Member.from_proto(member) for member in change.departed]
+                )
+            if change.rejoined:
+                self._listener.on_rejoined(
+                    change.epoch, [Member.from_proto(member) for member in change.rejoined]
+                )
+        elif kind == "liveness_change":
+            self._listener.on_liveness(
+                [Member.from_proto(member) for member in response.liveness_change.members]
             )
+        elif kind == "status_request":
+            status = pb.Status(id=response.status_request.id, activity=self._listener.on_status_request())
+            outbox.put(pb.SessionRequest(status=status))
         elif kind == "barrier_result":
             self._listener.on_barrier(response.barrier_result)
         elif kind == "session_end":
