@@ -13,14 +13,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import multiprocessing
+import os
 import resource
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
 
 import grpc
@@ -36,13 +38,25 @@ LIMIT = 120.0
 """Seconds that any step may take."""
 
 
+class _WithToken:
+    """A channel whose calls carry the run's token."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._metadata = (("authorization", f"Bearer {os.environ['DMESH_TOKEN']}"),)
+
+    def __getattr__(self, kind: str) -> Callable[..., object]:
+        make = getattr(self._channel, kind)
+        return lambda *args, **more: functools.partial(make(*args, **more), metadata=self._metadata)
+
+
 class Client:
     """One client, with what it needs of the protocol."""
 
     def __init__(self, address: str, index: int, jobs: list[common.Job]) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]  # or all of a process would share one connection
         self._channel = grpc.aio.insecure_channel(address, options)
-        self._stub = coordination_pb2_grpc.CoordinationServiceStub(self._channel)
+        self._stub = coordination_pb2_grpc.CoordinationServiceStub(_WithToken(self._channel))
         task = common.Task(job=JOB, index=index)
         self._caller = common.Caller(cluster="load", task=task, incarnation=secrets.randbits(63) + 1)
         self._jobs = jobs
@@ -165,6 +179,7 @@ def main() -> int:
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
+    os.environ["DMESH_TOKEN"] = secrets.token_hex(32)  # for the server and the processes with the clients
     store = ["--data-dir", options.data_dir] if options.data_dir else ["--memory"]
     server = subprocess.Popen(
         [sys.executable, "-m", "dmesh", "serve", "--listen", "127.0.0.1:0", "--no-http", *store],

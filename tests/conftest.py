@@ -1,7 +1,9 @@
 """What holds for every test: reproducible examples, and nothing left running."""
 
 import os
+import shutil
 import signal
+import tempfile
 
 import psutil
 import pytest
@@ -10,6 +12,10 @@ from hypothesis import HealthCheck, settings
 # Shells start background jobs with SIGINT ignored, which our children would inherit; some are tested with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Servers make a token file at their first start and clients look for it there: not in the home directory of
+# whoever runs the tests, and the same for all processes of a run.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="dmesh-tests-")
 
 # Examples are the same in every run, so that a red run can be repeated; DMESH_HYPOTHESIS=explore looks for
 # new ones.
@@ -26,6 +32,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("DTENSOR_", "DMESH_")) and name != "DMESH_HYPOTHESIS":
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_traces():
+    """Removes the run's token file."""
+    yield
+    shutil.rmtree(os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

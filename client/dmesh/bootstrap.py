@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dmesh import tokens
 from dmesh._log import announce, logger
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.tcp import TcpTransport
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.barriers import RESERVED_PREFIX
+from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
 from dmesh.coordination.waiting import Bell
@@ -37,6 +39,7 @@ from dmesh.errors import (
     InitializationTimeoutError,
 )
 from dmesh.settings import Settings, split_address
+from dmesh.tokens import TokenSource
 
 if TYPE_CHECKING:
     from dmesh_server.embedded import EmbeddedServer
@@ -141,7 +144,9 @@ def start_local_coordination(
     Returns:
         The session, and what ends it and the server.
     """
-    server = _start_embedded_server("127.0.0.1:0", settings)
+    # Nobody else is to join, not even who runs as the same user: a token that only this process knows.
+    own = TokenSource("this process", value=tokens.generate())
+    server = _start_embedded_server("127.0.0.1:0", settings, own)
     with contextlib.ExitStack() as undo:
         undo.callback(server.stop, grace=0.5)
         identity = Identity(
@@ -154,7 +159,9 @@ def start_local_coordination(
             devices=tuple(devices),
             peer_addresses=(),
         )
-        agent = Agent(server.address, identity, connect_timeout=settings.init_timeout)
+        agent = Agent(
+            server.address, identity, connect_timeout=settings.init_timeout, credentials=Credentials(own)
+        )
         undo.callback(agent.close)
         agent.start()
         undo.callback(_leave_quietly, agent, "", _LAST_WORDS)
@@ -170,12 +177,14 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
     deadline = time.monotonic() + settings.init_timeout
     host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS")
     hosts_server = _hosts_server(settings, settings.client_id)
+    source = tokens.find(settings.token, settings.token_file)
+    credentials = Credentials(source)  # reads the token: what is wrong with it is said before anything starts
     with contextlib.ExitStack() as undo:
         listener = _listen(settings, host, (settings.data_port or 0) if hosts_server else port)
         undo.callback(listener.close)
         server = None
         if hosts_server:
-            server = _start_embedded_server(_join(settings.bind_host or host, port), settings)
+            server = _start_embedded_server(_join(settings.bind_host or host, port), settings, source)
             undo.callback(server.stop, grace=0.5)
         agent = Agent(
             settings.coordinator or settings.jobs[0],
@@ -190,6 +199,7 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
                 peer_addresses=(_join(host, listener.getsockname()[1]),),
             ),
             connect_timeout=settings.init_timeout,
+            credentials=credentials,
         )
         undo.callback(agent.close)
         try:
@@ -364,12 +374,12 @@ def _whose(settings: Settings) -> str:
     )
 
 
-def _start_embedded_server(listen: str, settings: Settings) -> EmbeddedServer:
+def _start_embedded_server(listen: str, settings: Settings, source: TokenSource | None) -> EmbeddedServer:
     # The one place where the client needs the server's code: only the client that hosts it pays for the
     # import.
     from dmesh_server.embedded import start
 
     try:
-        return start(listen)
+        return start(listen, tokens=source, insecure=settings.insecure)
     except AddressInUseError as error:
         raise _address_in_use(listen, settings) from error

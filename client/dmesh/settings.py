@@ -17,6 +17,7 @@ from dmesh._log import announce
 from dmesh.addresses import BNS_PREFIX, HOST_PATTERN, check_bns_order, is_ipv6, shown
 from dmesh.addresses import split_address as split_address  # part of this module's interface
 from dmesh.errors import ConfigurationError
+from dmesh.tokens import ADVICE, is_printable
 
 JOB_NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 """What a job or a cluster may be called; the coordination server has the same rule."""
@@ -55,9 +56,12 @@ class Settings:
     bind_host: str | None = None
     """`DMESH_BIND_HOST`: local address to listen on. None: the host of this client's `DTENSOR_JOBS` entry."""
     token: str | None = field(default=None, repr=False)
-    """`DMESH_TOKEN`: proves to the coordination server, or else to the clients, who belongs. Never shown."""
+    """`DMESH_TOKEN`: what this process shows the coordination server, and the shared secret of the clients
+    when there is none. Never shown."""
     token_file: str | None = None
-    """`DMESH_TOKEN_FILE`: where to read the token if `DMESH_TOKEN` is not set."""
+    """`DMESH_TOKEN_FILE`: file that has the token. None: `~/.config/dmesh/token`, if there is one."""
+    insecure: bool = False
+    """`DMESH_INSECURE`: host the server on an address that others can reach although there is no token."""
     num_cpu_devices: int | None = None
     """`DMESH_NUM_CPU_DEVICES`: logical CPU devices if the program does not say. None: as many as needed."""
     init_timeout: float = 300.0
@@ -126,6 +130,7 @@ class Settings:
             bind_host=_bind_host(environ),
             token=_token(environ),
             token_file=_text(environ, "DMESH_TOKEN_FILE"),
+            insecure=_flag(environ, "DMESH_INSECURE"),
             num_cpu_devices=read_num_cpu_devices(environ),
             init_timeout=_seconds(environ, "DMESH_INIT_TIMEOUT", cls.init_timeout),
             shutdown_timeout=_seconds(environ, "DMESH_SHUTDOWN_TIMEOUT", cls.shutdown_timeout),
@@ -166,6 +171,7 @@ VARIABLES: Mapping[str, str] = {
     "bind_host": "DMESH_BIND_HOST",
     "token": "DMESH_TOKEN",
     "token_file": "DMESH_TOKEN_FILE",
+    "insecure": "DMESH_INSECURE",
     "num_cpu_devices": "DMESH_NUM_CPU_DEVICES",
     "init_timeout": "DMESH_INIT_TIMEOUT",
     "shutdown_timeout": "DMESH_SHUTDOWN_TIMEOUT",
@@ -326,13 +332,21 @@ def _bind_host(environ: Mapping[str, str]) -> str | None:
 
 def _token(environ: Mapping[str, str]) -> str | None:
     raw = _text(environ, "DMESH_TOKEN")
-    if raw is not None and not (raw.isascii() and raw.isprintable() and " " not in raw):
+    if raw is not None and not is_printable(raw):
         raise ConfigurationError(
             "DMESH_TOKEN (not shown) has a space or a character that is not printable ASCII. Expected "
-            "letters, digits and punctuation; generate one with `python -c 'import secrets; "
-            "print(secrets.token_urlsafe(32))'`"
+            f"letters, digits and punctuation; {ADVICE}"
         )
     return raw
+
+
+def _flag(environ: Mapping[str, str], variable: str) -> bool:
+    raw = _text(environ, variable)
+    if raw is None or raw.lower() in ("0", "false", "no", "off"):
+        return False
+    if raw.lower() in ("1", "true", "yes", "on"):
+        return True
+    raise ConfigurationError(f"{variable} is {shown(raw)}; expected 1 or 0. Unset it for the default, 0")
 
 
 def _number(environ: Mapping[str, str], variable: str, maximum: int, advice: str) -> int | None:

@@ -13,10 +13,13 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from dmesh.tokens import TokenSource
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.access import Access
+from dmesh_server.security.setup import kept_current, refuse_open_door
 from dmesh_server.store.base import Store
 from dmesh_server.store.memory import MemoryStore
 from dmesh_server.telemetry import logs
@@ -28,8 +31,9 @@ _EXTRA = 5.0
 class EmbeddedServer:
     """A running server. Made by `start`."""
 
-    def __init__(self, listen: Address, limits: Limits, store: Store) -> None:
+    def __init__(self, listen: Address, limits: Limits, store: Store, access: Access | None) -> None:
         """Makes a server that does not run yet; see `start`."""
+        self._access = access
         self._listen = listen
         self._limits = limits
         self._store = store
@@ -79,14 +83,15 @@ class EmbeddedServer:
         runtime = Runtime(self._store, self._limits)
         try:
             await runtime.start()
-            server = RpcServer(runtime)
+            server = RpcServer(runtime, access=self._access)
             try:
-                address = await server.start(self._listen)
-                with self._lock:
-                    self._loop, self._stop = loop, stop
-                self._started.set_result(address)
-                await stop.wait()
-                await runtime.shutdown()
+                async with kept_current(self._access):
+                    address = await server.start(self._listen)
+                    with self._lock:
+                        self._loop, self._stop = loop, stop
+                    self._started.set_result(address)
+                    await stop.wait()
+                    await runtime.shutdown()
             finally:
                 await server.stop(self._grace)
         finally:
@@ -95,20 +100,40 @@ class EmbeddedServer:
             await runtime.close()
 
 
-def start(listen: str, limits: Limits | None = None, store: Store | None = None) -> EmbeddedServer:
+def start(
+    listen: str,
+    limits: Limits | None = None,
+    store: Store | None = None,
+    *,
+    tokens: TokenSource | None = None,
+    insecure: bool = False,
+) -> EmbeddedServer:
     """Starts a server in this process and returns when it accepts calls.
 
     Args:
         listen: HOST:PORT; port 0 for any free one.
         limits: Bounds and times; the defaults if None.
         store: Where state becomes durable; memory if None.
+        tokens: Which tokens callers must show; None: whoever can reach the address may do everything.
+        insecure: Accept an address that other machines can reach although there are no tokens.
 
     Raises:
         AddressInUseError: The port is taken.
-        ConfigurationError: `listen` is not an address, or not one of this machine's.
+        ConfigurationError: `listen` is not an address, or not one of this machine's; the tokens cannot be
+            read; other machines could reach a server without tokens.
     """
     address = Address.parse(listen, "the address to listen on")
-    server = EmbeddedServer(address, limits if limits is not None else Limits(), store or MemoryStore())
+    if tokens is None and not insecure:
+        refuse_open_door(
+            address,
+            "where the coordination server inside client 0 would listen",
+            "Give all clients the same DMESH_TOKEN (or DMESH_TOKEN_FILE), or set DMESH_INSECURE=1 in "
+            "client 0 if you trust everybody who can reach this address.",
+        )
+    access = None if tokens is None else Access(tokens)
+    server = EmbeddedServer(
+        address, limits if limits is not None else Limits(), store or MemoryStore(), access
+    )
     server._begin()
     return server
 

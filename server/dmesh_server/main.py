@@ -17,6 +17,7 @@ from dmesh.errors import ConfigurationError
 from dmesh_server.core.records import RecordError
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.setup import kept_current, server_access
 from dmesh_server.settings import ServerSettings
 from dmesh_server.store.base import Store, StoreError
 from dmesh_server.store.memory import MemoryStore
@@ -61,15 +62,18 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         web = WebServer(settings.http) if settings.http is not None else None
         if web is not None:
             undo.push_async_callback(web.stop)
+        access = None if settings.insecure else server_access(settings.token_file, os.environ)
         runtime = Runtime(_open_store(settings), settings.limits)
         undo.push_async_callback(runtime.close)
         with _blame(settings):
             await runtime.start()
-        rpc = RpcServer(runtime, health=settings.health, reflection=settings.reflection)
+        await undo.enter_async_context(kept_current(access))
+        rpc = RpcServer(runtime, access=access, health=settings.health, reflection=settings.reflection)
         undo.push_async_callback(rpc.stop, settings.shutdown_grace)
         address = await rpc.start(settings.listen)
         if web is not None and settings.http is not None:
-            await web.start(create_app(runtime, settings.http.host))
+            await web.start(create_app(runtime, settings.http.host, access))
+        _warn_of_open_doors(settings)
         logs.info(
             "server_ready",
             grpc=address,
@@ -81,6 +85,20 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         await stop.wait()
         await runtime.shutdown()
     logs.info("server_stopped")
+
+
+def _warn_of_open_doors(settings: ServerSettings) -> None:
+    for address in (settings.listen, settings.http):
+        if address is None:
+            continue
+        if settings.insecure:
+            logs.warning("insecure", address=address, note="whoever reaches it may do everything")
+        elif not address.is_loopback():
+            logs.warning(
+                "unencrypted",
+                address=address,
+                note="tokens and data can be read on the way; use --tls-cert and --tls-key",
+            )
 
 
 def _open_store(settings: ServerSettings) -> Store:

@@ -30,7 +30,9 @@ class ServerSettings:
     data_dir: Path | None = None
     """Directory in which state is kept across restarts; None: in memory only."""
     insecure: bool = False
-    """Allow addresses that other machines can reach, although nobody has to prove who they are."""
+    """Ask nobody for a token, whatever address it is that the server listens on."""
+    token_file: Path | None = None
+    """File with the tokens that are accepted; None: what the environment says, or the default path."""
     limits: Limits = field(default_factory=Limits)
     """Bounds on what clients may make the server keep, and the times that it keeps to."""
     health: bool = True
@@ -47,10 +49,13 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.shutdown_grace < 0:
             raise ConfigurationError(f"the shutdown grace is {self.shutdown_grace} s; it cannot be negative")
-        if not self.insecure:
-            _refuse_open_door(self.listen, "--listen")
-            if self.http is not None:
-                _refuse_open_door(self.http, "--http")
+        for address in (self.listen, self.http):
+            if address is not None:
+                address.resolve()  # a name that nobody knows is refused before anything is made or opened
+        if self.insecure and self.token_file is not None:
+            raise ConfigurationError(
+                "--insecure (ask nobody for a token) and --token-file exclude each other"
+            )
 
     @classmethod
     def from_flags(cls, flags: argparse.Namespace) -> ServerSettings:
@@ -80,6 +85,7 @@ class ServerSettings:
             else Address.parse(DEFAULT_HTTP if flags.http is None else flags.http, "--http"),
             data_dir=None if flags.data_dir is None else Path(flags.data_dir),
             insecure=flags.insecure,
+            token_file=None if flags.token_file is None else Path(flags.token_file),
             limits=limits,
             reflection=flags.reflection,
             shutdown_grace=_seconds("--shutdown-grace", flags.shutdown_grace, cls.shutdown_grace),
@@ -98,13 +104,3 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
     if not 0 <= value < 1e9:
         raise ConfigurationError(f"{flag} is {text!r}; expected a number of seconds")
     return value
-
-
-def _refuse_open_door(address: Address, flag: str) -> None:
-    if not address.is_loopback():
-        raise ConfigurationError(
-            f"{flag} {address} can be reached from other machines, and this version does not check who "
-            "connects (authentication comes with the next one): anybody on the network could join, read and "
-            "end your clusters. Listen on 127.0.0.1, or add --insecure if you trust everybody who can reach "
-            "this address."
-        )

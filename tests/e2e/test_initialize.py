@@ -7,6 +7,7 @@ import time
 import grpc
 import pytest
 from tests.e2e.clients import DEADLINE, free_ports, run_clients, run_server
+from tests.server.raw_client import Authorized, default_token
 
 import dmesh
 from dmesh.v1 import common_pb2, coordination_pb2, coordination_pb2_grpc
@@ -51,7 +52,7 @@ def wait_for_member(address: str, cluster: str) -> None:
     """Waits until the server has a connected member of the cluster."""
     request = coordination_pb2.GetClusterStateRequest(caller=common_pb2.Caller(cluster=cluster))
     with grpc.insecure_channel(address) as channel:
-        stub = coordination_pb2_grpc.CoordinationServiceStub(channel)
+        stub = coordination_pb2_grpc.CoordinationServiceStub(Authorized(channel, default_token()))
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
             try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import secrets
 from collections.abc import Callable
 
 import grpc
 
+from dmesh import tokens
 from dmesh.v1 import common_pb2, coordination_pb2, coordination_pb2_grpc, key_value_pb2_grpc
 from dmesh_server.core.model import Limits
 from dmesh_server.rpc.errors import ERROR_METADATA
@@ -19,6 +21,24 @@ PATIENCE = 60.0
 
 PATIENT = Limits(session_grace=0.1, lease=600.0)
 """Notices closed connections soon, but silent clients never: raw clients send no heartbeats of their own."""
+
+
+def default_token() -> str:
+    """Returns the token of this run's standalone servers; empty if none was started yet."""
+    source = tokens.find(None, None)
+    return source.read()[0].value if source else ""
+
+
+class Authorized:
+    """A channel, asyncio's or the other, whose calls carry a token."""
+
+    def __init__(self, channel: object, token: str) -> None:
+        self._channel = channel
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else None
+
+    def __getattr__(self, kind: str) -> Callable[..., object]:
+        make = getattr(self._channel, kind)
+        return lambda *args, **more: functools.partial(make(*args, **more), metadata=self._metadata)
 
 
 class RawClient:
@@ -33,12 +53,14 @@ class RawClient:
         size: int = 2,
         incarnation: int = 0,
         options: tuple[tuple[str, int], ...] = (),
+        token: str | None = None,
     ) -> None:
         # Each client has its own connection: gRPC would share one between channels to the same address.
         own = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20))
         self.channel = grpc.aio.insecure_channel(address, options=own + options)
-        self.coordination = coordination_pb2_grpc.CoordinationServiceStub(self.channel)
-        self.key_value = key_value_pb2_grpc.KeyValueServiceStub(self.channel)
+        calls = Authorized(self.channel, default_token() if token is None else token)
+        self.coordination = coordination_pb2_grpc.CoordinationServiceStub(calls)
+        self.key_value = key_value_pb2_grpc.KeyValueServiceStub(calls)
         self.caller = common_pb2.Caller(cluster=cluster)
         if index is not None:
             self.caller.task.CopyFrom(common_pb2.Task(job="worker", index=index))

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.raw_client import PATIENCE, RawClient
+from tests.server.raw_client import PATIENCE, RawClient, default_token
 
 from dmesh._version import __version__
 from dmesh.v1 import common_pb2, coordination_pb2
@@ -54,7 +54,8 @@ def environment() -> dict[str, str]:
 
 
 def get(server: Serving, path: str) -> dict[str, Any]:
-    response = httpx.get(f"{server.http}{path}", trust_env=False, timeout=PATIENCE)
+    headers = {"Authorization": f"Bearer {default_token()}"}
+    response = httpx.get(f"{server.http}{path}", headers=headers, trust_env=False, timeout=PATIENCE)
     assert response.status_code == 200
     answer: dict[str, Any] = response.json()
     return answer

@@ -61,9 +61,15 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add("--reflection", action="store_true", help="let gRPC tools list the services")
     add(
+        "--token-file",
+        metavar="FILE",
+        help="tokens that are accepted (default: DMESH_TOKEN, DMESH_TOKEN_FILE, or ~/.config/dmesh/token, "
+        "which is made at the first start)",
+    )
+    add(
         "--insecure",
         action="store_true",
-        help="allow addresses that other machines can reach, unauthenticated",
+        help="ask nobody for a token: whoever reaches the address may do everything",
     )
     add("--log-format", choices=("text", "json"), default="text", help="how log lines look (default text)")
     add("--verbose", action="store_true", help="log sessions, too")

@@ -16,6 +16,7 @@ from dmesh.coordination import barriers, faults
 from dmesh.coordination.activity import TRACKER, ActivityTracker
 from dmesh.coordination.barriers import Arrival, Barriers
 from dmesh.coordination.calls import Announcer, Calls
+from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.key_value import KeyValueMethods, encode_key
 from dmesh.coordination.link import Link
@@ -70,6 +71,7 @@ class Agent(KeyValueMethods):
         connect_timeout: Seconds within which `start` must find the coordinator.
         announce: Says to the user whom a call waits for.
         patience: Limits, intervals and retries.
+        credentials: What this process shows the coordinator; by default what the environment says.
         use_proxy: Reach the coordinator through the proxy that the environment names.
         tracker: Knows what this process is doing.
     """
@@ -82,6 +84,7 @@ class Agent(KeyValueMethods):
         connect_timeout: float = 300.0,
         announce: Callable[[str], None] = _log.announce,
         patience: Patience = DEFAULT_PATIENCE,
+        credentials: Credentials | None = None,
         use_proxy: bool = False,
         tracker: ActivityTracker = TRACKER,
     ) -> None:
@@ -95,7 +98,7 @@ class Agent(KeyValueMethods):
         self._announce = announce
         self._patience = patience
         caller = identity.caller()
-        self._link = Link(address, use_proxy=use_proxy)
+        self._link = Link(address, credentials=credentials, use_proxy=use_proxy)
         self._barriers = Barriers()
         self._notices = Notices("dmesh-notices")
         self._tracker = tracker

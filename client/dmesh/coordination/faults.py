@@ -122,6 +122,11 @@ class Fault:
         return self.kind == pb.ERROR_KIND_FENCED
 
     @property
+    def keeps_out(self) -> bool:
+        """True if the server does not accept who calls, which another token may change."""
+        return self.kind in (pb.ERROR_KIND_UNAUTHENTICATED, pb.ERROR_KIND_PERMISSION_DENIED)
+
+    @property
     def ends_barrier(self) -> bool:
         """True if it is a barrier's outcome, so that the next use of its name is the next instance."""
         return self.kind in _ENDS_BARRIER

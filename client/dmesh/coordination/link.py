@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from dmesh.coordination import faults
 from dmesh.coordination.channel import Contact, channel_options
+from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.waiting import Errands
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
@@ -39,14 +40,18 @@ class Link:
         key_value: Stub for the key-value store.
     """
 
-    def __init__(self, address: str, *, use_proxy: bool = False) -> None:
+    def __init__(
+        self, address: str, *, credentials: Credentials | None = None, use_proxy: bool = False
+    ) -> None:
         self.address = address
         self.contact = Contact()
         # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        self._channel = grpc.insecure_channel(address, options=channel_options(use_proxy=use_proxy))
-        self.coordination = CoordinationServiceStub(self._channel)
-        self.key_value = KeyValueServiceStub(self._channel)
+        credentials = Credentials.of_environment() if credentials is None else credentials
+        self._channel = credentials.channel(address, channel_options(use_proxy=use_proxy))
+        calls = credentials.authorized(self._channel)
+        self.coordination = CoordinationServiceStub(calls)
+        self.key_value = KeyValueServiceStub(calls)
         self._errands = Errands("dmesh-calls")
 
     def attempt(
@@ -102,8 +107,12 @@ class Link:
         self._errands.close(self._channel.close, _CLOSE)
 
     def note(self, fault: Fault) -> None:
-        """Notes whether a failed call was answered at all."""
-        if fault.from_server:
+        """Notes whether a failed call was answered at all.
+
+        An answer that lets nobody in counts as none: it is not the coordinator's state that it tells of, and
+        who waits for another token to arrive should not wait longer than for the coordinator.
+        """
+        if fault.from_server and not fault.keeps_out:
             self.contact.heard()
         elif fault is not CHANNEL_CLOSED:
             self.contact.failed()

@@ -130,7 +130,6 @@ def _shared_environment(
     result["PYTHONUNBUFFERED"] = "1"  # a line is seen when it is printed, not after the crash
     defaults = {
         "DTENSOR_JOB_NAME": "worker",
-        "DMESH_TOKEN": secrets.token_hex(32),
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback, too
         # Each client's linear algebra would start a thread for every core, N times as many as there are.
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // options.clients)),
@@ -139,6 +138,10 @@ def _shared_environment(
         result["DMESH_COORDINATOR"] = options.coordinator
     if result.get("DMESH_COORDINATOR"):
         defaults["DMESH_CLUSTER"] = f"run-{secrets.token_hex(4)}"
+    elif not result.get("DMESH_TOKEN_FILE"):
+        # Client 0 hosts the server, and nobody but this run's clients has to get in. A coordinator that runs
+        # already has a token of its own, which the clients find as any client does.
+        defaults["DMESH_TOKEN"] = secrets.token_hex(32)
     if options.cluster is not None:
         result["DMESH_CLUSTER"] = options.cluster
     if options.cpu_devices is not None:

@@ -12,8 +12,10 @@ from dmesh.errors import AddressInUseError, MissingExtraError
 from dmesh_server.listening import Address, bind
 from dmesh_server.rpc import coordination, key_value
 from dmesh_server.rpc.coordination import CoordinationServicer
+from dmesh_server.rpc.interceptors import TokenGate
 from dmesh_server.rpc.key_value import KeyValueServicer
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.access import Access
 
 if TYPE_CHECKING:
     from grpc_health.v1 import health
@@ -66,16 +68,26 @@ def ping_options(lease: float) -> tuple[tuple[str, Any], ...]:
 class RpcServer:
     """A listening gRPC server over a runtime."""
 
-    def __init__(self, runtime: Runtime, *, health: bool = False, reflection: bool = False) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        access: Access | None = None,
+        health: bool = False,
+        reflection: bool = False,
+    ) -> None:
         """Makes a server that does not listen yet.
 
         Args:
             runtime: Who answers.
+            access: Knows whose token may do what; None if nobody has to prove who they are.
             health: Offer `grpc.health.v1` (needs the server extra).
             reflection: Offer server reflection (needs the server extra).
         """
         self._runtime = runtime
-        self._server = grpc.aio.server(options=(*OPTIONS, *ping_options(runtime.limits.lease)))
+        gates = [] if access is None else [TokenGate(access)]
+        options = (*OPTIONS, *ping_options(runtime.limits.lease))
+        self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
         coordination_handlers = CoordinationServicer(runtime).handlers()
         key_value_handlers = KeyValueServicer(runtime).handlers()

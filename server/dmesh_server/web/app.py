@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Awaitable, Callable
-
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -13,15 +10,18 @@ from dmesh_server.core.effects import Clusters
 from dmesh_server.core.errors import CoreError
 from dmesh_server.core.events import ListClusters
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.access import Access
+from dmesh_server.web.gate import HttpGate
 from dmesh_server.web.schemas import ClusterList, Status, view_cluster
 
 
-def create_app(runtime: Runtime, host: str) -> FastAPI:
-    """Makes the application.
+def create_app(runtime: Runtime, host: str, access: Access | None = None) -> HttpGate:
+    """Makes the application, behind its gate.
 
     Args:
         runtime: Who knows the state.
         host: Host that the server listens on; requests for other names are refused.
+        access: Knows whose token may do what; None if nobody has to prove who they are.
     """
     app = FastAPI(
         title="dmesh coordination server",
@@ -30,15 +30,6 @@ def create_app(runtime: Runtime, host: str) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-
-    @app.middleware("http")
-    async def check_host(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-        # A web page whose name was pointed at this machine (DNS rebinding) must not read what is here.
-        if not _is_own_name(request.headers.get("host", ""), host):
-            return JSONResponse(
-                {"status": "the Host header does not name this server; use its IP address or localhost"}, 421
-            )
-        return await proceed(request)
 
     @app.get("/livez")
     async def livez() -> Status:
@@ -67,16 +58,4 @@ def create_app(runtime: Runtime, host: str) -> FastAPI:
     async def refused(request: Request, error: CoreError) -> Response:
         return JSONResponse({"status": str(error)}, status_code=503)
 
-    return app
-
-
-def _is_own_name(header: str, host: str) -> bool:
-    """Tells whether a Host header names the server by an IP address or a name that it was started with."""
-    name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
-    if name.lower() in {"localhost", host.lower()}:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return HttpGate(app, host, access)

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator
 
 import uvicorn
-from fastapi import FastAPI
 
 from dmesh_server.listening import Address, bind
+from dmesh_server.web.gate import HttpGate
 
 _GRACE_SECONDS = 2
 
@@ -29,7 +29,7 @@ class WebServer:
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, app: FastAPI) -> None:
+    async def start(self, app: HttpGate) -> None:
         """Serves the application; returns when it accepts requests."""
         config = uvicorn.Config(
             app,

@@ -1,0 +1,123 @@
+"""Asks everybody who calls for a token, before a byte of the request is decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+
+from dmesh.tokens import Role, Token
+from dmesh.v1 import common_pb2
+from dmesh_server.rpc.errors import ERROR_METADATA, status_message
+from dmesh_server.security.access import Access, Verdict, audit, denial, may
+from dmesh_server.security.refusals import host_of
+from dmesh_server.security.roles import role_for_rpc
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+
+_REVOKED = "the token that this stream was opened with is not accepted any more; connect again with another"
+
+
+class TokenGate(grpc.aio.ServerInterceptor):
+    """Lets calls pass whose token may do what they ask for.
+
+    Others never reach a servicer: they get a handler that reads nothing of the request and refuses.
+    """
+
+    def __init__(self, access: Access) -> None:
+        """Makes a gate.
+
+        Args:
+            access: Knows the tokens.
+        """
+        self._access = access
+
+    async def intercept_service(
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        """Returns what handles the call: its servicer, or a refusal; None if there is no such method."""
+        method = handler_call_details.method
+        needed = role_for_rpc(method)
+        if needed is None:
+            return await continuation(handler_call_details)
+        verdict = self._access.identify(_authorization(handler_call_details))
+        token = verdict.token
+        if token is None:
+            return self._unauthenticated(verdict, method)
+        if not may(token, needed):
+            return self._denied(token, needed, method)
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler.response_streaming:
+            return handler
+        return self._held(handler, token)
+
+    def _unauthenticated(self, verdict: Verdict, method: str) -> Handler:
+        async def refuse(_: AsyncIterator[bytes], context: _Context) -> None:
+            self._access.refusals.note(
+                "unauthenticated",
+                host_of(context.peer()),
+                method=method,
+                fingerprint=verdict.shown or None,
+                reason="no token" if not verdict.shown else "token not accepted",
+            )
+            kind = common_pb2.ERROR_KIND_UNAUTHENTICATED
+            await _abort(context, grpc.StatusCode.UNAUTHENTICATED, kind, verdict.problem)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _denied(self, token: Token, needed: Role, method: str) -> Handler:
+        async def refuse(_: AsyncIterator[bytes], context: _Context) -> None:
+            audit(self._access.refusals, host_of(context.peer()), token, needed, method)
+            await _abort(
+                context,
+                grpc.StatusCode.PERMISSION_DENIED,
+                common_pb2.ERROR_KIND_PERMISSION_DENIED,
+                denial(token, needed, method),
+            )
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _held(self, handler: Handler, token: Token) -> Handler:
+        """Wraps a stream, so that it ends when its token is revoked."""
+        behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
+        if not inspect.iscoroutinefunction(behavior):
+            return handler  # reflection: a stream that ends by itself
+
+        async def held(request: Any, context: _Context) -> None:
+            with self._access.holding(token) as hold:
+                try:
+                    await behavior(request, context)
+                except asyncio.CancelledError:
+                    if not hold.revoked:
+                        raise
+                    kind = common_pb2.ERROR_KIND_UNAUTHENTICATED
+                    await _abort(context, grpc.StatusCode.UNAUTHENTICATED, kind, _REVOKED)
+
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.request_streaming
+            else grpc.unary_stream_rpc_method_handler
+        )
+        return make(held, handler.request_deserializer, handler.response_serializer)
+
+
+def _authorization(details: grpc.HandlerCallDetails) -> str | None:
+    """Returns the value of `authorization`; None if it is there not once."""
+    found = [value for key, value in details.invocation_metadata or () if key == "authorization"]
+    return found[0] if len(found) == 1 and isinstance(found[0], str) else None
+
+
+async def _abort(
+    context: _Context, code: grpc.StatusCode, kind: common_pb2.ErrorKind.ValueType, message: str
+) -> NoReturn:
+    error = common_pb2.Error(kind=kind, message=message)
+    try:
+        await context.abort(code, status_message(message), ((ERROR_METADATA, error.SerializeToString()),))
+    except grpc.aio.InternalError as broken:  # nobody is left to be told
+        raise asyncio.CancelledError from broken
+    raise AssertionError("abort returned")

@@ -1,0 +1,209 @@
+"""Decides who may come in: which token was shown, whether it is worth something, what its role may do.
+
+Used on the server's event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dmesh.errors import ConfigurationError
+from dmesh.tokens import SHORTEST, Role, Token, TokenSource, fingerprint
+from dmesh.watched_files import WatchedFiles
+from dmesh_server.security.refusals import RefusalLog
+from dmesh_server.telemetry import logs
+
+_SCHEME = "bearer "
+_LONGEST_HEADER = 8192
+
+NOTHING_SHOWN = (
+    "this server asks for a token (metadata or header `authorization: Bearer TOKEN`), and none came. Set "
+    "DMESH_TOKEN or DMESH_TOKEN_FILE, or put the server's token file at ~/.config/dmesh/token"
+)
+"""What a caller without a token is told."""
+
+
+class Hold:
+    """A stream that lasts: it ends when its token is not accepted any more."""
+
+    def __init__(self, task: asyncio.Task[object] | None) -> None:
+        """Notes the task that serves it."""
+        self._task = task
+        self.revoked = False
+        """Whether it was ended because of its token."""
+
+    def revoke(self) -> None:
+        """Ends the stream."""
+        if not self.revoked and self._task is not None:
+            self.revoked = True
+            self._task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a caller may come in."""
+
+    token: Token | None
+    """The token, if it is one of the server's and not expired."""
+    problem: str = ""
+    """What to tell the caller, if not."""
+    shown: str = ""
+    """Fingerprint of what the caller showed, if it is not the server's."""
+
+
+class Access:
+    """The tokens that a server accepts."""
+
+    def __init__(
+        self,
+        source: TokenSource,
+        *,
+        refusals: RefusalLog | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Reads the tokens.
+
+        Args:
+            source: Where they come from; a file is read again when it changes.
+            refusals: Where refusals are noted.
+            wall_clock: Unix time, for tokens that expire.
+
+        Raises:
+            ConfigurationError: The source cannot be read, or has a token that is too short to be safe.
+        """
+        self.origin = source.origin
+        """Where the tokens come from, as people call it."""
+        self.refusals = refusals if refusals is not None else RefusalLog()
+        """Where refusals are noted."""
+        self._source = source
+        self._wall_clock = wall_clock
+        self._files = WatchedFiles([source.path] if source.path is not None else [], interval=0.0)
+        self._accepted: tuple[tuple[bytes, Token], ...] = ()
+        self._held: dict[Hold, str] = {}
+        self._accept(_checked(source))
+
+    def identify(self, header: str | None) -> Verdict:
+        """Finds out who calls.
+
+        Takes the same time whatever is shown: every accepted token's hash is compared with the hash of what
+        was shown, each in constant time, and nothing depends on which one fits.
+
+        Args:
+            header: The value of `authorization`; None if there is none, or more than one.
+        """
+        shown = ""
+        if header is not None and len(header) <= _LONGEST_HEADER and header[:7].lower() == _SCHEME:
+            shown = header[7:].strip()
+        digest = _digest(shown)
+        found: Token | None = None
+        for known, token in self._accepted:
+            if hmac.compare_digest(known, digest):
+                found = token
+        if not shown:
+            return Verdict(None, NOTHING_SHOWN)
+        if found is None:
+            mark = fingerprint(shown)
+            return Verdict(
+                None,
+                f"this server does not know the token (fingerprint {mark}), or it was revoked. Use the "
+                "server's token: DMESH_TOKEN, DMESH_TOKEN_FILE or ~/.config/dmesh/token",
+                mark,
+            )
+        if found.expired(self._wall_clock()):
+            mark = found.fingerprint
+            return Verdict(
+                None, f"the token (fingerprint {mark}) has expired; ask the server's owner for another", mark
+            )
+        return Verdict(found)
+
+    @contextmanager
+    def holding(self, token: Token) -> Iterator[Hold]:
+        """Ends the current task, by cancelling it, if the token is not accepted any more."""
+        hold = Hold(asyncio.current_task())
+        self._held[hold] = token.value
+        try:
+            yield hold
+        finally:
+            del self._held[hold]
+
+    def refresh(self) -> None:
+        """Reads the tokens again if their file has changed; ends the streams of those that are gone.
+
+        A file that cannot be read, as while it is being replaced, changes nothing.
+        """
+        if self._files.changed():
+            try:
+                tokens = _checked(self._source)
+            except ConfigurationError as error:
+                logs.error("tokens_not_reloaded", reason=error)
+            else:
+                self._accept(tokens)
+                logs.info("tokens_reloaded", origin=self.origin, tokens=len(tokens))
+        now = self._wall_clock()
+        worth = {token.value for _, token in self._accepted if not token.expired(now)}
+        revoked = [hold for hold, value in self._held.items() if value not in worth]
+        for hold in revoked:
+            hold.revoke()
+        if revoked:
+            logs.warning(
+                "streams_revoked", streams=len(revoked), reason="their token is not accepted any more"
+            )
+
+    def describe(self) -> list[str]:
+        """Returns what a log may say of each token: fingerprint, role, name."""
+        return [
+            f"{token.fingerprint}:{token.role.name.lower()}" + (f":{token.name}" if token.name else "")
+            for _, token in self._accepted
+        ]
+
+    def _accept(self, tokens: Sequence[Token]) -> None:
+        self._accepted = tuple((_digest(token.value), token) for token in tokens)
+
+
+def may(token: Token, needed: Role) -> bool:
+    """Returns whether a token's role may do what needs the role `needed`."""
+    return token.role >= needed
+
+
+def denial(token: Token, needed: Role, what: str) -> str:
+    """Returns what to tell somebody whose role does not suffice for `what`."""
+    return (
+        f"the token (fingerprint {token.fingerprint}) has the role {token.role.name.lower()}; {what} needs "
+        f"{needed.name.lower()}"
+    )
+
+
+def audit(refusals: RefusalLog, host: str, token: Token, needed: Role, what: str) -> None:
+    """Notes in the log that somebody known tried what the role does not allow."""
+    refusals.note(
+        "permission_denied",
+        host,
+        token.fingerprint,
+        what,
+        token=token.fingerprint,
+        name=token.name or None,
+        role=token.role.name.lower(),
+        needed=needed.name.lower(),
+        what=what,
+    )
+
+
+def _checked(source: TokenSource) -> tuple[Token, ...]:
+    tokens = source.read()
+    for token in tokens:
+        if len(token.value) < SHORTEST:
+            raise ConfigurationError(
+                f"{source.origin} has a token of {len(token.value)} characters (not shown); a server accepts "
+                f"only tokens of at least {SHORTEST}, because shorter ones can be guessed"
+            )
+    return tokens
+
+
+def _digest(value: str) -> bytes:
+    return hashlib.sha256(value.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,67 @@
+"""Log lines about those who were refused: enough to find them, never so many that they fill the log."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from dmesh_server.telemetry import logs
+
+_INTERVAL = 10.0
+_MOST_PEERS = 1024
+
+
+class RefusalLog:
+    """Writes at most one line per peer and kind of refusal in an interval, with the number left out since."""
+
+    def __init__(
+        self,
+        interval: float = _INTERVAL,
+        most_peers: int = _MOST_PEERS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Makes a log that remembers nobody.
+
+        Args:
+            interval: Seconds between two lines about the same peer.
+            most_peers: How many peers to remember. If more are refused at a time, all that are too many
+                share one line.
+            clock: Monotonic seconds.
+        """
+        self._interval = interval
+        self._most_peers = most_peers
+        self._clock = clock
+        self._told: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
+
+    def note(self, event: str, peer: str, *keys: str, **fields: object) -> None:
+        """Notes a refusal.
+
+        Args:
+            event: The event of the log line.
+            peer: Host that was refused, without the port, which changes with each attempt.
+            keys: What else tells this refusal from others of the peer, e.g. who asked and for what.
+            fields: What else the line says. Never a token.
+        """
+        now = self._clock()
+        while self._told and now - next(iter(self._told.values()))[0] >= self._interval:
+            (earlier, *_), (_, left_out) = self._told.popitem(last=False)
+            if left_out:
+                logs.warning(f"{earlier}_summary", left_out=int(left_out))
+        key = (event, peer, *keys)
+        if key not in self._told and len(self._told) >= self._most_peers:
+            key, peer = (event, "many"), "many"
+        entry = self._told.get(key)
+        if entry is not None:
+            entry[1] += 1
+            return
+        self._told[key] = [now, 0]
+        logs.warning(event, peer=peer, **fields)
+
+
+def host_of(peer: str) -> str:
+    """Returns the host in what gRPC calls a peer: `ipv4:10.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
+    family, _, address = peer.partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return peer
+    return address.rpartition(":")[0].replace("%5B", "").replace("%5D", "")

@@ -1,0 +1,45 @@
+"""Which role each call and each HTTP request needs. What is not listed needs the greatest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dmesh.tokens import Role
+
+_COORDINATION = "/dmesh.v1.CoordinationService/"
+_KEY_VALUE = "/dmesh.v1.KeyValueService/"
+_MEMBERS_CALLS = ("Register", "Session", "CancelBarrier", "Leave", "ReportError")
+_KEY_VALUE_CALLS = ("Set", "Get", "GetMany", "List", "Delete", "Increment", "CompareAndSet", "Watch")
+
+RPC_ROLES: Mapping[str, Role | None] = {
+    f"{_COORDINATION}GetClusterState": Role.VIEWER,
+    **{_COORDINATION + name: Role.WORKER for name in _MEMBERS_CALLS},
+    # Values may be secrets of the job, so that looking at clusters does not include looking at them.
+    **{_KEY_VALUE + name: Role.WORKER for name in _KEY_VALUE_CALLS},
+    # Probes of orchestrators cannot show a token; there is nothing to learn but whether the server is well.
+    "/grpc.health.v1.Health/Check": None,
+    "/grpc.health.v1.Health/Watch": Role.VIEWER,
+    "/grpc.health.v1.Health/List": Role.VIEWER,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Role.VIEWER,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Role.VIEWER,
+}
+"""The role that each RPC needs; None: nobody is asked for a token."""
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+"""HTTP paths that need no token: probes."""
+
+
+def role_for_rpc(method: str) -> Role | None:
+    """Returns the role that an RPC needs, None if it is open to all.
+
+    Args:
+        method: `/package.Service/Method`.
+    """
+    return RPC_ROLES.get(method, Role.ADMIN)
+
+
+def role_for_http(method: str, path: str) -> Role | None:
+    """Returns the role that an HTTP request needs, None if it is open to all."""
+    if method in ("GET", "HEAD"):
+        return None if path in OPEN_PATHS else Role.VIEWER
+    return Role.ADMIN

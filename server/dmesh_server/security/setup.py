@@ -1,0 +1,98 @@
+"""How a server comes by what it checks callers with, and how that stays current."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from dmesh import tokens
+from dmesh.errors import ConfigurationError
+from dmesh.tokens import TokenSource
+from dmesh_server.listening import Address
+from dmesh_server.security.access import Access
+from dmesh_server.telemetry import logs
+
+_REFRESH = 1.0
+"""Seconds between two looks at the files of tokens and certificates."""
+
+
+class Refreshable(Protocol):
+    """Something that is read from files."""
+
+    def refresh(self) -> None:
+        """Reads the files again if they have changed."""
+
+
+def server_access(token_file: Path | None, environ: Mapping[str, str]) -> Access:
+    """Returns the tokens that a standalone server accepts, and makes one at the first start.
+
+    Args:
+        token_file: What the command line says; if None, the environment or the default path says it.
+        environ: The environment.
+
+    Raises:
+        ConfigurationError: A token file that is named cannot be read, or none could be made.
+    """
+    if token_file is not None:
+        source: TokenSource | None = TokenSource(f"--token-file {token_file}", token_file)
+    else:
+        source = tokens.find(
+            environ.get("DMESH_TOKEN", "").strip(), environ.get("DMESH_TOKEN_FILE", "").strip(), environ
+        )
+    if source is None:
+        path = tokens.default_path(environ)
+        if path is None:
+            raise ConfigurationError(
+                "no token: there is no home directory to keep one in. Set DMESH_TOKEN or DMESH_TOKEN_FILE, "
+                "or XDG_CONFIG_HOME to a directory that can be written"
+            )
+        tokens.create_file(path)
+        logs.info("token_file_made", path=path, note="clients of this user find it there by themselves")
+        source = TokenSource(str(path), path)
+    access = Access(source)
+    logs.info("tokens_loaded", origin=access.origin, tokens=" ".join(access.describe()))
+    return access
+
+
+def refuse_open_door(address: Address, what: str, remedy: str) -> None:
+    """Refuses an address that other machines can reach, for a server that asks nobody for a token.
+
+    Args:
+        address: The address.
+        what: What it is, for the error.
+        remedy: What to do.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if not address.is_loopback():
+        raise ConfigurationError(
+            f"{address}, {what}, can be reached from other machines; without a token (authentication), "
+            f"anybody on the network could join, read and end your clusters. {remedy}"
+        )
+
+
+@contextlib.asynccontextmanager
+async def kept_current(*parts: Refreshable | None) -> AsyncIterator[None]:
+    """Refreshes what is read from files, about once a second, until the block ends."""
+    present = [part for part in parts if part is not None]
+
+    async def refresh() -> None:
+        while True:
+            await asyncio.sleep(_REFRESH)
+            for part in present:
+                try:
+                    part.refresh()
+                except Exception:  # noqa: BLE001 -- a bug, but revocation must go on working for the others
+                    logs.error("refresh_failed", exc_info=True)
+
+    task = asyncio.create_task(refresh(), name="dmesh-refresh")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

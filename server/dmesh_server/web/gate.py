@@ -1,0 +1,130 @@
+"""What every HTTP request must pass before the application sees it: own name, own origin, token, role."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from dmesh_server.security.access import Access, audit, denial, may
+from dmesh_server.security.roles import role_for_http
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+
+_SAFE_HEADERS = (
+    # Whatever a page of ours shows, it runs no script but our own files, in nobody's frame.
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class HttpGate:
+    """An ASGI application in front of another one.
+
+    A web page whose name was pointed at this machine (DNS rebinding) must not read or change what is here,
+    nor one of another origin, and nothing is done for the sake of a cookie: whoever asks shows a token in a
+    header, with every request.
+    """
+
+    def __init__(self, app: App, host: str, access: Access | None) -> None:
+        """Makes a gate.
+
+        Args:
+            app: The application behind it.
+            host: Host that the server listens on; requests for other names are refused.
+            access: Knows whose token may do what; None if nobody has to prove who they are.
+        """
+        self._app = app
+        self._host = host
+        self._access = access
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_safely(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                added = [header for header in _SAFE_HEADERS if header[0] not in present]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send_safely)
+            return
+        status, text = refusal
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        if status == 401:
+            headers.append((b"www-authenticate", b'Bearer realm="dmesh"'))
+        await send_safely({"type": "http.response.start", "status": status, "headers": headers})
+        await send_safely({"type": "http.response.body", "body": json.dumps({"status": text}).encode()})
+
+    def _refusal(self, scope: _Scope) -> tuple[int, str] | None:
+        """Returns status and text if the request may not pass."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        name = _only(headers, b"host") or ""
+        if not _is_own_name(name, self._host):
+            return 421, "the Host header does not name this server; use its IP address or localhost"
+        if any(key == b"origin" for key, _ in headers) and not _is_origin_of(
+            name, _only(headers, b"origin") or ""
+        ):
+            return 403, "requests that a page of another origin makes are refused"
+        if self._access is None:
+            return None
+        method, path = scope["method"], scope["path"]
+        needed = role_for_http(method, path)
+        if needed is None:
+            return None
+        verdict = self._access.identify(_only(headers, b"authorization"))
+        peer = scope["client"][0] if scope["client"] else "unknown"
+        if verdict.token is None:
+            self._access.refusals.note(
+                "unauthenticated",
+                peer,
+                method=f"{method} {path}",
+                fingerprint=verdict.shown or None,
+                reason="no token" if not verdict.shown else "token not accepted",
+            )
+            return 401, verdict.problem
+        if not may(verdict.token, needed):
+            what = f"{method} {path}"
+            audit(self._access.refusals, peer, verdict.token, needed, what)
+            return 403, denial(verdict.token, needed, what)
+        return None
+
+
+def _is_origin_of(name: str, origin: str) -> bool:
+    """Tells whether a page came from the server that a request is for."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == name.lower()
+
+
+def _only(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Returns a header's value; None if it is there not once."""
+    found = [value for key, value in headers if key == name]
+    return found[0].decode("latin-1") if len(found) == 1 else None
+
+
+def _is_own_name(header: str, host: str) -> bool:
+    """Tells whether a Host header names the server by an IP address or a name that it was started with."""
+    name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+    if name.lower() in {"localhost", host.lower()}:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
