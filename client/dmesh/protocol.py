@@ -1,6 +1,7 @@
-"""The version of the protocol in `protos/dmesh/v1`, which both sides speak, and what either side can do with others.
+"""The version of the protocol in `protos/dmesh/v1`, and what either side can do with others.
 
-Fields and messages are only ever added within `dmesh.v1`. The version tells which of them the other side knows:
+Fields and messages are only ever added within `dmesh.v1`. The version tells which of them the other side
+knows:
 
 1. Sessions carry barriers; keys and values have calls of their own.
 2. Sessions carry the calls of the key-value store; liveness, settings of the cluster, passed barriers.

@@ -52,7 +52,6 @@ def test_everything_set():
             "DMESH_DATA_PORT": "1",
             "DMESH_BIND_HOST": "[::]",
             "DMESH_TOKEN": "s3cret",
-            "DMESH_TOKEN_FILE": "/etc/dmesh/token",
             "DMESH_INSECURE": "1",
             "DMESH_NUM_CPU_DEVICES": "8",
             "DMESH_INIT_TIMEOUT": "0.5",
@@ -74,7 +73,7 @@ def test_everything_set():
         "other",
     )
     assert (settings.coordinator, settings.cluster) == ("[2001:db8::1]:7", "blue")
-    assert (settings.token_file, settings.insecure) == ("/etc/dmesh/token", True)
+    assert settings.insecure
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
     assert (settings.token_file, settings.restart_policy) == ("/run/token", "rejoin")
