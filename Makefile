@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RANKS ?= 4
 
-.PHONY: help demo hello test lint format bench load protos clean
+.PHONY: help demo hello test faults lint format bench load protos clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,10 @@ hello: $(READY) ## Run the README's first program.
 
 test: $(READY) ## Run the default tests.
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: $(READY) ## Kill, freeze, partition and starve real processes (root for all of it); prints its seed.
+	DMESH_FAULTS_SEED=$${DMESH_FAULTS_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} \
+		$(BIN)/python -m pytest -m "faults or not faults" $(or $(ARGS),tests/faults)
 
 load: $(READY) ## Register 1,000 clients over real connections, pass a barrier, leave.
 	$(BIN)/python benchmarks/clients.py
