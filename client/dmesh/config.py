@@ -7,8 +7,8 @@ variables that it needs.
 from __future__ import annotations
 
 import operator
-import os
 
+from dmesh.context import environment
 from dmesh.errors import ConfigurationError
 from dmesh.settings import read_client_id, read_heartbeat, read_job_name, read_jobs
 
@@ -22,7 +22,7 @@ def jobs() -> list[str]:
         ConfigurationError: An entry is malformed or there twice, or BNS addresses are not sorted by task
             number.
     """
-    return list(read_jobs(os.environ))
+    return list(read_jobs(environment()))
 
 
 def num_clients() -> int:
@@ -40,7 +40,7 @@ def client_id() -> int:
     Raises:
         ConfigurationError: It is not an integer from 0 to `num_clients() - 1`.
     """
-    return read_client_id(os.environ, len(jobs()))
+    return read_client_id(environment(), len(jobs()))
 
 
 def job_name() -> str:
@@ -51,7 +51,7 @@ def job_name() -> str:
     Raises:
         ConfigurationError: The name cannot be part of a device name.
     """
-    return read_job_name(os.environ, multi_client=bool(jobs()))
+    return read_job_name(environment(), multi_client=bool(jobs()))
 
 
 def full_job_name(task_id: int | None = None) -> str:
@@ -77,7 +77,7 @@ def heartbeat_enabled() -> bool:
     Raises:
         ConfigurationError: The value is neither a yes nor a no.
     """
-    return read_heartbeat(os.environ)
+    return read_heartbeat(environment())
 
 
 def check_client_id(client: int, count: int) -> None:

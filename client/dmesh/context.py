@@ -6,8 +6,10 @@ cluster. It sits below those rooms, so that none of them needs to import `system
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,6 +75,17 @@ class Context:
         return self.collectives().mesh_group(fingerprint, axis, ranks)
 
 
+@dataclass(frozen=True)
+class FakeProcess:
+    """What stands for a process of its own in a thread; see `dmesh.testing.FakeCluster`."""
+
+    context: Context
+    """Its state: initialized already."""
+    environ: Mapping[str, str]
+    """Its environment variables, as far as dmesh reads any."""
+
+
+_fake_process: ContextVar[FakeProcess | None] = ContextVar("dmesh_fake_process", default=None)
 _current: Context | None = None
 _inherited: Context | None = None
 """In a forked child: the parent's state, kept so that nobody tears its connections down, and never used."""
@@ -85,12 +98,13 @@ def current() -> Context:
     Raises:
         NotInitializedError: There is none.
     """
-    if _current is None:
+    state = current_or_none()
+    if state is None:
         refuse_forked_child()
         raise NotInitializedError(
             "dmesh is not initialized in this process: call dmesh.initialize_accelerator_system() first"
         )
-    return _current
+    return state
 
 
 def refuse_forked_child() -> None:
@@ -116,7 +130,24 @@ def disown_after_fork() -> None:
 
 def current_or_none() -> Context | None:
     """Returns the state of the initialized system, or None."""
-    return _current
+    fake = _fake_process.get()
+    return _current if fake is None else fake.context
+
+
+def fake_process() -> FakeProcess | None:
+    """Returns the fake process that this thread is, or None in the thread of a real one."""
+    return _fake_process.get()
+
+
+def become_fake_process(fake: FakeProcess) -> Token[FakeProcess | None]:
+    """Makes this thread a process of its own, for the public functions that it calls."""
+    return _fake_process.set(fake)
+
+
+def environment() -> Mapping[str, str]:
+    """Returns the environment variables of this process, or of the fake process that this thread is."""
+    fake = _fake_process.get()
+    return os.environ if fake is None else fake.environ
 
 
 def install(context: Context) -> None:

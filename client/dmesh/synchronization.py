@@ -45,7 +45,7 @@ def barrier(mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: int | No
             f"client {state.settings.client_id} has no device in mesh {mesh.name!r}, whose clients are "
             f"{list(ranks)}; only they may meet at its barrier"
         )
-    if state.client is None:
+    if not state.settings.multi_client:
         return  # local mode: everybody is here
     if state.agent is not None:
         state.agent.barrier(f"{RESERVED_PREFIX}mesh/{name}", participants=ranks, timeout=limit / 1000)

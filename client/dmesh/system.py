@@ -78,6 +78,9 @@ def initialize_accelerator_system(
         InitializationTimeoutError: Not all clients came in time.
     """
     context.refuse_forked_child()
+    fake = context.fake_process()
+    if fake is not None:
+        return _initialize_fake(fake.context, device_type, num_logical_cpu_devices)
     if context.current_or_none() is not None:
         raise AlreadyInitializedError(
             "the accelerator system is already initialized; call dmesh.shutdown_accelerator_system() first"
@@ -122,6 +125,9 @@ def shutdown_accelerator_system() -> None:
         raise NotInitializedError(
             "the accelerator system is not initialized; call dmesh.initialize_accelerator_system() first"
         )
+    if context.fake_process() is not None:
+        state.collectives().world.barrier(timeout=state.settings.shutdown_timeout)
+        return  # who made the fake cluster closes it
     _uninstall_exit_hooks()
     try:
         if state.client is None:
@@ -132,6 +138,19 @@ def shutdown_accelerator_system() -> None:
             _leave_together(state.client)
     finally:
         context.clear()
+
+
+def _initialize_fake(state: Context, device_type: str | None, num_cpus: int | None) -> str:
+    """Lets the program that a `dmesh.testing.FakeCluster` runs do what it does in a real process."""
+    wanted = (device_type or state.device_type).upper()
+    if wanted != state.device_type or num_cpus not in (None, state.logical_devices["CPU"]):
+        raise DeviceError(
+            f"this FakeCluster has {state.logical_devices['CPU']} {state.device_type} devices a client; "
+            f"the program wants {'the default number' if num_cpus is None else num_cpus} of {wanted}. "
+            "FakeCluster(num_cpu_devices=...) sets the number"
+        )
+    state.collectives().world.barrier(timeout=state.settings.init_timeout)
+    return state.device_type
 
 
 def _leave_together(client: Client) -> None:

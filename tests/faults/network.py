@@ -1,7 +1,7 @@
-"""Hosts of their own: network namespaces on one bridge, whose connections can be cut one direction at a time.
+"""Hosts of their own: network namespaces on one bridge, that can be cut off one direction at a time.
 
-A cut is a black hole, as a firewall's DROP is: nothing is refused, no reset and no ICMP message is sent, packets
-are just not heard. It is made with a permanent neighbor entry that has a hardware address which nobody has, so that
+A cut is a black hole, as a firewall's DROP is: nothing is refused, no reset and no ICMP message is sent,
+packets are just not heard. It is made with a permanent neighbor entry whose hardware address nobody has, so
 it needs no firewall, only iproute2 and root; open connections notice nothing but the silence.
 """
 

@@ -74,7 +74,7 @@ def test_nothing_unpickles_or_evaluates():
             assert not names & {"pickle", "marshal", "shelve"}, f"{path}:{node.lineno}"
 
 
-PUBLIC_MODULES = ["dmesh", "dmesh.collectives", "dmesh.coordination", "dmesh.errors"]
+PUBLIC_MODULES = ["dmesh", "dmesh.collectives", "dmesh.coordination", "dmesh.errors", "dmesh.testing"]
 
 
 @pytest.mark.parametrize("module_name", PUBLIC_MODULES)

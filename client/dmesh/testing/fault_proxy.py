@@ -1,0 +1,408 @@
+"""A TCP proxy that makes a good network a bad one, on demand, without root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from dmesh.addresses import split_address
+from dmesh.errors import AddressInUseError, ConfigurationError, DMeshError
+from dmesh.testing.lanes import Conditions, Lane
+
+Direction = Literal["both", "to_target", "to_client"]
+"""Which bytes a fault is for: those that clients send, those that they receive, or both."""
+
+T = TypeVar("T")
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_START = 30.0
+
+
+class Fault:
+    """A fault that was injected; use it in a `with` statement to take it back at the end of the block."""
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        """Made by the methods of `FaultProxy`."""
+        self._undo = undo
+
+    def heal(self) -> None:
+        """Takes the fault back. What it held back goes on at once, in order."""
+        self._undo()
+
+    def __enter__(self) -> Fault:
+        """Returns the fault, which is in place already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Takes the fault back."""
+        self.heal()
+
+
+class FaultProxy:
+    """Stands between clients and a server, and delays, drops, throttles, resets or refuses what passes.
+
+    It runs in a thread of its own; its methods may be called by any thread, and have taken effect when they
+    return. Faults hold for the connections that are there and for those to come, until they are taken back:
+    by `heal` of what the method returned, at the end of its `with` block, or all by `FaultProxy.heal`.
+
+    ```python
+    with FaultProxy("127.0.0.1:8470") as proxy:
+        agent = Agent(proxy.address, identity)      # or DMESH_COORDINATOR=proxy.address
+        proxy.delay(0.2, jitter=0.05)               # both directions, until proxy.heal()
+        with proxy.drop("to_client"):               # requests arrive, answers do not ...
+            ...
+        proxy.reset()                               # ... and every open connection ends with a reset
+    ```
+
+    Bytes are never lost or reordered within a connection, as TCP promises: what is dropped is held, as a
+    network that comes back would send it again.
+
+    Args:
+        target: HOST:PORT that connections are passed on to; may be changed later, for new connections.
+        listen: HOST:PORT to listen on; port 0 for any free one.
+        seed: Of the jitter.
+
+    Raises:
+        ConfigurationError: An address is malformed.
+    """
+
+    def __init__(self, target: str, listen: str = "127.0.0.1:0", seed: int = 0) -> None:
+        self._target = split_address(target, "the proxy's target")
+        self._listen = _split_listen(listen)
+        self._chance = random.Random(seed)  # noqa: S311 -- jitter, not a secret
+        self._lanes: dict[str, Conditions] = {}
+        self._connections: set[_Connection] = set()
+        self._accepted = 0
+        self._moved = {"to_target": 0, "to_client": 0}
+        self._listener: asyncio.Server | None = None
+        self._port = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started: Future[None] = Future()
+        self._thread: threading.Thread | None = None
+        self._stop: asyncio.Event | None = None
+
+    # Running ------------------------------------------------------------------------------------------------
+
+    def start(self) -> FaultProxy:
+        """Begins to listen; returns itself.
+
+        Raises:
+            AddressInUseError: The port is taken.
+        """
+        if self._thread is not None:
+            raise ConfigurationError("a FaultProxy can be started once; make a new one")
+        self._thread = threading.Thread(target=self._run, name="dmesh-fault-proxy", daemon=True)
+        self._thread.start()
+        self._started.result(_START)
+        return self
+
+    def close(self) -> None:
+        """Stops to listen, resets all connections, and ends the thread. Idempotent."""
+        if self._thread is None:
+            return
+        loop, self._loop = self._loop, None
+        if loop is not None and self._stop is not None:
+            loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(_START)
+
+    def __enter__(self) -> FaultProxy:
+        """Starts it."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    # What it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT to connect to instead of the target."""
+        host = self._listen[0]
+        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT that new connections are passed on to."""
+        host, port = self._target
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @target.setter
+    def target(self, address: str) -> None:
+        self._target = split_address(address, "the proxy's target")
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open now."""
+        return self._call(self._count)
+
+    @property
+    def accepted(self) -> int:
+        """How many connections were accepted so far."""
+        return self._accepted
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """Bytes that got through so far, `to_target` and `to_client`."""
+        return self._call(self._measure)
+
+    # Faults -------------------------------------------------------------------------------------------------
+
+    def delay(self, seconds: float, jitter: float = 0.0, direction: Direction = "both") -> Fault:
+        """Lets everything arrive later, by `seconds` give or take up to `jitter`.
+
+        Raises:
+            ConfigurationError: A number is negative, or the direction is none.
+        """
+        _check("seconds", seconds)
+        _check("jitter", jitter)
+        return self._inject(direction, {"delay": seconds, "jitter": jitter}, {"delay": 0.0, "jitter": 0.0})
+
+    def throttle(self, bytes_per_second: float, direction: Direction = "both") -> Fault:
+        """Lets at most so many bytes a second through, on every connection by itself.
+
+        Raises:
+            ConfigurationError: The number is not positive, or the direction is none.
+        """
+        _check("bytes_per_second", bytes_per_second)
+        if not bytes_per_second:
+            raise ConfigurationError("bytes_per_second is 0; to let nothing through, use FaultProxy.drop")
+        return self._inject(direction, {"rate": bytes_per_second}, {"rate": 0.0})
+
+    def drop(self, direction: Direction = "both") -> Fault:
+        """Lets nothing through, as a cable that was cut: no error, no end of a connection, only silence.
+
+        New connections are accepted (the kernel does that) and then hear nothing. With one direction, the
+        network is partitioned asymmetrically.
+
+        Raises:
+            ConfigurationError: The direction is none.
+        """
+        return self._inject(direction, {"dropped": True}, {"dropped": False})
+
+    def half_open(self, direction: Direction = "to_client") -> Fault:
+        """Makes the connections half open: this direction is silent, and its end is not told either.
+
+        The same as `drop` of one direction, under the name of what follows from it: if the end that is not
+        heard closes or dies, the other does not learn of it.
+
+        Raises:
+            ConfigurationError: The direction is "both", which leaves nothing open, or none at all.
+        """
+        if direction == "both":
+            raise ConfigurationError(
+                "half_open() is for one direction, to_target or to_client; for both, use drop()"
+            )
+        return self.drop(direction)
+
+    def refuse(self) -> Fault:
+        """Refuses new connections, as a machine does on which nobody listens. Open ones go on."""
+        self._await(self._close_listener())
+        return Fault(lambda: self._await(self._open_listener()))
+
+    def reset(self) -> int:
+        """Resets all open connections, at both ends; returns how many. New ones are welcome."""
+        return self._call(self._reset)
+
+    def heal(self) -> None:
+        """Takes all faults back: what was held goes on at once, in order, and connections are accepted."""
+
+        def healthy() -> None:
+            for lane in self._lanes.values():
+                lane.change(delay=0.0, jitter=0.0, rate=0.0, dropped=False)
+
+        self._call(healthy)
+        self._await(self._open_listener())
+
+    # Inside -------------------------------------------------------------------------------------------------
+
+    def _inject(self, direction: Direction, fault: dict[str, Any], healthy: dict[str, Any]) -> Fault:
+        if direction not in ("both", "to_target", "to_client"):
+            raise ConfigurationError(f"direction is both, to_target or to_client, not {direction!r}")
+
+        def change(values: dict[str, Any]) -> None:
+            for name, lane in self._lanes.items():
+                if direction in ("both", name):
+                    lane.change(**values)
+
+        def undo() -> None:
+            # Taking back the fault of a proxy that is closed is no error: a `with` block may end after it.
+            if self._loop is not None:
+                self._call(lambda: change(healthy))
+
+        self._call(lambda: change(fault))
+        return Fault(undo)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
+            return function()
+
+        return self._await(call())
+
+    def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        loop = self._loop
+        if loop is None:
+            coroutine.close()
+            raise DMeshError("the FaultProxy is not running: use it in a `with` statement, or start it")
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_START)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 -- this is the thread's last frame
+            if not self._started.done():
+                self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._lanes = {"to_target": Conditions(), "to_client": Conditions()}
+        self._stop = asyncio.Event()
+        await self._open_listener()
+        self._loop = asyncio.get_running_loop()
+        self._started.set_result(None)
+        await self._stop.wait()
+        await self._close_listener()
+        self._reset()
+        # Their tasks end by themselves, or with the loop.
+
+    async def _open_listener(self) -> None:
+        if self._listener is not None:
+            return
+        host, port = self._listen
+        try:
+            self._listener = await asyncio.start_server(
+                self._accept, host, self._port or port, reuse_address=True, limit=256 << 10
+            )
+        except OSError as error:
+            raise AddressInUseError(
+                f"the FaultProxy cannot listen on {host}:{self._port or port}: {error.strerror or error}"
+            ) from error
+        self._port = self._listener.sockets[0].getsockname()[1]
+
+    async def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._accepted += 1
+        connection = _Connection(writer)
+        self._connections.add(connection)
+        try:
+            await connection.run(reader, self._target, self._lanes, self._chance)
+        finally:
+            self._connections.discard(connection)
+            for name, count in connection.moved().items():
+                self._moved[name] += count
+
+    def _reset(self) -> int:
+        connections = list(self._connections)
+        for connection in connections:
+            connection.reset()
+        return len(connections)
+
+    def _count(self) -> int:
+        return len(self._connections)
+
+    def _measure(self) -> dict[str, int]:
+        total = dict(self._moved)
+        for connection in self._connections:
+            for name, count in connection.moved().items():
+                total[name] += count
+        return total
+
+
+class _Connection:
+    """One accepted connection and its continuation to the target. Lives on the proxy's loop."""
+
+    def __init__(self, client: asyncio.StreamWriter) -> None:
+        self._writers = [client]
+        self._lanes: dict[str, Lane] = {}
+        self._conditions: dict[str, Conditions] = {}
+        self._task = asyncio.current_task()
+
+    async def run(
+        self,
+        reader: asyncio.StreamReader,
+        target: tuple[str, int],
+        conditions: dict[str, Conditions],
+        chance: random.Random,
+    ) -> None:
+        """Passes bytes on until both ends have closed, or one was reset."""
+        client = self._writers[0]
+        self._conditions = conditions
+        try:
+            # A black hole does not connect either: whoever connects hears nothing, not even a refusal.
+            while conditions["to_target"].dropped:
+                await conditions["to_target"].changed.wait()
+            try:
+                their_reader, server = await asyncio.open_connection(*target, limit=256 << 10)
+            except OSError:
+                self.reset()
+                return
+            self._writers.append(server)
+            self._lanes = {
+                "to_target": Lane(conditions["to_target"], reader, server, chance),
+                "to_client": Lane(conditions["to_client"], their_reader, client, chance),
+            }
+            done = await asyncio.gather(
+                *(self._pump(lane) for lane in self._lanes.values()), return_exceptions=True
+            )
+            if any(isinstance(outcome, BaseException) for outcome in done):
+                self.reset()
+        except asyncio.CancelledError:
+            pass  # reset
+        finally:
+            for writer in self._writers:
+                with contextlib.suppress(OSError, RuntimeError):
+                    writer.close()
+
+    async def _pump(self, lane: Lane) -> None:
+        try:
+            await lane.run()
+        except OSError:
+            # An end that was reset: the other is to know at once, not at the end of what is on its way; but
+            # through a silent network it learns nothing.
+            for conditions in self._conditions.values():
+                while conditions.dropped:
+                    await conditions.changed.wait()
+            self.reset()
+            raise
+
+    def moved(self) -> dict[str, int]:
+        """Bytes that got through."""
+        return {name: lane.moved for name, lane in self._lanes.items()}
+
+    def reset(self) -> None:
+        """Ends it with a reset at both ends."""
+        for writer in self._writers:
+            sock = writer.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            writer.transport.abort()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+
+def _split_listen(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if colon and port == "0":
+        return split_address(f"{host}:1", "the proxy's address to listen on")[0], 0
+    return split_address(listen, "the proxy's address to listen on")
+
+
+def _check(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigurationError(f"{name} must be a number from 0, not {value!r}")
