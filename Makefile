@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RANKS ?= 4
 
-.PHONY: help demo hello test faults lint format bench load protos clean
+.PHONY: help demo hello test faults lint format bench bench-coordination bench-peers load protos clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,13 @@ faults: $(READY) ## Kill, freeze, partition and starve real processes (root for 
 load: $(READY) ## Register 1,000 clients over real connections, pass a barrier, leave.
 	$(BIN)/python benchmarks/clients.py
 
-bench: load ## Run the benchmarks.
+bench-peers: $(READY) ## Make the environment with JAX's coordination service, outside of this directory.
+	$(BIN)/python benchmarks/coordination.py --prepare
+
+bench-coordination: $(READY) ## Compare the coordinator with JAX's own: joining, barriers, keys, detection, memory.
+	$(BIN)/python benchmarks/coordination.py $(ARGS)
+
+bench: load bench-coordination ## Run the benchmarks.
 
 lint: $(READY) ## Style, types, walls between rooms, protocol.
 	$(BIN)/ruff check .
