@@ -1,73 +1,62 @@
-"""The barriers of one life of a cluster.
+"""The rules of barriers: who may arrive, and what ends them.
 
 A barrier has a name, and under it instances counted from 0. The first arrival fixes the participants and the
 deadline; the last one ends the instance, and so do a departure, the deadline, a disagreement and a
-cancellation. The latest finished instance of a name is remembered, durably and before anybody is told, so
-that a participant which was not reached gets the same result when it presents its arrival again, even after
-a crash of the server. Instances under way are not durable: their participants present themselves again.
+cancellation. The latest finished instance of a name is remembered, so that a participant which was not
+reached gets the same result when it presents its arrival again, even after a crash of the server.
+
+In a cluster with the restart policy REJOIN, a participant that is lost or fails takes only its own arrival
+away: the instance waits for the next holder of its seat. That one has not counted instances, and leaves the
+number to the server ("blind") until it was told a result. An instance that ended after it had registered did
+so with it, or is a failure that concerns it: so the latest such instance is its own if it asks again. All
+others are over without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from dmesh_server.core import records, validation, wording
-from dmesh_server.core.deadlines import BarrierDue
+from dmesh_server.core import validation, wording
+from dmesh_server.core.barrier_table import BarrierTable, Instance, seat_order
 from dmesh_server.core.effects import BarrierResult
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import CancelBarrier, EnterBarrier
-from dmesh_server.core.model import BarrierStatus, Member, Task
+from dmesh_server.core.liveness import Watchdog
+from dmesh_server.core.model import Liveness, Member, MemberState, Task
 from dmesh_server.core.records import FinishedBarrier
-from dmesh_server.core.roster import Roster, Seat
-from dmesh_server.core.shared import Shared
+from dmesh_server.core.roster import Seat
 from dmesh_server.core.turn import Turn
 
 _SLIM_FROM = 64
 """From this many members on, an error's members come without their devices and addresses."""
 
-
-@dataclass(slots=True)
-class Instance:
-    """A barrier under way."""
-
-    number: int
-    participants: frozenset[Task]
-    listed: tuple[Task, ...]
-    """The participants as the first arrival gave them, to recognize an equal list quickly."""
-    arrived: dict[Task, None]
-    """Who is there, in order of arrival."""
-    started_at: float
-    timeout: float | None
-
-    def __str__(self) -> str:
-        return f"{len(self.arrived)} of {len(self.participants)} tasks"
+_RETURN = 5.0
+"""Seconds after a restart within which no barrier times out: its participants may be on their way."""
 
 
 class Barriers:
-    """All barriers of one life of a cluster."""
+    """The rules of the barriers of one life of a cluster."""
 
-    def __init__(self, cluster: str, roster: Roster, shared: Shared) -> None:
-        self._cluster = cluster
-        self._roster = roster
-        self._limits = shared.limits
-        self._deadlines = shared.deadlines
-        self.under_way: dict[str, Instance] = {}
-        """The unfinished instances by name, oldest first."""
-        self.finished: dict[str, FinishedBarrier] = {}
-        """The latest finished instance of each name, oldest first."""
+    def __init__(self, table: BarrierTable, watchdog: Watchdog, *, rejoin: bool) -> None:
+        self._table = table
+        self._watchdog = watchdog
+        self._rejoin = rejoin
+        self._cluster = table.cluster
+        self._roster = table.roster
 
     def enter(self, seat: Seat, event: EnterBarrier, turn: Turn) -> None:
         """Lets a member arrive. A refusal concerns only the caller and is pushed to its session."""
         try:
             self._enter(seat, event, turn)
         except CoreError as error:
-            number = self._next(event.name) if event.instance < 0 else event.instance
-            refusal = CoreError(error.kind, error.message, error.members, self._roster.epoch)
-            turn.push((event.session,), BarrierResult(event.name, number, refusal))
+            number = self._table.next_number(event.name) if event.instance < 0 else event.instance
+            epoch = self._roster.epoch
+            refusal = CoreError(error.kind, error.message, error.members, epoch)
+            turn.push((event.session,), BarrierResult(event.name, number, refusal, epoch))
 
     def _enter(self, seat: Seat, event: EnterBarrier, turn: Turn) -> None:
         validation.barrier(event.name, event.instance, event.timeout)
-        current = self.under_way.get(event.name)
+        current = self._table.under_way.get(event.name)
         participants = self._participants(event, current)
         if seat.task not in participants:
             raise CoreError(
@@ -76,13 +65,17 @@ class Barriers:
                 f"{wording.tasks(participants)} without being one of them. Only its participants may call a "
                 "barrier.",
             )
-        last = self.finished.get(event.name)
-        if last is not None and event.instance == last.number:
+        last = self._table.finished.get(event.name)
+        if last is not None and (event.instance == last.number or self._had_part(seat, event, last)):
             self._tell_again(seat, event, participants, last, turn)
         elif current is not None:
             self._join(seat, event, participants, current, turn)
         else:
             self._begin(seat, event, participants, last, turn)
+
+    def _had_part(self, seat: Seat, event: EnterBarrier, last: FinishedBarrier) -> bool:
+        """Tells whether a member that took another's seat, and does not count, asks for a result again."""
+        return event.instance < 0 and bool(seat.former) and last.epoch >= seat.epoch
 
     def _participants(self, event: EnterBarrier, current: Instance | None) -> frozenset[Task]:
         if not event.participants:
@@ -114,7 +107,7 @@ class Barriers:
         last: FinishedBarrier,
         turn: Turn,
     ) -> None:
-        expected = self._resolve(last)
+        expected = self._table.participants(last)
         if participants != expected:
             raise CoreError(
                 ErrorKind.BARRIER_MISMATCH,
@@ -122,13 +115,17 @@ class Barriers:
                 f"{wording.tasks(expected)}, but {wording.name(seat.snapshot())} called it for "
                 f"{wording.tasks(participants)}. Give barriers of different groups different names.",
             )
-        turn.push((event.session,), BarrierResult(event.name, last.number, last.error))
+        turn.push((event.session,), BarrierResult(event.name, last.number, last.error, last.epoch))
 
     def _join(
         self, seat: Seat, event: EnterBarrier, participants: frozenset[Task], current: Instance, turn: Turn
     ) -> None:
-        if event.instance not in (-1, current.number):
-            raise self._wrong_number(seat, event, current.number, "is under way")
+        number = current.number
+        if event.instance not in (-1, number):
+            guessed = len(current.blind) == len(current.arrived) and self._may_know_better(seat)
+            if not guessed or event.instance < number:
+                raise self._wrong_number(seat, event, number, "is under way")
+            number = event.instance
         if seat.task not in current.participants:
             raise CoreError(
                 ErrorKind.BARRIER_MISMATCH,
@@ -148,11 +145,18 @@ class Barriers:
                 (first, seat.snapshot()),
             )
             current.arrived[seat.task] = None
-            self._finish(event.name, error, turn)
+            self._table.finish(event.name, error, turn)
             return
-        current.arrived[seat.task] = None
+        current.number = number
+        if seat.task not in current.arrived:
+            current.arrived[seat.task] = None
+            current.latest = turn.now
+        if event.instance < 0:
+            current.blind.add(seat.task)
+        if seat.liveness is Liveness.STUCK:
+            turn.unsettled.add(self._cluster)
         if len(current.arrived) == len(current.participants):
-            self._finish(event.name, None, turn)
+            self._table.finish(event.name, None, turn)
 
     def _begin(
         self,
@@ -164,21 +168,33 @@ class Barriers:
     ) -> None:
         number = event.instance
         if last is not None:
-            if number not in (-1, last.number + 1):
+            ahead = number > last.number + 1 and self._may_know_better(seat)
+            if number not in (-1, last.number + 1) and not ahead:
                 raise self._wrong_number(seat, event, last.number + 1, "is next")
-            number = last.number + 1
+            number = number if ahead else last.number + 1
         elif number < 0:
             number = 0
-        if len(self.under_way) >= self._limits.max_barriers:
+        table = self._table
+        if len(table.under_way) >= table.limits.max_barriers:
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED,
-                f"barrier {wording.quote(event.name)} cannot begin: {len(self.under_way)} barriers are under "
-                f"way in cluster {wording.quote(self._cluster)}, which is the server's limit",
+                f"barrier {wording.quote(event.name)} cannot begin: {len(table.under_way)} barriers are "
+                f"under way in cluster {wording.quote(self._cluster)}, which is the server's limit",
             )
-        self.under_way[event.name] = Instance(
-            number, participants, event.participants, {seat.task: None}, turn.now, event.timeout
+        instance = Instance(
+            number, participants, event.participants, {seat.task: None}, turn.now, turn.now, event.timeout
         )
+        if event.instance < 0:
+            instance.blind.add(seat.task)
         departed = [gone for task, gone in self._roster.departed.items() if task in participants]
+        departed = [gone for gone in departed if self._ends_barriers(gone)]
+        if not departed and event.timeout is not None and len(participants) > 1:
+            instance.deadline = turn.now + event.timeout
+            if table.restored_at is not None:
+                instance.deadline = max(instance.deadline, table.restored_at + _RETURN)
+        table.begin(event.name, instance)
+        if seat.liveness is Liveness.STUCK:
+            turn.unsettled.add(self._cluster)
         if departed:
             members = tuple(gone.snapshot() for gone in departed)
             fates = "; ".join(
@@ -187,14 +203,32 @@ class Barriers:
             more = wording.tasks(member.task for member in members[wording.MAX_DESCRIBED :])
             self._fail(event.name, fates + (f"; also gone: {more}" if more else ""), members, turn)
         elif len(participants) == 1:
-            self._finish(event.name, None, turn)
-        elif event.timeout is not None:
-            self._deadlines.set(BarrierDue(self._cluster, event.name), turn.now + event.timeout)
+            table.finish(event.name, None, turn)
+        else:
+            self._watchdog.arm(turn)
+
+    def _may_know_better(self, seat: Seat) -> bool:
+        """Tells whether a member may know of instances that the server has forgotten in a crash."""
+        return self._table.restored_at is not None and seat.epoch <= self._table.restored_epoch
+
+    def _ends_barriers(self, departed: Seat) -> bool:
+        """Tells whether a departure fails the barriers, because nobody can take the seat."""
+        return not self._rejoin or departed.state is MemberState.LEFT
 
     def member_departed(self, seat: Seat, turn: Turn) -> None:
-        """Fails every barrier that the departed member takes part in."""
+        """Fails every barrier that the departed member takes part in, or takes its arrivals away."""
+        under_way = self._table.under_way
+        concerned = [name for name, current in under_way.items() if seat.task in current.participants]
+        if not self._ends_barriers(seat):
+            for name in concerned:
+                current = under_way[name]
+                current.arrived.pop(seat.task, None)
+                current.blind.discard(seat.task)
+                if not current.arrived:
+                    self._table.drop(name)
+            return
         member = seat.snapshot()
-        for name in [name for name, current in self.under_way.items() if seat.task in current.participants]:
+        for name in concerned:
             self._fail(name, f"{wording.name(member)} {wording.fate_of(member)}", (member,), turn)
 
     def cancel(self, seat: Seat, event: CancelBarrier, turn: Turn) -> None:
@@ -204,8 +238,8 @@ class Barriers:
             CoreError: The caller is not one of them, or the instance is not under way.
         """
         validation.barrier(event.name, event.instance, None)
-        current = self.under_way.get(event.name)
-        last = self.finished.get(event.name)
+        current = self._table.under_way.get(event.name)
+        last = self._table.finished.get(event.name)
         if current is not None and event.instance in (-1, current.number):
             if seat.task not in current.participants:
                 raise CoreError(
@@ -220,7 +254,7 @@ class Barriers:
                 f"{current} had arrived",
                 (member,),
             )
-            self._finish(event.name, error, turn)
+            self._table.finish(event.name, error, turn)
             return
         if last is not None and event.instance in (-1, last.number):
             if last.error is not None and last.error.kind is ErrorKind.BARRIER_CANCELLED:
@@ -238,13 +272,8 @@ class Barriers:
 
     def time_out(self, name: str, turn: Turn) -> None:
         """Ends a barrier whose time is over."""
-        current = self.under_way[name]
-        missing = tuple(
-            self._roster.describe(task)
-            for task in sorted(
-                current.participants - current.arrived.keys(), key=lambda task: (task.job, task.index)
-            )
-        )
+        current = self._table.under_way[name]
+        missing = tuple(self._roster.describe(task) for task in sorted(current.missing(), key=seat_order))
         never = sum(1 for member in missing if member.incarnation == 0)
         advice = []
         if never:
@@ -262,75 +291,17 @@ class Barriers:
             f"{wording.listing(missing, turn.now)}. " + " ".join(advice),
             _slim(missing),
         )
-        self._finish(name, error, turn)
-
-    def end(self, turn: Turn) -> None:
-        """Forgets everything: the cluster's life is over."""
-        for name in self.under_way:
-            self._deadlines.cancel(BarrierDue(self._cluster, name))
-        for name in self.finished:
-            turn.persist(self._cluster, records.BARRIER, name, None)
-        self.under_way.clear()
-        self.finished.clear()
-
-    def status(self) -> tuple[BarrierStatus, ...]:
-        """Returns the barriers under way, oldest first."""
-        return tuple(
-            BarrierStatus(
-                name,
-                current.number,
-                tuple(current.arrived),
-                tuple(
-                    sorted(
-                        current.participants - current.arrived.keys(), key=lambda task: (task.job, task.index)
-                    )
-                ),
-                current.started_at,
-                None if current.timeout is None else current.started_at + current.timeout,
-            )
-            for name, current in self.under_way.items()
-        )
+        self._table.finish(name, error, turn)
 
     def _fail(self, name: str, cause: str, members: tuple[Member, ...], turn: Turn) -> None:
-        current = self.under_way[name]
+        current = self._table.under_way[name]
         error = CoreError(
             ErrorKind.BARRIER_FAILED,
             f"{_title(name, current.number)} failed: {cause}. {current} had arrived. A cluster does not go "
             "on without a member: find out why it is gone (its log, its exit code) and start the job again.",
             _slim(members),
         )
-        self._finish(name, error, turn)
-
-    def _finish(self, name: str, error: CoreError | None, turn: Turn) -> None:
-        current = self.under_way.pop(name)
-        if error is not None:
-            error.epoch = self._roster.epoch
-        self._deadlines.cancel(BarrierDue(self._cluster, name))
-        everyone = current.participants is self._roster.everyone
-        finished = FinishedBarrier(current.number, None if everyone else current.participants, error)
-        self._remember(name, finished, turn)
-        sessions = (self._roster.seats[task].session for task in current.arrived)
-        turn.push((id_ for id_ in sessions if id_ is not None), BarrierResult(name, current.number, error))
-
-    def _remember(self, name: str, finished: FinishedBarrier, turn: Turn) -> None:
-        """Keeps a result in place of the name's last one; forgets the oldest beyond the limit."""
-        self.finished.pop(name, None)
-        self.finished[name] = finished
-        turn.persist(self._cluster, records.BARRIER, name, records.encode_barrier(finished))
-        if len(self.finished) > self._limits.max_barriers:
-            oldest = next(iter(self.finished))
-            del self.finished[oldest]
-            turn.persist(self._cluster, records.BARRIER, oldest, None)
-
-    def _resolve(self, finished: FinishedBarrier) -> frozenset[Task]:
-        return self._roster.everyone if finished.participants is None else finished.participants
-
-    def _next(self, name: str) -> int:
-        current = self.under_way.get(name)
-        if current is not None:
-            return current.number
-        last = self.finished.get(name)
-        return 0 if last is None else last.number + 1
+        self._table.finish(name, error, turn)
 
     def _wrong_number(self, seat: Seat, event: EnterBarrier, number: int, what: str) -> CoreError:
         return CoreError(
@@ -350,17 +321,4 @@ def _slim(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """Keeps an error about very many members small enough to be sent to each of them."""
     if len(members) < _SLIM_FROM:
         return members
-    return tuple(
-        Member(
-            member.task,
-            member.incarnation,
-            member.state,
-            member.process,
-            (),
-            (),
-            member.registered_at,
-            member.last_seen_at,
-            member.reason,
-        )
-        for member in members
-    )
+    return tuple(replace(member, devices=(), peer_addresses=()) for member in members)

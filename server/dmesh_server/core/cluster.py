@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dmesh_server.core import records, wording
+from dmesh_server.core.barrier_table import BarrierTable
 from dmesh_server.core.barriers import Barriers
 from dmesh_server.core.deadlines import NoticeDue
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.key_value import KeyValueStore
-from dmesh_server.core.model import ClusterState, Member
+from dmesh_server.core.liveness import Watchdog
+from dmesh_server.core.model import ClusterState, Member, RestartPolicy, Task
+from dmesh_server.core.passing import Passing
 from dmesh_server.core.records import Life
 from dmesh_server.core.roster import Roster, Seat
 from dmesh_server.core.shared import Shared
@@ -32,16 +35,30 @@ class Cluster:
     def _start(self, life: Life, epoch: int) -> None:
         self.life = life
         """What is fixed for the current, or last, life."""
+        self.settings = life.settings
+        """What can be set for each cluster."""
+        self.rejoin = life.settings.restart_policy is RestartPolicy.REJOIN
+        """Whether the seats of lost and failed members may be taken again."""
         self.roster = Roster(life.jobs, epoch)
         """Its members."""
-        self.barriers = Barriers(self.name, self.roster, self._shared)
+        self.table = BarrierTable(self.name, self.roster, self._shared)
         """Its barriers."""
+        self.watchdog = Watchdog(self.table, life.settings.stuck_after, self._shared)
+        """Who of its members gets nowhere."""
+        self.barriers = Barriers(self.table, self.watchdog, rejoin=self.rejoin)
+        """The rules of its barriers."""
+        self.passing = Passing(self.table)
+        """What its members say that they have passed."""
         self.store = KeyValueStore(self.name, self._shared)
         """Its keys."""
         self.untold: list[Seat] = []
         """Departures that the sessions have not been told of."""
+        self.untold_rejoined: dict[Task, Seat] = {}
+        """New holders of seats of departed members that the sessions have not been told of."""
         self.quiet_until = float("-inf")
         """Until when departures are held back to be told together."""
+        self.floor = float("-inf")
+        """When leases and graces began at the earliest, after a stall of the server."""
 
     @property
     def epoch(self) -> int:
@@ -71,7 +88,9 @@ class Cluster:
         )
         self.deadlines.cancel(NoticeDue(self.name))
         self.untold.clear()
-        self.barriers.end(turn)
+        self.untold_rejoined.clear()
+        self.watchdog.end()
+        self.table.end(turn)
         self.store.end(turn)
         self.store = KeyValueStore(self.name, self._shared)
 
@@ -85,8 +104,12 @@ class Cluster:
         """Removes the members of an ended life, with the answers kept for them, from what is durable."""
         for seat in self.roster.seats.values():
             turn.persist(self.name, records.MEMBER, records.seat_key(seat.task), None)
-            for slot in seat.replies.slots():
-                turn.persist(self.name, records.REPLY, records.reply_key(seat.task, slot), None)
+            self.forget_replies(seat, turn)
+
+    def forget_replies(self, seat: Seat, turn: Turn) -> None:
+        """Removes the answers kept for the holder of a seat from what is durable."""
+        for slot in seat.replies.slots():
+            turn.persist(self.name, records.REPLY, records.reply_key(seat.task, slot), None)
 
     def dismiss_waiters(self, error: CoreError, turn: Turn) -> None:
         """Answers every blocked read and ends every watch with an error."""
@@ -114,7 +137,7 @@ class Cluster:
 
     def persist_seat(self, seat: Seat, turn: Turn) -> None:
         """Makes the holder of a seat durable."""
-        holder = records.Holder(seat.snapshot(), seat.request_id)
+        holder = records.Holder(seat.snapshot(), seat.request_id, seat.epoch, seat.former)
         turn.persist(self.name, records.MEMBER, records.seat_key(seat.task), records.encode_holder(holder))
 
     def state(self, known_epoch: int = 0) -> ClusterState:
@@ -127,5 +150,5 @@ class Cluster:
             self.roster.jobs,
             members,
             self.roster.vacant(),
-            self.barriers.status(),
+            self.table.status(),
         )

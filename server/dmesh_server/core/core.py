@@ -21,12 +21,20 @@ SHUTTING_DOWN is final.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from dmesh_server.core import membership, records, validation, wording
+from dmesh_server.core import membership, records, registration, validation, wording
 from dmesh_server.core.cluster import Cluster
-from dmesh_server.core.deadlines import BarrierDue, GraceDue, LeaseDue, NoticeDue, WaitDue
+from dmesh_server.core.cluster_settings import decide
+from dmesh_server.core.deadlines import (
+    BarrierDue,
+    GraceDue,
+    LeaseDue,
+    LivenessDue,
+    NoticeDue,
+    StuckDue,
+    WaitDue,
+)
 from dmesh_server.core.effects import (
     Answer,
     Attached,
@@ -34,8 +42,6 @@ from dmesh_server.core.effects import (
     Done,
     Effect,
     HeartbeatAck,
-    KvCompared,
-    KvDeleted,
     Record,
     SessionEnd,
 )
@@ -70,7 +76,7 @@ from dmesh_server.core.events import (
 )
 from dmesh_server.core.model import Caller, ClusterState, Limits, MemberState
 from dmesh_server.core.records import Life
-from dmesh_server.core.replies import RememberedAnswer
+from dmesh_server.core.replies import RememberedAnswer, completed, had_effect, without_value
 from dmesh_server.core.restoring import FLOOR, restore_all
 from dmesh_server.core.roster import Seat
 from dmesh_server.core.shared import Shared
@@ -97,8 +103,8 @@ class Core:
         """Clusters without a life, in order of their ends: the first to make room."""
         self._shared = Shared(limits)
         self._deadlines = self._shared.deadlines
-        self._floor = float("-inf")
-        """When leases and graces began at the earliest."""
+        self._shortest_interval = limits.heartbeat_interval
+        """The shortest heartbeat interval of any cluster so far."""
         self._epoch_floor = 0
         """The highest epoch of any cluster forgotten, so that epochs grow even through that."""
 
@@ -108,11 +114,11 @@ class Core:
         """Changes the state as `event` demands and returns what is to be done about it, in order."""
         turn = Turn(now)
         due = self._deadlines.next()
-        if due is not None and now - due > self.limits.heartbeat_interval:
-            self._floor = now
+        if due is not None and now - due > self._shortest_interval:
+            self._forgive(now - due, now)
         self._dispatch(event, turn)
-        for name in turn.departures:
-            self._settle(self._clusters[name], turn)
+        while turn.unsettled:
+            self._settle(self._clusters[turn.unsettled.pop()], turn)
         return turn.effects()
 
     def next_deadline(self) -> float | None:
@@ -127,6 +133,8 @@ class Core:
         """
         assert not self._clusters, "only a new core can be restored"
         self._epoch_floor, self._clusters = restore_all(durable, now, self._shared)
+        for cluster in self._clusters.values():
+            self._note_interval(cluster)
         self._ended = {name: None for name, cluster in self._clusters.items() if cluster.ended}
 
     def clusters(self) -> tuple[str, ...]:
@@ -137,6 +145,12 @@ class Core:
         """Returns the state of one cluster, if there is one of that name."""
         cluster = self._clusters.get(name)
         return cluster.state() if cluster else None
+
+    def _forgive(self, delay: float, now: float) -> None:
+        """Lets leases and graces begin anew where the server itself was held up for too long."""
+        for cluster in self._clusters.values():
+            if delay > cluster.settings.heartbeat_interval:
+                cluster.floor = now
 
     # What can happen, the most frequent first.
 
@@ -198,7 +212,7 @@ class Core:
                     event, turn, lambda cluster, seat: self._report_error(cluster, seat, event, turn)
                 )
             case ReportStatus() | ReportWaiting():
-                pass
+                self._report(event, turn)
             case Shutdown():
                 self._shutdown(turn)
             case _:
@@ -211,8 +225,24 @@ class Core:
         if cluster is None:
             self._refuse_session(event.session, turn)
             return
-        membership.seen(cluster.roster.sessions[event.session], turn)
+        seat = cluster.roster.sessions[event.session]
+        membership.seen(cluster, seat, turn)
+        if event.progress != seat.progress:
+            cluster.watchdog.progressed(seat, event.progress, turn)
+        seat.beat_at = turn.now
         turn.push((event.session,), HeartbeatAck(event.sequence, cluster.epoch))
+
+    def _report(self, event: ReportStatus | ReportWaiting, turn: Turn) -> None:
+        cluster = self._shared.sessions.get(event.session)
+        if cluster is None:
+            self._refuse_session(event.session, turn)
+            return
+        seat = cluster.roster.sessions[event.session]
+        membership.seen(cluster, seat, turn)
+        if isinstance(event, ReportStatus):
+            cluster.watchdog.report_status(seat, event.id, event.activity, turn)
+        else:
+            cluster.watchdog.report_waiting(seat, event.operation, event.tasks, event.age, turn)
 
     def _enter_barrier(self, event: EnterBarrier, turn: Turn) -> None:
         cluster = self._shared.sessions.get(event.session)
@@ -220,7 +250,7 @@ class Core:
             self._refuse_session(event.session, turn)
             return
         seat = cluster.roster.sessions[event.session]
-        membership.seen(seat, turn)
+        membership.seen(cluster, seat, turn)
         cluster.barriers.enter(seat, event, turn)
 
     def _refuse_session(self, session: int, turn: Turn) -> None:
@@ -243,22 +273,26 @@ class Core:
         task = validation.caller_task(event.caller)
         cluster = self._clusters.get(name)
         seat = cluster.roster.seats.get(task) if cluster else None
-        if cluster is not None and seat is not None and membership.is_holder(cluster, seat, event, turn):
-            return membership.registered(cluster)
+        if cluster is not None and seat is not None and registration.is_holder(cluster, seat, event, turn):
+            return registration.registered(cluster, seat)
         if cluster is not None and not cluster.ended:
-            membership.check_registration(event, cluster)
-            membership.check_not_taken(cluster, seat, turn)
+            registration.check_registration(event, cluster, self.limits)
+            registration.check_free(cluster, task, turn)
         else:
-            membership.check_registration(event, None)
+            registration.check_registration(event, None, self.limits)
             validation.jobs(event.jobs, self.limits)
-            life = Life(event.fresh_incarnation, event.fresh_secret, event.jobs)
+            settings = decide(event.settings, self.limits)
+            life = Life(event.fresh_incarnation, event.fresh_secret, event.jobs, settings)
             if cluster is None:
                 self._make_room(name, turn)
                 cluster = self._clusters[name] = Cluster(name, life, self._epoch_floor, self._shared)
             cluster.begin(life, turn)
+            self._note_interval(cluster)
             self._ended.pop(name, None)
-        membership.admit(cluster, event, task, turn)
-        return membership.registered(cluster)
+        return registration.registered(cluster, registration.admit(cluster, event, task, turn))
+
+    def _note_interval(self, cluster: Cluster) -> None:
+        self._shortest_interval = min(self._shortest_interval, cluster.settings.heartbeat_interval)
 
     def _make_room(self, name: str, turn: Turn) -> None:
         """Forgets the cluster that ended first, if there are as many as there may be."""
@@ -282,8 +316,9 @@ class Core:
         validation.reason(event.reason, required=False)
         validation.caller_task(event.caller)
         cluster = self._cluster(event.caller)
-        seat = membership.find(cluster, event.caller)
+        seat = membership.find(cluster, event.caller, turn)
         if not seat.state.departed:
+            cluster.passing.take(seat, event.passed, turn)
             seat.last_seen_at = turn.now
             state = MemberState.FAILED if event.reason else MemberState.LEFT
             membership.depart(cluster, seat, state, event.reason, turn)
@@ -295,12 +330,13 @@ class Core:
         return Done()
 
     def _settle(self, cluster: Cluster, turn: Turn) -> None:
-        """Draws the conclusions from departures, when all of this event's are known."""
-        if cluster.ended:
+        """Draws the conclusions from what has happened, when all of this event's is known."""
+        if not cluster.ended:
+            membership.tell_changes(cluster, turn)
+            cluster.watchdog.settle(turn)
+        elif cluster.name not in self._ended:
             cluster.end(turn)
             self._ended[cluster.name] = None
-        else:
-            membership.tell_departures(cluster, turn)
 
     # Barriers and keys.
 
@@ -370,17 +406,17 @@ class Core:
             validation.caller_task(event.caller)
             validation.request_id(event.request_id)
             cluster = self._cluster(event.caller)
-            seat = membership.find(cluster, event.caller)
+            seat = membership.find(cluster, event.caller, turn)
             call = type(event).__name__
             remembered = seat.replies.find(event.request_id, call)
             if remembered is not None:
-                return _completed(remembered, event)
+                return completed(remembered, event)
             if seat.state.departed:
                 raise membership.fenced(cluster, seat)
-            membership.seen(seat, turn)
+            membership.seen(cluster, seat, turn)
             answer = change(cluster, seat)
-            if _had_effect(answer):
-                kept = seat.replies.add(event.request_id, call, _without_value(answer))
+            if had_effect(answer):
+                kept = seat.replies.add(event.request_id, call, without_value(answer))
                 key = records.reply_key(seat.task, seat.replies.slot(kept))
                 turn.persist(cluster.name, records.REPLY, key, records.encode_reply(seat.incarnation, kept))
             return answer
@@ -394,12 +430,16 @@ class Core:
             match due:
                 case LeaseDue(name, task):
                     cluster = self._clusters[name]
-                    membership.lease_due(cluster, cluster.roster.seats[task], self._floor, turn)
+                    membership.lease_due(cluster, cluster.roster.seats[task], turn)
                 case GraceDue(name, task):
                     cluster = self._clusters[name]
-                    membership.grace_due(cluster, cluster.roster.seats[task], self._floor, turn)
+                    membership.grace_due(cluster, cluster.roster.seats[task], turn)
                 case NoticeDue(name):
-                    membership.tell_departures(self._clusters[name], turn)
+                    membership.tell_changes(self._clusters[name], turn)
+                case StuckDue(name):
+                    self._clusters[name].watchdog.look(turn)
+                case LivenessDue(name):
+                    self._clusters[name].watchdog.tell(turn)
                 case BarrierDue(name, barrier):
                     self._clusters[name].barriers.time_out(barrier, turn)
                 case WaitDue(token):
@@ -433,26 +473,3 @@ def _not_attached() -> CoreError:
     return CoreError(
         ErrorKind.NOT_REGISTERED, "this session is not attached to a member (any more): attach again"
     )
-
-
-def _had_effect(answer: RememberedAnswer) -> bool:
-    match answer:
-        case KvCompared():
-            return answer.succeeded
-        case KvDeleted():
-            return answer.deleted > 0
-        case _:
-            return True
-
-
-def _without_value(answer: RememberedAnswer) -> RememberedAnswer:
-    """Drops what the retry brings along, so that remembered answers are small."""
-    if isinstance(answer, KvCompared) and answer.current is not None:
-        return replace(answer, current=replace(answer.current, value=b""))
-    return answer
-
-
-def _completed(answer: RememberedAnswer, event: Mutation) -> RememberedAnswer:
-    if isinstance(answer, KvCompared) and answer.current is not None and isinstance(event, KvCompareAndSet):
-        return replace(answer, current=replace(answer.current, value=event.value))
-    return answer

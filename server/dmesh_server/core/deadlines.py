@@ -40,13 +40,27 @@ class BarrierDue:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckDue:
+    """Members may have been waited for for too long."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessDue:
+    """Changes of liveness that were held back are to be told."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
 class WaitDue:
     """A blocked read's time is over."""
 
     token: int
 
 
-Due = LeaseDue | GraceDue | NoticeDue | BarrierDue | WaitDue
+Due = LeaseDue | GraceDue | NoticeDue | BarrierDue | StuckDue | LivenessDue | WaitDue
 """Everything that can fall due."""
 
 _SLACK = 64

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.core import Core
-from dmesh_server.core.deadlines import BarrierDue, Deadlines, GraceDue, LeaseDue, WaitDue
-from dmesh_server.core.model import MemberState
+from dmesh_server.core.deadlines import (
+    BarrierDue,
+    Deadlines,
+    GraceDue,
+    LeaseDue,
+    LivenessDue,
+    StuckDue,
+    WaitDue,
+)
+from dmesh_server.core.model import Liveness, MemberState
 from dmesh_server.core.watches import BlockedRead
 
 
@@ -21,6 +29,7 @@ def check(core: Core) -> None:
         assert cluster.ended == (name in core._ended), f"{name}: its end was not noted"
         _check_members(cluster, shared.deadlines, core.stopping)
         _check_barriers(cluster, shared.deadlines, core.stopping)
+        _check_liveness(cluster, shared.deadlines, core.stopping)
         _check_keys(cluster, shared.deadlines)
         sessions |= cluster.roster.sessions.keys()
         waiting |= set(cluster.store.waiters.tokens())
@@ -35,6 +44,12 @@ def _check_members(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> No
     assert roster.everyone == roster.seats.keys() | set(roster.vacant())
     assert not roster.seats.keys() & set(roster.vacant())
     assert {task for task, seat in roster.seats.items() if seat.state.departed} == roster.departed.keys()
+    fallen = {task for task, seat in roster.departed.items() if seat.state is not MemberState.LEFT}
+    assert fallen == roster.fallen.keys()
+    assert list(roster.members()) == [
+        roster.seats[task].snapshot()
+        for task in sorted(roster.seats, key=lambda task: (task.job, task.index))
+    ]
     assert cluster.epoch >= len(roster.seats) + len(roster.departed), "a change of membership had no epoch"
     for task, seat in roster.seats.items():
         label = f"{cluster.name} {task}"
@@ -44,7 +59,11 @@ def _check_members(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> No
         grace, lease = GraceDue(cluster.name, task) in deadlines, LeaseDue(cluster.name, task) in deadlines
         if not stopping:
             assert grace == (seat.closed_at is not None), f"{label}: grace without a broken session, or none"
-            assert lease == (not seat.state.departed), f"{label}: a member without a lease, or the reverse"
+            leased = not seat.state.departed and seat.liveness is not Liveness.BLOCKED
+            assert lease == leased, f"{label}: a member without a lease, or the reverse"
+        assert seat.incarnation not in seat.former, f"{label}: its holder was declared gone before"
+        assert not seat.former or cluster.rejoin, f"{label}: taken again"
+        assert 0 < seat.epoch <= cluster.epoch, f"{label}: came in with no epoch"
         if seat.state.departed:
             assert seat.session is None, f"{label}: departed, but attached"
             assert not seat.tokens, f"{label}: departed, but waiting"
@@ -52,19 +71,52 @@ def _check_members(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> No
 
 
 def _check_barriers(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> None:
-    barriers, roster = cluster.barriers, cluster.roster
+    barriers, roster = cluster.table, cluster.roster
     for name, current in barriers.under_way.items():
         label = f"{cluster.name} barrier {name!r}"
         assert current.participants <= roster.everyone, f"{label}: strangers take part"
         assert current.arrived.keys() < current.participants, f"{label}: all are there, but it goes on"
-        assert not current.participants & roster.departed.keys(), f"{label}: it waits for the departed"
+        assert current.arrived, f"{label}: nobody is there"
+        assert current.blind <= current.arrived.keys(), f"{label}: somebody left no number, but is not there"
+        for gone in current.participants & roster.departed.keys():
+            assert cluster.rejoin, f"{label}: it waits for the departed"
+            assert gone in roster.fallen, f"{label}: it waits for one that has left"
+            assert gone not in current.arrived, f"{label}: the departed is there"
         if not stopping:
             due = BarrierDue(cluster.name, name) in deadlines
             assert due == (current.timeout is not None), f"{label}: wrong deadline"
+            assert due == (current.deadline is not None), f"{label}: wrong deadline"
         last = barriers.finished.get(name)
-        assert last is None or last.number + 1 == current.number, f"{label}: an instance was left out"
+        restored = barriers.restored_at is not None
+        assert last is None or last.number < current.number, f"{label}: it is over already"
+        assert last is None or last.number + 1 == current.number or restored, f"{label}: one was left out"
     assert len(barriers.finished) <= cluster.limits.max_barriers
     assert len(barriers.under_way) <= cluster.limits.max_barriers
+    assert all(finished.epoch <= cluster.epoch for finished in barriers.finished.values())
+
+
+def _check_liveness(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> None:
+    watchdog, roster = cluster.watchdog, cluster.roster
+    for task, seat in roster.seats.items():
+        label = f"{cluster.name} {task}"
+        live = seat.liveness is Liveness.LIVE
+        assert live == (not seat.complaint), f"{label}: trouble without a reason, or the reverse"
+        assert (seat.activity is not None) == (seat.liveness is Liveness.STUCK), f"{label}: wrong activity"
+        assert live or not seat.state.departed, f"{label}: departed, but blocked or stuck"
+        assert live or task in watchdog._told or task in watchdog._changed, f"{label}: nobody will be told"
+        assert not live or task not in watchdog._told or task in watchdog._changed, f"{label}: likewise"
+        if seat.liveness is Liveness.STUCK:
+            question = watchdog._questions[task]
+            assert watchdog._is_waited_for(task, question), f"{label}: stuck, but nobody waits for it"
+    waits = {(task, waiter) for waiter, wait in watchdog._waits.items() for task in wait.tasks}
+    assert waits == {(task, waiter) for task, all_ in watchdog._waiters.items() for waiter in all_}
+    if not stopping:
+        assert all(roster.seats[waiter].session is not None for waiter in watchdog._waits)
+        waiting = bool(cluster.table.under_way or watchdog._waits)
+        armed = StuckDue(cluster.name) in deadlines
+        assert armed or not waiting or watchdog._stuck_after == float("inf"), "nobody looks who is stuck"
+        assert armed == (watchdog._looks_at != float("inf"))
+        assert LivenessDue(cluster.name) in deadlines or not watchdog._changed, "changes stay untold"
 
 
 def _check_keys(cluster: Cluster, deadlines: Deadlines) -> None:

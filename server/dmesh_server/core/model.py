@@ -248,11 +248,19 @@ class Limits:
     heartbeat_interval: float = 3.0
     """How often clients send a heartbeat, seconds."""
     lease: float = 15.0
-    """Silence after which a member is lost, seconds."""
+    """Silence after which a member is blocked, or, without a session, lost; seconds."""
+    stuck_after: float = 60.0
+    """Time for which others wait for a member before it is asked about it, seconds; 0 or less: never."""
+    min_heartbeat_interval: float = 0.01
+    """The shortest heartbeat interval that a client may set for its cluster, seconds."""
+    min_lease: float = 0.1
+    """The shortest lease that a client may set for its cluster, seconds."""
+    max_lease: float = 3_600.0
+    """The longest, seconds."""
     session_grace: float = 0.3
     """Time within which a broken session may be attached again unnoticed, seconds."""
     departure_batch: float = 0.05
-    """Departures within this time of the last notice are told together, seconds."""
+    """Changes of members within this time of the last notice are told together, seconds."""
     departure_quiet_per_session: float = 0.0003
     """The same, for each session that must be told: the larger of both counts."""
     max_clusters: int = 1_000
@@ -269,6 +277,10 @@ class Limits:
     """Keys in one GetMany."""
     max_barriers: int = 10_000
     """Barrier names remembered by one cluster."""
+    max_passed: int = 1_024
+    """Passed barriers that a client may present at once."""
+    max_rejoins: int = 1_000
+    """Processes that one after another may take the same seat in one life of a cluster."""
     max_waiters: int = 100_000
     """Blocked reads and watches of one cluster."""
     watch_history: int = 10_000
@@ -279,6 +291,10 @@ class Limits:
     """Keys and values in one answer."""
     replies_per_member: int = 64
     """Answers kept per member so that a retried request has one effect."""
+
+    def quiet(self, sessions: int) -> float:
+        """Returns for how long changes are held back after a notice to so many sessions, seconds."""
+        return max(self.departure_batch, self.departure_quiet_per_session * sessions)
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval < self.lease:

@@ -16,13 +16,17 @@ from typing import Any, TypeVar
 from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision, Record
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import (
+    Activity,
+    ClusterSettings,
     Device,
     Job,
     KeyEvent,
     KeyValue,
+    Liveness,
     Member,
     MemberState,
     Process,
+    RestartPolicy,
     Task,
 )
 from dmesh_server.core.replies import Remembered, RememberedAnswer
@@ -30,7 +34,7 @@ from dmesh_server.core.wording import ranges
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 """Version of the encoding."""
 
 CLUSTER = "cluster"
@@ -61,9 +65,11 @@ class Life:
     incarnation: int
     secret: bytes
     jobs: tuple[Job, ...]
+    settings: ClusterSettings
+    """With nothing left open."""
 
     def __repr__(self) -> str:
-        return f"Life(incarnation={self.incarnation}, jobs={self.jobs!r})"
+        return f"Life(incarnation={self.incarnation}, jobs={self.jobs!r}, settings={self.settings!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,10 @@ class Holder:
     """The times in it are not durable: a monotonic clock means nothing to the next process."""
     request_id: str
     """Of its registration."""
+    epoch: int
+    """The cluster's, with which it came in."""
+    former: tuple[int, ...]
+    """Incarnations of the earlier holders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,8 @@ class FinishedBarrier:
     participants: frozenset[Task] | None
     """None for every task of the cluster."""
     error: CoreError | None
+    epoch: int
+    """The cluster's, when it was over."""
 
 
 def seat_key(task: Task) -> str:
@@ -103,23 +115,37 @@ def encode_number(number: int) -> bytes:
 
 def encode_life(life: Life) -> bytes:
     """Encodes what is fixed for one life of a cluster."""
+    settings = life.settings
     return _dump(
         {
             "incarnation": life.incarnation,
             "secret": base64.b64encode(life.secret).decode(),
             "jobs": [[job.name, list(job.addresses)] for job in life.jobs],
+            "settings": [
+                (settings.restart_policy or RestartPolicy.FAIL_FAST).value,
+                settings.heartbeat_interval,
+                settings.lease,
+                settings.stuck_after,
+            ],
         }
     )
 
 
 def encode_holder(holder: Holder) -> bytes:
     """Encodes the holder of a seat."""
-    return _dump({**_member(holder.member), "request_id": holder.request_id})
+    return _dump(
+        {
+            **_member(holder.member),
+            "request_id": holder.request_id,
+            "epoch": holder.epoch,
+            "former": list(holder.former),
+        }
+    )
 
 
 def encode_barrier(finished: FinishedBarrier) -> bytes:
     """Encodes the result of an instance of a barrier."""
-    data: dict[str, Any] = {"number": finished.number}
+    data: dict[str, Any] = {"number": finished.number, "epoch": finished.epoch}
     if finished.participants is not None:
         data["participants"] = ranges(finished.participants)
     if finished.error is not None:
@@ -127,7 +153,6 @@ def encode_barrier(finished: FinishedBarrier) -> bytes:
             "kind": finished.error.kind.value,
             "message": finished.error.message,
             "members": [_member(member) for member in finished.error.members],
-            "epoch": finished.error.epoch,
         }
     return _dump(data)
 
@@ -187,10 +212,12 @@ def decode_life(record: Record) -> Life:
 
     def decode(value: bytes) -> Life:
         data = json.loads(value)
+        policy, interval, lease, stuck_after = data["settings"]
         return Life(
             int(data["incarnation"]),
             base64.b64decode(data["secret"], validate=True),
             tuple(Job(str(name), tuple(map(str, addresses))) for name, addresses in data["jobs"]),
+            ClusterSettings(RestartPolicy(policy), float(interval), float(lease), float(stuck_after)),
         )
 
     return _decoded(record, decode)
@@ -201,7 +228,9 @@ def decode_holder(record: Record) -> Holder:
 
     def decode(value: bytes) -> Holder:
         data = json.loads(value)
-        return Holder(_read_member(data), str(data["request_id"]))
+        return Holder(
+            _read_member(data), str(data["request_id"]), int(data["epoch"]), tuple(map(int, data["former"]))
+        )
 
     return _decoded(record, decode)
 
@@ -228,8 +257,9 @@ def decode_barrier(record: Record) -> FinishedBarrier:
                 ErrorKind(error["kind"]),
                 str(error["message"]),
                 tuple(_read_member(member) for member in error["members"]),
-                int(error["epoch"]),
+                int(data["epoch"]),
             ),
+            int(data["epoch"]),
         )
 
     return _decoded(record, decode)
@@ -313,7 +343,7 @@ def _dump(data: dict[str, Any]) -> bytes:
 
 def _member(member: Member) -> dict[str, Any]:
     process = member.process
-    return {
+    data: dict[str, Any] = {
         "job": member.task.job,
         "index": member.task.index,
         "incarnation": member.incarnation,
@@ -331,9 +361,15 @@ def _member(member: Member) -> dict[str, Any]:
         "peer_addresses": list(member.peer_addresses),
         "reason": member.reason,
     }
+    if member.liveness is not Liveness.LIVE:
+        data["liveness"] = member.liveness.value
+    if member.activity is not None:
+        data["activity"] = [member.activity.operation, member.activity.age, list(member.activity.stack)]
+    return data
 
 
 def _read_member(data: Any) -> Member:
+    activity = data.get("activity")
     return Member(
         Task(str(data["job"]), int(data["index"])),
         int(data["incarnation"]),
@@ -344,4 +380,6 @@ def _read_member(data: Any) -> Member:
         0.0,
         0.0,
         str(data["reason"]),
+        Liveness(data.get("liveness", Liveness.LIVE.value)),
+        None if activity is None else Activity(str(activity[0]), float(activity[1]), tuple(activity[2])),
     )

@@ -5,10 +5,11 @@ Only answers of calls that changed something are kept: a call that changed nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision
 from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.events import KvCompareAndSet, Mutation
 from dmesh_server.core.wording import quote
 
 RememberedAnswer = Done | KvRevision | KvDeleted | KvIncremented | KvCompared
@@ -76,3 +77,28 @@ class Replies:
     def slots(self) -> list[int]:
         """Returns the slots that are in use."""
         return [self.slot(remembered) for remembered in self._by_id.values()]
+
+
+def had_effect(answer: RememberedAnswer) -> bool:
+    """Tells whether a call that was answered so has changed something."""
+    match answer:
+        case KvCompared():
+            return answer.succeeded
+        case KvDeleted():
+            return answer.deleted > 0
+        case _:
+            return True
+
+
+def without_value(answer: RememberedAnswer) -> RememberedAnswer:
+    """Drops what the retry brings along, so that remembered answers are small."""
+    if isinstance(answer, KvCompared) and answer.current is not None:
+        return replace(answer, current=replace(answer.current, value=b""))
+    return answer
+
+
+def completed(answer: RememberedAnswer, event: Mutation) -> RememberedAnswer:
+    """Puts back what `without_value` has dropped."""
+    if isinstance(answer, KvCompared) and answer.current is not None and isinstance(event, KvCompareAndSet):
+        return replace(answer, current=replace(answer.current, value=event.value))
+    return answer

@@ -61,7 +61,8 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Shar
         cluster.store.history.append(revision, events)
         cluster.store.revision = revision
     for record in kinds.get(records.BARRIER, ()):
-        cluster.barriers.finished[record.key] = records.decode_barrier(record)
+        cluster.table.finished[record.key] = records.decode_barrier(record)
+    cluster.table.restored_at, cluster.table.restored_epoch = now, epoch
     return cluster
 
 
@@ -85,12 +86,14 @@ def _restore_seats(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
             last_seen_at=now,
             lease_from=now,
             replies=Replies(cluster.limits.replies_per_member),
+            epoch=holder.epoch,
+            former=holder.former,
             reason=member.reason,
             restored=True,
         )
         cluster.roster.add(seat)
         if not seat.state.departed:
-            cluster.deadlines.set(LeaseDue(cluster.name, seat.task), now + cluster.limits.lease)
+            cluster.deadlines.set(LeaseDue(cluster.name, seat.task), now + cluster.settings.lease)
     kept: dict[Seat, list[Remembered]] = {}
     for task, incarnation, remembered in map(records.decode_reply, kinds.get(records.REPLY, ())):
         holding = cluster.roster.seats.get(task)

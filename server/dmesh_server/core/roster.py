@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from dmesh_server.core.model import Device, Job, Member, MemberState, Process, Task, vacant_seat
+from dmesh_server.core.model import (
+    Activity,
+    Device,
+    Job,
+    Liveness,
+    Member,
+    MemberState,
+    Process,
+    Task,
+    vacant_seat,
+)
 from dmesh_server.core.replies import Replies
 
 
@@ -26,13 +36,27 @@ class Seat:
     lease_from: float
     """When the lease last began."""
     replies: Replies
+    epoch: int = 0
+    """The cluster's, with which the holder came in."""
+    former: tuple[int, ...] = ()
+    """Incarnations of the earlier holders in this life of the cluster, who must never act for it again."""
     reason: str = ""
+    """Why the holder departed."""
     session: int | None = None
     """The attached session."""
     closed_at: float | None = None
     """When the last session broke, if none is attached and one was."""
     restored: bool = False
     """True from the server's restart until the holder attaches again."""
+    liveness: Liveness = Liveness.LIVE
+    complaint: str = ""
+    """Why it is BLOCKED or STUCK."""
+    activity: Activity | None = None
+    """What it was doing when it was found STUCK."""
+    beat_at: float = float("-inf")
+    """When the last heartbeat came."""
+    progress: int | None = 0
+    """The count of its latest heartbeat; None if the next one tells where it stands."""
     tokens: set[int] = field(default_factory=set)
     """Blocked reads and watches of the holder."""
 
@@ -47,7 +71,9 @@ class Seat:
             self.peer_addresses,
             self.registered_at,
             self.last_seen_at,
-            self.reason,
+            self.reason if self.state.departed else self.complaint,
+            self.liveness,
+            self.activity,
         )
 
 
@@ -69,6 +95,8 @@ class Roster:
         """The attached sessions."""
         self.departed: dict[Task, Seat] = {}
         """Seats whose holders are gone, in order of departure."""
+        self.fallen: dict[Task, Seat] = {}
+        """Those of them whose holders were lost or failed."""
         self._sizes = {job.name: len(job.addresses) for job in jobs}
         self._ordered: list[Seat] = []
         self.everyone = frozenset(
@@ -89,12 +117,24 @@ class Roster:
         return len(self.seats) - len(self.departed)
 
     def add(self, seat: Seat) -> None:
-        """Gives a vacant seat to a holder."""
+        """Gives a seat to a holder: a vacant one, or one whose holder has departed."""
+        before = self.seats.pop(seat.task, None)
         self.seats[seat.task] = seat
-        del self._vacant[seat.task]
-        insort(self._ordered, seat, key=_order)
+        if before is None:
+            del self._vacant[seat.task]
+            insort(self._ordered, seat, key=_order)
+        else:
+            del self.departed[seat.task]
+            self.fallen.pop(seat.task, None)
+            self._ordered[bisect_left(self._ordered, _order(seat), key=_order)] = seat
         if seat.state.departed:
-            self.departed[seat.task] = seat
+            self.depart(seat)
+
+    def depart(self, seat: Seat) -> None:
+        """Notes that a holder is gone."""
+        self.departed[seat.task] = seat
+        if seat.state is not MemberState.LEFT:
+            self.fallen[seat.task] = seat
 
     def bind(self, seat: Seat, session: int) -> None:
         """Attaches a session to a seat that has none."""

@@ -13,13 +13,18 @@ class Turn:
     def __init__(self, now: float) -> None:
         self.now = now
         """Seconds of the server's monotonic clock."""
-        self.departures: set[str] = set()
-        """Clusters that members have departed from."""
+        self.unsettled: set[str] = set()
+        """Clusters in which something has happened from which conclusions are to be drawn."""
         self._records: dict[tuple[str, str, str], Record] = {}
+        self._lazy = True
         self._effects: list[Effect] = []
 
-    def persist(self, cluster: str, kind: str, key: str, value: bytes | None) -> None:
-        """Keeps `value` durably; the last word on one address counts."""
+    def persist(self, cluster: str, kind: str, key: str, value: bytes | None, *, lazy: bool = False) -> None:
+        """Keeps `value` durably; the last word on one address counts.
+
+        Effects wait for it unless it is `lazy`, and everything else of this event, too.
+        """
+        self._lazy = self._lazy and lazy
         self._records.pop((cluster, kind, key), None)
         self._records[cluster, kind, key] = Record(cluster, kind, key, value)
 
@@ -41,4 +46,4 @@ class Turn:
         """Returns everything collected, what is to be durable first."""
         if not self._records:
             return self._effects
-        return [Persist(tuple(self._records.values())), *self._effects]
+        return [Persist(tuple(self._records.values()), self._lazy), *self._effects]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import Caller, Device, Job, Limits, Process, Task
+from dmesh_server.core.model import Caller, Device, Job, Limits, PassedBarrier, Process, Task
 from dmesh_server.core.wording import quote
 
 DEVICE_TYPES = ("CPU", "GPU", "TPU")
@@ -143,6 +143,29 @@ def barrier(name: str, instance: int, timeout: float | None) -> None:
             "far, or -1"
         )
     duration(timeout, f"the timeout of barrier {quote(name)}", positive=True)
+
+
+def passed(listed: tuple[PassedBarrier, ...], caller: Task, limits: Limits) -> None:
+    """Checks the barriers that a client presents as passed."""
+    if len(listed) > limits.max_passed:
+        raise CoreError(
+            ErrorKind.LIMIT_EXCEEDED,
+            f"{caller} presents {len(listed)} barriers that it has passed; the server takes "
+            f"{limits.max_passed}: the latest are enough",
+        )
+    if len({one.name for one in listed}) != len(listed):
+        raise invalid(f"{caller} presents several barriers of the same name as passed; the latest is enough")
+    for one in listed:
+        barrier(one.name, one.instance, None)
+        if (
+            one.instance < 0
+            or one.epoch not in INT64
+            or (one.participants and caller not in one.participants)
+        ):
+            raise invalid(
+                f"{caller} presents barrier {quote(one.name)}, instance {one.instance}, as passed, which it "
+                "cannot have been: instances count from 0, and the caller must be one of the participants"
+            )
 
 
 def duration(value: float | None, what: str, *, positive: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dmesh_server.core.model import Member, MemberState, Task
+from dmesh_server.core.model import Liveness, Member, MemberState, Task
 
 MAX_DESCRIBED = 32
 """Members that one error describes in full; of the others it gives the numbers."""
@@ -24,6 +24,11 @@ def seconds(duration: float) -> str:
     return f"{max(duration, 0.0):.1f} s"
 
 
+def label(task: Task) -> str:
+    """Returns a task as a caller gave it, on one line, whatever it may contain."""
+    return f"/job:{quote(task.job)[1:-1]}/task:{task.index}"
+
+
 def name(member: Member) -> str:
     """Returns `/job:worker/task:2 (host h, pid 9)`, or `... (never registered)` for a vacant seat."""
     if member.incarnation == 0:
@@ -32,12 +37,24 @@ def name(member: Member) -> str:
 
 
 def name_and_age(member: Member, now: float) -> str:
-    """Returns the name with the time since it was last seen and, if it departed, what became of it."""
+    """Returns the name with the time since it was last seen and, if it departed or is in trouble, how."""
     if member.incarnation == 0:
         return name(member)
     process = f"host {member.process.host or 'unknown'}, pid {member.process.pid}"
-    fate = f", {fate_of(member)}" if member.state.departed else ""
+    fate = f", {fate_of(member)}" if member.state.departed else state_of(member)
     return f"{member.task} ({process}, last seen {seconds(now - member.last_seen_at)} ago{fate})"
+
+
+def state_of(member: Member) -> str:
+    """Returns what keeps a member that is there from getting on, such as `, stuck in its own code: ...`."""
+    if member.liveness is Liveness.BLOCKED:
+        return f", blocked: {member.reason}"
+    if member.liveness is not Liveness.STUCK:
+        return ""
+    activity = member.activity
+    operation = activity.operation if activity is not None else ""
+    where = f" at {activity.stack[-1]}" if activity is not None and activity.stack else ""
+    return f", stuck in {operation or 'its own code'}{where}: {member.reason}"
 
 
 def fate_of(member: Member) -> str:

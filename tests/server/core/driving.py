@@ -12,6 +12,7 @@ from dmesh_server.core.effects import (
     Answer,
     BarrierResult,
     Effect,
+    LivenessChange,
     MembershipChange,
     Message,
     Persist,
@@ -19,6 +20,7 @@ from dmesh_server.core.effects import (
     Record,
     Reply,
     SessionEnd,
+    StatusRequest,
     WatchPush,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
@@ -49,8 +51,10 @@ from dmesh_server.core.model import (
     Device,
     Job,
     Limits,
+    Liveness,
     Member,
     MemberState,
+    PassedBarrier,
     Process,
     Task,
 )
@@ -77,6 +81,7 @@ class Driver:
         self.jobs = workers(tasks)
         self.now = 100.0
         self.durable: dict[tuple[str, str, str], Record] = {}
+        self.lazy: list[Record] = []
         self.effects: list[Effect] = []
         self.numbers = itertools.count(1)
         self.sessions: dict[int, int] = {}
@@ -85,16 +90,30 @@ class Driver:
         self.effects = self.core.apply(event, self.now)
         persists = [effect for effect in self.effects if isinstance(effect, Persist)]
         assert self.effects[: len(persists)] == persists, "something is released before it is durable"
-        for record in itertools.chain.from_iterable(persist.records for persist in persists):
+        for persist in persists:
+            self.lazy += persist.records
+            if not persist.lazy:
+                self.commit(len(self.lazy))
+        invariants.check(self.core)
+        return self.effects
+
+    def commit(self, count: int) -> None:
+        """Makes the oldest of the records durable that were not yet: the order is always kept."""
+        for record in self.lazy[:count]:
             address = (record.cluster, record.kind, record.key)
             self.durable.pop(address, None)
             if record.value is not None:
                 self.durable[address] = record
-        invariants.check(self.core)
-        return self.effects
+        del self.lazy[:count]
 
-    def restart(self) -> None:
-        """Kills the server and starts another from what was durable."""
+    def flush(self) -> None:
+        """Makes everything durable."""
+        self.commit(len(self.lazy))
+
+    def restart(self, kept: int = 1 << 30) -> None:
+        """Kills the server and starts another from what was durable, with some of the lazy records."""
+        self.commit(kept)
+        self.lazy.clear()
         self.core = Core(self.core.server_incarnation + 1, self.limits)
         self.core.restore(self.durable.values(), self.now)
         self.sessions.clear()
@@ -146,6 +165,15 @@ class Driver:
     def results(self, index: int) -> list[BarrierResult]:
         return [message for message in self.pushed(index) if isinstance(message, BarrierResult)]
 
+    def liveness(self, index: int) -> list[tuple[int, Liveness]]:
+        """Whose liveness the last event told a worker's session of."""
+        changes = [message for message in self.pushed(index) if isinstance(message, LivenessChange)]
+        return [(member.task.index, member.liveness) for change in changes for member in change.members]
+
+    def asked(self, index: int) -> list[int]:
+        """The questions that the last event asked a worker's session."""
+        return [message.id for message in self.pushed(index) if isinstance(message, StatusRequest)]
+
     def notices(self, index: int) -> list[MembershipChange]:
         return [message for message in self.pushed(index) if isinstance(message, MembershipChange)]
 
@@ -182,10 +210,12 @@ class Driver:
         }
         return Register(self.token(), **(fields | changes))
 
-    def attach(self, index: int, incarnation: int | None = None) -> Attach:
+    def attach(
+        self, index: int, incarnation: int | None = None, passed: Sequence[PassedBarrier] = ()
+    ) -> Attach:
         session = next(self.numbers) + 10_000
         self.sessions[index] = session
-        return Attach(self.token(), self.caller(index, incarnation), session)
+        return Attach(self.token(), self.caller(index, incarnation), session, tuple(passed))
 
     def join(self, *indices: int) -> None:
         """Registers workers and attaches sessions for them."""
@@ -195,6 +225,12 @@ class Driver:
 
     def close(self, index: int) -> list[Effect]:
         return self.apply(SessionClosed(self.sessions[index]))
+
+    def success(self, name: str, instance: int) -> BarrierResult:
+        """What everybody is told of a barrier that succeeds now."""
+        state = self.core.cluster_state("c")
+        assert state is not None
+        return BarrierResult(name, instance, None, state.epoch)
 
     def lose(self, index: int) -> list[Effect]:
         """Breaks a worker's connection and lets its grace pass."""

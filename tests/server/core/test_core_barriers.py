@@ -36,7 +36,7 @@ def test_the_last_arrival_lets_everybody_go() -> None:
     )
     d.enter(1, "step")
     for index in range(3):
-        assert d.results(index) == [BarrierResult("step", 0, None)]
+        assert d.results(index) == [d.success("step", 0)]
     assert d.state().barriers == ()
     assert d.advance(1000) is not None
 
@@ -45,7 +45,7 @@ def test_a_barrier_of_some_tasks_does_not_concern_the_others() -> None:
     d = joined(3)
     d.enter(0, participants=(0, 2))
     d.enter(2, participants=(2, 0))
-    assert d.results(0) == d.results(2) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == d.results(2) == [d.success("b", 0)]
     assert not d.results(1)
 
 
@@ -53,13 +53,13 @@ def test_an_empty_list_means_every_task() -> None:
     d = joined(2)
     d.enter(0)
     d.enter(1, participants=(1, 0))
-    assert d.results(0) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == [d.success("b", 0)]
 
 
 def test_a_barrier_of_one_ends_at_once() -> None:
     d = joined(2)
     d.enter(1, participants=(1,), timeout=5.0)
-    assert d.results(1) == [BarrierResult("b", 0, None)]
+    assert d.results(1) == [d.success("b", 0)]
     assert d.core.next_deadline() is not None
 
 
@@ -68,24 +68,24 @@ def test_a_name_is_used_again_instance_by_instance() -> None:
     for instance in range(5):
         d.enter(0, instance=instance)
         d.enter(1, instance=instance)
-        assert d.results(0) == d.results(1) == [BarrierResult("b", instance, None)]
+        assert d.results(0) == d.results(1) == [d.success("b", instance)]
 
 
 def test_minus_one_is_the_instance_under_way_or_the_next() -> None:
     d = joined(2)
     d.enter(0, instance=-1)
     d.enter(1, instance=-1)
-    assert d.results(0) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == [d.success("b", 0)]
     d.enter(1, instance=1)
     d.enter(0, instance=-1)
-    assert d.results(1) == [BarrierResult("b", 1, None)]
+    assert d.results(1) == [d.success("b", 1)]
 
 
 def test_the_first_arrival_of_an_unknown_name_says_which_instance_it_is() -> None:
     d = joined(2)
     d.enter(0, instance=7)
     d.enter(1, instance=7)
-    assert d.results(0) == [BarrierResult("b", 7, None)]
+    assert d.results(0) == [d.success("b", 7)]
 
 
 def test_a_late_caller_of_the_finished_instance_gets_its_result() -> None:
@@ -93,10 +93,10 @@ def test_a_late_caller_of_the_finished_instance_gets_its_result() -> None:
     d.enter(0)
     d.enter(1)
     d.enter(0)
-    assert d.results(0) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == [d.success("b", 0)]
     d.enter(1, instance=1)
     d.enter(0, instance=0)
-    assert d.results(0) == [BarrierResult("b", 0, None)], "even while the next one is under way"
+    assert d.results(0) == [d.success("b", 0)], "even while the next one is under way"
 
 
 def test_an_arrival_presented_again_counts_once() -> None:
@@ -109,7 +109,7 @@ def test_an_arrival_presented_again_counts_once() -> None:
     d.enter(1)
     assert not d.effects
     d.enter(2)
-    assert d.results(0) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == [d.success("b", 0)]
 
 
 def test_a_result_that_finds_no_session_is_kept_for_the_next() -> None:
@@ -121,7 +121,7 @@ def test_a_result_that_finds_no_session_is_kept_for_the_next() -> None:
     d.apply(d.attach(0))
     assert not d.results(0)
     d.enter(0)
-    assert d.results(0) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == [d.success("b", 0)]
 
 
 def test_a_timeout_names_everybody_who_is_missing() -> None:
@@ -207,7 +207,7 @@ def test_a_barrier_of_others_survives_a_departure() -> None:
     d.lose(2)
     assert not d.results(0)
     d.enter(1, participants=(0, 1))
-    assert d.results(0) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == [d.success("b", 0)]
 
 
 def test_different_participants_fail_the_barrier_for_everybody() -> None:
@@ -237,7 +237,7 @@ def test_an_outsider_is_refused_alone() -> None:
     d.enter(3, participants=(0, 1))
     assert "without being one of them" in failure(d.results(3)[0]).message
     d.enter(1, participants=(0, 1))
-    assert d.results(0) == [BarrierResult("b", 0, None)]
+    assert d.results(0) == [d.success("b", 0)]
     d.enter(2, participants=(2, 3))
     error = failure(d.results(2)[0])
     assert error.kind is ErrorKind.BARRIER_MISMATCH, "another group's success is not its own"
@@ -252,7 +252,7 @@ def test_a_wrong_instance_is_refused_alone() -> None:
     assert (failure(result).kind, result.instance) == (ErrorKind.BARRIER_MISMATCH, 2)
     assert "for instance 2 (so many it has finished), but instance 3 is under way" in failure(result).message
     d.enter(1, instance=3)
-    assert d.results(0) == [BarrierResult("b", 3, None)]
+    assert d.results(0) == [d.success("b", 3)]
     d.enter(0, instance=5)
     assert "but instance 4 is next" in failure(d.results(0)[0]).message
 
@@ -318,9 +318,10 @@ def test_the_oldest_results_are_forgotten_first() -> None:
     for name in ("x", "y", "x", "z"):
         d.enter(0, name, -1)
         d.enter(1, name, -1)
+    d.flush()
     assert {r.key for r in d.durable.values() if r.kind == "barrier"} == {"x", "z"}
     d.enter(0, "x", 1)
-    assert d.results(0) == [BarrierResult("x", 1, None)]
+    assert d.results(0) == [d.success("x", 1)]
     d.enter(0, "y", 4)
     assert [status.instance for status in d.state().barriers] == [4], "y is unknown again"
 

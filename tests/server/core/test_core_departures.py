@@ -58,7 +58,8 @@ def test_the_more_there_are_to_tell_the_longer_departures_gather() -> None:
 
 def test_departures_found_in_one_moment_are_told_together() -> None:
     d = Driver(4)
-    d.join(0, 1, 2)
+    for index in (0, 1, 2):
+        d.apply(d.register(index))
     d.join(3)
     d.now += 14.9
     d.apply(Heartbeat(d.sessions[3], 1))

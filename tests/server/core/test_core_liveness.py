@@ -7,7 +7,7 @@ from tests.server.core.driving import Driver
 from dmesh_server.core.effects import Attached, Done, HeartbeatAck, Registered
 from dmesh_server.core.errors import ErrorKind
 from dmesh_server.core.events import Attach, EnterBarrier, Heartbeat, SessionClosed, Shutdown, Tick
-from dmesh_server.core.model import Limits, MemberState
+from dmesh_server.core.model import ClusterSettings, Limits, Liveness, MemberState
 
 
 def test_a_session_makes_a_member_connected_and_heartbeats_are_acknowledged() -> None:
@@ -43,26 +43,35 @@ def test_a_session_that_does_not_come_back_is_a_loss() -> None:
     assert d.refused(d.attach(0)).kind is ErrorKind.FENCED
 
 
-def test_silence_for_a_lease_is_a_loss_and_the_session_is_told() -> None:
+def test_silence_without_a_session_is_a_loss() -> None:
     d = Driver()
     d.join(0, 1)
-    d.beat(14.9, 1)
-    assert d.state_of(0) is MemberState.CONNECTED
-    d.beat(0.3, 1)
+    d.beat(14.9, 0, 1)
+    d.restart()
+    d.join(1)
+    d.beat(15.1, 1)
     assert d.state_of(0) is MemberState.LOST
-    assert d.member(0).reason == "no heartbeat for 15.0 s"
-    session = d.sessions[0]
-    d.apply(Heartbeat(session, 9))
-    assert d.ends(session) == [ErrorKind.NOT_REGISTERED], "it is told to attach again, and then is fenced"
     assert d.refused(d.get("key", caller=d.caller(0))).kind is ErrorKind.FENCED
 
 
-def test_the_session_of_a_member_that_is_declared_lost_ends_fenced() -> None:
+def test_a_stopped_or_cut_off_process_is_told_from_a_killed_one() -> None:
+    # What does not answer the transport's pings loses its session long after its last heartbeat.
+    d = Driver()
+    d.join(0, 1)
+    d.beat(6.4, 1)
+    d.lose(0)
+    assert d.member(0).reason == "no sign of life for 6.7 s: it was stopped, or its network is cut"
+    assert [member.reason for notice in d.notices(1) for member in notice.departed] == [d.member(0).reason]
+
+
+def test_the_session_of_a_member_that_is_declared_failed_ends_fenced() -> None:
     d = Driver()
     d.join(0)
     session = d.sessions[0]
-    d.advance(15.0)
+    d.apply(d.report(0))
     assert d.ends(session) == [ErrorKind.FENCED]
+    d.apply(Heartbeat(session, 9))
+    assert d.ends(session) == [ErrorKind.NOT_REGISTERED], "it is told to attach again, and then is fenced"
     d.apply(SessionClosed(session))
     assert d.effects == []
 
@@ -168,9 +177,22 @@ def test_nobody_is_lost_for_a_stall_of_the_server() -> None:
     d.advance(0.31)
     assert d.state_of(1) is MemberState.LOST, "the grace began anew, and is over"
     d.advance(14.0)
-    assert d.state_of(0) is MemberState.CONNECTED
+    assert d.member(0).liveness is Liveness.LIVE
     d.advance(1.0)
-    assert d.state_of(0) is MemberState.LOST, "so did the lease"
+    assert d.member(0).liveness is Liveness.BLOCKED, "so did the lease"
+
+
+def test_a_stall_counts_by_the_heartbeats_of_each_cluster() -> None:
+    quick = ClusterSettings(heartbeat_interval=0.1, lease=0.5)
+    d = Driver(2)
+    d.apply(d.register(0, settings=quick))
+    d.apply(d.register(1))
+    d.apply(d.attach(1))
+    d.now += 0.7
+    d.apply(Tick())
+    assert d.state_of(0) is MemberState.REGISTERED
+    d.advance(0.51)
+    assert d.state_of(0) is MemberState.LOST
 
 
 def test_deadlines_take_effect_on_a_tick_only() -> None:
@@ -217,5 +239,8 @@ def test_leases_and_grace_can_be_set() -> None:
     d = Driver(2, Limits(heartbeat_interval=0.1, lease=0.5, session_grace=0.05))
     d.join(0, 1)
     d.advance(0.5)
-    assert d.member(0).reason == "no heartbeat for 0.5 s"
+    assert d.member(0).reason.startswith("no heartbeat for 0.5 s")
+    d.close(0)
+    d.close(1)
+    d.advance(0.06)
     d.accepted(d.register(0, 5), Registered)

@@ -55,7 +55,18 @@ def test_the_seat_of_a_departed_member_is_barred_while_others_are_there() -> Non
     assert "host0, pid 70) was lost: its connection closed without a goodbye" in error.message
     assert "/job:worker/task:1 (host host1, pid 71" in error.message
     assert [member.task for member in error.members] == [worker(1)]
-    # A seat that nobody ever took is not barred.
+    # Nor can the cluster be joined by anybody else, for it cannot go on.
+    error = d.refused(d.register(2))
+    assert error.kind is ErrorKind.CLUSTER_ENDING
+    assert "its restart policy is fail-fast" in error.message
+    assert "host0, pid 70) was lost: its connection closed without a goodbye" in error.message
+    assert [member.task for member in error.members] == [worker(0)]
+
+
+def test_a_goodbye_does_not_keep_others_from_coming() -> None:
+    d = Driver(3)
+    d.join(0, 1)
+    d.apply(d.leave(0))
     d.accepted(d.register(2), Registered)
 
 

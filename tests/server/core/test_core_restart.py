@@ -7,7 +7,7 @@ from tests.server.core.driving import Driver, worker, workers
 
 from dmesh_server.core import records
 from dmesh_server.core.core import Core
-from dmesh_server.core.effects import Attached, BarrierResult, Done, KvRead, KvRevision, Record, Registered
+from dmesh_server.core.effects import Attached, Done, KvRead, KvRevision, Record, Registered
 from dmesh_server.core.errors import ErrorKind
 from dmesh_server.core.events import Heartbeat
 from dmesh_server.core.model import Limits, MemberState
@@ -79,7 +79,7 @@ def test_a_half_arrived_barrier_completes_when_its_participants_present_themselv
     d.join(2, 1, 0)
     for index in (2, 0, 1):
         d.enter(index, instance=2, timeout=5.0)
-    assert [d.results(index) for index in range(3)] == [[BarrierResult("b", 2, None)]] * 3
+    assert [d.results(index) for index in range(3)] == [[d.success("b", 2)]] * 3
 
 
 @pytest.mark.parametrize("participants", [(), (0, 1)])
@@ -94,9 +94,9 @@ def test_a_result_that_only_some_were_told_is_told_the_others_after_a_restart(
     d.join(0, 1)
     d.enter(0, "other", participants=participants)
     d.enter(1, participants=participants)
-    assert d.results(1) == [BarrierResult("b", 0, None)]
+    assert d.results(1) == [d.success("b", 0)]
     d.enter(1, "other", participants=participants)
-    assert d.results(0) == [BarrierResult("other", 0, None)]
+    assert d.results(0) == [d.success("other", 0)]
 
 
 def test_a_failed_barrier_fails_alike_after_a_restart() -> None:
@@ -145,6 +145,7 @@ def test_the_oldest_barrier_is_forgotten_first_after_a_restart_too() -> None:
     d.restart()
     d.join(0)
     d.enter(0, "z")
+    d.flush()
     assert {record.key for record in d.durable.values() if record.kind == "barrier"} == {"x", "z"}
 
 
@@ -170,6 +171,7 @@ def test_a_damaged_record_is_named(kind: str, damage: bytes) -> None:
     d.join(0)
     d.apply(d.set("a"))
     d.enter(0)
+    d.flush()
     key = next(record.key for record in d.durable.values() if record.kind == kind)
     bad = Record("c", kind, key, damage)
     with pytest.raises(RecordError) as caught:

@@ -1,0 +1,178 @@
+"""The barriers of one life of a cluster, under way and finished: plain bookkeeping, without rules.
+
+Instances under way are not durable: their participants present themselves again. The latest finished
+instance of a name is remembered. A failure is durable before anybody is told. A success is made durable
+lazily, so that a barrier waits for no disk: should a crash undo it, those who were told present it again (see
+`passing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from dmesh_server.core import records
+from dmesh_server.core.deadlines import BarrierDue
+from dmesh_server.core.effects import BarrierResult
+from dmesh_server.core.errors import CoreError
+from dmesh_server.core.model import BarrierStatus, Task
+from dmesh_server.core.records import FinishedBarrier
+from dmesh_server.core.roster import Roster, Seat
+from dmesh_server.core.shared import Shared
+from dmesh_server.core.turn import Turn
+
+
+@dataclass(slots=True)
+class Instance:
+    """A barrier under way."""
+
+    number: int
+    """Which use of the name; a guess as long as all who are there left it to the server."""
+    participants: frozenset[Task]
+    listed: tuple[Task, ...]
+    """The participants as the first arrival gave them, to recognize an equal list quickly."""
+    arrived: dict[Task, None]
+    """Who is there, in order of arrival."""
+    started_at: float
+    latest: float
+    """When the latest arrived."""
+    timeout: float | None
+    deadline: float | None = None
+    blind: set[Task] = field(default_factory=set)
+    """Who of them left the number to the server."""
+
+    def __str__(self) -> str:
+        return f"{len(self.arrived)} of {len(self.participants)} tasks"
+
+    def missing(self) -> frozenset[Task]:
+        """Returns who is not there."""
+        return self.participants - self.arrived.keys()
+
+
+class BarrierTable:
+    """All barriers of one life of a cluster."""
+
+    def __init__(self, cluster: str, roster: Roster, shared: Shared) -> None:
+        self.cluster = cluster
+        """Name of the cluster."""
+        self.roster = roster
+        """Its members."""
+        self.limits = shared.limits
+        """Bounds and times."""
+        self._deadlines = shared.deadlines
+        self.under_way: dict[str, Instance] = {}
+        """The unfinished instances by name, oldest first."""
+        self.finished: dict[str, FinishedBarrier] = {}
+        """The latest finished instance of each name, oldest first."""
+        self.restored_at: float | None = None
+        """When the server took up this life after a restart; None if it has seen all of it."""
+        self.restored_epoch = 0
+        """The cluster's epoch at that time."""
+
+    def begin(self, name: str, instance: Instance) -> None:
+        """Puts an instance under way."""
+        self.under_way[name] = instance
+        if instance.deadline is not None:
+            self._deadlines.set(BarrierDue(self.cluster, name), instance.deadline)
+
+    def drop(self, name: str) -> Instance:
+        """Forgets an instance under way as if nobody had arrived."""
+        instance = self.under_way.pop(name)
+        if instance.deadline is not None:
+            self._deadlines.cancel(BarrierDue(self.cluster, name))
+        return instance
+
+    def finish(
+        self,
+        name: str,
+        error: CoreError | None,
+        turn: Turn,
+        *,
+        epoch: int | None = None,
+        without: Collection[Task] = (),
+    ) -> None:
+        """Ends an instance, and tells everybody who is there.
+
+        Args:
+            name: The barrier's name.
+            error: Why it failed, None if it succeeded.
+            turn: The present event.
+            epoch: The cluster's epoch when it was over; None for the current one.
+            without: Who is there, but does not belong to this instance.
+        """
+        instance = self.drop(name)
+        epoch = self.roster.epoch if epoch is None else epoch
+        if error is not None:
+            error.epoch = epoch
+        self.remember(name, instance.number, instance.participants, error, epoch, turn)
+        seats = self.roster.seats
+        sessions = [seats[task].session for task in instance.arrived if task not in without]
+        turn.push(
+            (session for session in sessions if session is not None),
+            BarrierResult(name, instance.number, error, epoch),
+        )
+        turn.unsettled.add(self.cluster)
+
+    def remember(
+        self,
+        name: str,
+        number: int,
+        participants: frozenset[Task],
+        error: CoreError | None,
+        epoch: int,
+        turn: Turn,
+    ) -> None:
+        """Keeps a result in place of the name's last one; forgets the oldest beyond the limit."""
+        everyone = participants is self.roster.everyone
+        finished = FinishedBarrier(number, None if everyone else participants, error, epoch)
+        lazy = error is None
+        self.finished.pop(name, None)
+        self.finished[name] = finished
+        turn.persist(self.cluster, records.BARRIER, name, records.encode_barrier(finished), lazy=lazy)
+        if len(self.finished) > self.limits.max_barriers:
+            oldest = next(iter(self.finished))
+            del self.finished[oldest]
+            turn.persist(self.cluster, records.BARRIER, oldest, None, lazy=lazy)
+
+    def participants(self, finished: FinishedBarrier) -> frozenset[Task]:
+        """Returns who took part in a finished instance."""
+        return self.roster.everyone if finished.participants is None else finished.participants
+
+    def next_number(self, name: str) -> int:
+        """Returns the number of the instance under way, or of the next one."""
+        current = self.under_way.get(name)
+        if current is not None:
+            return current.number
+        last = self.finished.get(name)
+        return 0 if last is None else last.number + 1
+
+    def end(self, turn: Turn) -> None:
+        """Forgets everything: the cluster's life is over."""
+        for name in list(self.under_way):
+            self.drop(name)
+        for name in self.finished:
+            turn.persist(self.cluster, records.BARRIER, name, None)
+        self.finished.clear()
+
+    def status(self) -> tuple[BarrierStatus, ...]:
+        """Returns the barriers under way, oldest first."""
+        return tuple(
+            BarrierStatus(
+                name,
+                current.number,
+                tuple(current.arrived),
+                tuple(sorted(current.missing(), key=seat_order)),
+                current.started_at,
+                current.deadline,
+            )
+            for name, current in self.under_way.items()
+        )
+
+    def seats(self, instance: Instance) -> list[Seat]:
+        """Returns the seats of those who are there, in order of arrival."""
+        return [self.roster.seats[task] for task in instance.arrived]
+
+
+def seat_order(task: Task) -> tuple[str, int]:
+    """Sorts tasks; faster than comparing them."""
+    return task.job, task.index
