@@ -21,18 +21,29 @@ class Cluster:
 
     def __init__(self, size: int, patience: Patience | None = None, timeout: float = LIMIT) -> None:
         self.size = size
-        patience = patience or Patience(announce=lambda message: None)
+        self.generation = 0
+        self.options = {"timeout": timeout, "patience": patience or Patience(announce=lambda message: None)}
+        self.former: list[Communicator] = []
         self.network = LocalNetwork(self.size)
-        self.communicators = [
-            Communicator(
-                rank,
-                self.network.peers(rank),
-                self.network.transport(rank),
-                timeout,
-                patience=patience,
-            )
-            for rank in range(self.size)
-        ]
+        self.communicators = [self._communicator(rank) for rank in range(self.size)]
+
+    def _communicator(self, rank: int, **options: Any) -> Communicator:
+        peers, transport = self.network.peers(rank), self.network.transport(rank)
+        return Communicator(rank, peers, transport, **{**self.options, **options})
+
+    def replace(self, rank: int, reason: str = "killed by the test") -> Communicator:
+        """Kills a rank, and lets another process take its seat; it becomes a member by `renew`."""
+        self.network.kill(rank, reason)
+        self.former.append(self.communicators[rank])
+        self.generation += 2  # as the epoch grows: one is lost, another one comes
+        self.network.replace(rank)
+        self.communicators[rank] = self._communicator(rank, joined=self.generation)
+        return self.communicators[rank]
+
+    def renew(self, *ranks: int) -> None:
+        """What ranks (or all) do when they have passed a barrier together."""
+        for rank in ranks or range(self.size):
+            self.communicators[rank].renew(self.network.peers(rank), self.generation)
 
     def run(self, body: Callable[[Communicator], Any], ranks: tuple[int, ...] | None = None) -> list[Any]:
         """Runs `body` on all ranks (or some) at once; returns their results or their exceptions."""
@@ -70,7 +81,7 @@ class Cluster:
             time.sleep(0.001)
 
     def close(self) -> None:
-        for communicator in self.communicators:
+        for communicator in (*self.communicators, *self.former):
             communicator.close(linger=0.0)
 
 

@@ -26,15 +26,16 @@ from dmesh.errors import CollectiveMismatchError
 IDS = st.integers(0, 2**64 - 1)
 TEXTS = st.text(max_size=6000)
 PAIRS = st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99))
-CAUSES = st.sampled_from([cause for cause in Cause if cause is not Cause.CLOSED])
+CAUSES = st.sampled_from([cause for cause in Cause if cause not in (Cause.CLOSED, Cause.JOINING)])
 FAILURES = st.builds(Failure, CAUSES, TEXTS, st.lists(st.integers(0, 999), max_size=9).map(tuple), TEXTS)
 MESSAGES = st.one_of(
-    st.builds(Abort, IDS, FAILURES),
-    st.builds(Where, IDS, PAIRS, IDS, TEXTS, IDS),
+    st.builds(Abort, IDS, IDS, FAILURES),
+    st.builds(Where, IDS, IDS, PAIRS, IDS, TEXTS, IDS),
     st.builds(Farewell, TEXTS),
     st.builds(
-        Here, IDS, PAIRS, IDS, IDS, st.sampled_from(["unknown", "absent", "queued", "running", "finished"]),
-        IDS, TEXTS, TEXTS,
+        Here, IDS, IDS, PAIRS, IDS, IDS,
+        st.sampled_from(["behind", "unknown", "absent", "queued", "running", "finished"]),
+        IDS, TEXTS, TEXTS, st.lists(IDS, max_size=16).map(tuple),
     ),
 )  # fmt: skip
 
@@ -111,16 +112,16 @@ def test_strange_messages_change_nothing(caplog):
         about = Failure(Cause.TIMEOUT, "about a stranger", (2,))
         for peer, data in [
             (1, b"nonsense"),
-            (2, encode(Abort(groups[0].id, stranger))),
-            (1, encode(Abort(groups[0].id, about))),
-            (2, encode(Where(groups[0].id, None, 1, "barrier()", 1))),
-            (2, encode(Here(groups[0].id, None, 1, 1, "running", 0, "", ""))),
-            (1, encode(Where(groups[0].id, (5, 99), 1, "barrier()", 1))),
-            (1, encode(Where(12345, None, 1, "barrier()", 1))),
+            (2, encode(Abort(0, groups[0].id, stranger))),
+            (1, encode(Abort(0, groups[0].id, about))),
+            (2, encode(Where(0, groups[0].id, None, 1, "barrier()", 1))),
+            (2, encode(Here(0, groups[0].id, None, 1, 1, "running", 0, "", ""))),
+            (1, encode(Where(0, groups[0].id, (5, 99), 1, "barrier()", 1))),
+            (1, encode(Where(0, 12345, None, 1, "barrier()", 1))),
         ]:
             receiver.on_control(peer, data)
-        receiver.on_mismatch(groups[0].id, 77, 1, b"barrier()")
-        receiver.on_mismatch(999, 1, 1, b"barrier()")
+        receiver.on_mismatch(groups[0].id, 77, 1, b"barrier()", 0)
+        receiver.on_mismatch(999, 1, 1, b"barrier()", 0)
         assert "a message from rank 1, /job:worker/task:1" in caplog.text
         assert [total.item() for total in ranks.run(lambda c: groups[c.rank].all_reduce(1), (0, 1))] == [2, 2]
 
@@ -141,5 +142,5 @@ def test_early_failures_are_remembered_within_bounds():
     with cluster(2) as ranks:
         receiver = ranks.communicators[0]
         for number in range(1000):
-            receiver.on_control(1, encode(Abort(number, Failure(Cause.BROKEN, "x", (1,)))))
+            receiver.on_control(1, encode(Abort(0, number, Failure(Cause.BROKEN, "x", (1,)))))
         assert len(receiver._early_aborts) <= 256

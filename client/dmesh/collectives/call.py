@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.flight import Record
 from dmesh.collectives.messages import Here, Where
 from dmesh.collectives.signature import as_called
+from dmesh.collectives.term import Lane, Term
 from dmesh.collectives.transport.base import Channel, Completion
 
 if TYPE_CHECKING:
@@ -22,25 +24,6 @@ _LAST_LOOKS = 0.02
 """Seconds between looks for the last answers, when time has run out."""
 
 
-class Lane:
-    """The calls of a group that are counted together: its collectives, or the transfers of one pair of ranks.
-
-    Guarded by the group's lock.
-
-    Args:
-        number: How the transport knows it.
-        pair: Positions of sender and receiver; None for the collectives.
-    """
-
-    def __init__(self, number: int, pair: tuple[int, int] | None) -> None:
-        self.number = number
-        self.pair = pair
-        self.issued = 0
-        self.finished = 0
-        self.last = ""
-        self.calls: dict[int, Call] = {}
-
-
 class Call:
     """A collective or transfer, from its call to its end.
 
@@ -48,6 +31,7 @@ class Call:
 
     Args:
         group: Its group.
+        term: The group's life in which it is made.
         lane: Where it is counted.
         sequence: Its number there, from 1.
         signature: What is called.
@@ -56,9 +40,17 @@ class Call:
     """
 
     def __init__(
-        self, group: Group, lane: Lane, sequence: int, signature: str, timeout: float, record: Record
+        self,
+        group: Group,
+        term: Term,
+        lane: Lane,
+        sequence: int,
+        signature: str,
+        timeout: float,
+        record: Record,
     ) -> None:
         self.group = group
+        self.term = term
         self.lane = lane
         self.sequence = sequence
         self.signature = signature
@@ -92,6 +84,11 @@ class Call:
         """The time begins to run."""
         self.channel = channel
         self._deadline = self._now() + self.timeout
+
+    def abort(self, failure: Failure) -> None:
+        """The group has failed. Any thread."""
+        if self.channel is not None:
+            self.channel.fail(failure.during(str(self)))
 
     def answered(self, rank: int, answer: Here) -> None:
         """Another rank says where it is. Any thread."""
@@ -127,15 +124,19 @@ class Call:
 
     def _until(self, attempt: Callable[[float], bool]) -> None:
         """Repeats an attempt until it succeeds; asks, announces and gives up in between."""
-        patience = self.group.communicator.patience
+        communicator = self.group.communicator
+        patience = communicator.patience
         began = self._now()
         questions = patience.questions()
         ask_at = began + next(questions)
         announce_at = began + patience.announce_every
+        stuck_after = communicator.stuck_after
+        report_at = began + stuck_after if stuck_after > 0 else math.inf
+        reported = False
         try:
             while True:
                 now = self._now()
-                until = min(ask_at, announce_at, self._deadline, now + patience.look_every)
+                until = min(ask_at, announce_at, report_at, self._deadline, now + patience.look_every)
                 if attempt(max(until - now, 0.0)):
                     return
                 self._look_for_departures()
@@ -149,17 +150,23 @@ class Call:
                 if now >= announce_at:
                     announce_at += patience.announce_every
                     patience.announce(self._waiting_text(now - began))
+                if now >= report_at:
+                    report_at = now + stuck_after
+                    reported = True
+                    communicator.observer.waiting(self, self._missing(), now - began)
         finally:
+            if reported:
+                communicator.observer.done(self)
             self.record.waited += self._now() - began
 
     def _look_for_departures(self) -> None:
-        departed = self.group.departed()
+        departed = self.term.departed
         if not departed:
             return
         # What they said before they left has all been delivered: whoever is still waited for will never come.
         for rank in self._open_channel().waiting_for():
             if rank in departed:
-                self.group.lose(rank, departed[rank])
+                self.term.lose(rank, departed[rank])
                 return
 
     def _ask(self, *, everybody: bool = False) -> None:
@@ -170,7 +177,14 @@ class Call:
         culprit is, too.
         """
         self._question += 1
-        question = Where(self.group.id, self.lane.pair, self.sequence, self.signature, self._question)
+        question = Where(
+            self.term.generation,
+            self.group.id,
+            self.lane.pair,
+            self.sequence,
+            self.signature,
+            self._question,
+        )
         everybody = everybody or self.group.size <= _SMALL
         for rank in self.others() if everybody else self._open_channel().waiting_for():
             self.group.communicator.tell(rank, question)
@@ -188,7 +202,7 @@ class Call:
             f"{self.label}: rank {self.group.world_rank} waited {round(self.timeout, 2):g} s in "
             f"{self.text(self.group.world_rank)} for {_ranks_text(missing)}: {self._details(missing)}"
         )
-        self.group.fail(Failure(Cause.TIMEOUT, message, missing))
+        self.term.fail(Failure(Cause.TIMEOUT, message, missing))
         attempt(0.0)  # raises it
         raise AssertionError("a failed channel does not wait")
 
@@ -230,6 +244,8 @@ class Call:
         if answer is None:
             return f"{who}, does not answer"
         match answer.state:
+            case "behind":
+                where = f"has not come to generation {self.term.generation} of the collectives yet"
             case "unknown":
                 where = "has not made this group"
             case "absent":
@@ -241,6 +257,8 @@ class Call:
                 where = f"has called #{self.sequence}, but is still at an earlier asynchronous call"
             case "running":
                 where = f"is at #{self.sequence}, too"
+                if answer.waits_for:
+                    where += f", and waits for {_ranks_text(answer.waits_for)}"
             case "finished":
                 where = f"has finished #{self.sequence}"
         if answer.busy and answer.state != "running":

@@ -21,12 +21,15 @@ from dmesh.collectives.messages import (
     Farewell,
     Here,
     Message,
+    State,
     Where,
     clean,
     decode,
     encode,
 )
+from dmesh.collectives.observer import NoObserver, Observer
 from dmesh.collectives.patience import Patience
+from dmesh.collectives.roster import Roster
 from dmesh.collectives.transport.base import Peer, Transport
 from dmesh.errors import (
     CollectiveError,
@@ -40,6 +43,10 @@ _REMEMBERED = 256
 """How many failures are kept of groups that this client has not made yet."""
 _RELAY_LIMIT = 64
 """Up to this size, members of a group pass on failures that they hear of."""
+_JOINING = (
+    "this process has taken the seat of a client that was lost, and takes part in collectives from its first "
+    'barrier with all other clients on: call dmesh.coordination.barrier("...") as they do'
+)
 
 
 class Communicator:
@@ -53,6 +60,13 @@ class Communicator:
         on_gone: Told once of each client that is gone, and why, when the collectives have been told. Any
             thread; must not block.
         patience: When a waiting rank asks and announces.
+        observer: Told what calls do.
+        stuck_after: Seconds of waiting after which, and again after as many more, the observer is told for
+            whom a call waits; 0 for never.
+        joined: If this process takes the seat of one that was lost: the cluster's epoch when it was
+        registered,
+            or any later one before its first barrier. It can make no calls before its first `renew`. 0 if it
+            has been there from the beginning.
         clock: Seconds, monotonic.
 
     Raises:
@@ -68,38 +82,38 @@ class Communicator:
         *,
         on_gone: Callable[[int, str], None] | None = None,
         patience: Patience | None = None,
+        observer: Observer | None = None,
+        stuck_after: float = 0.0,
+        joined: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        known = {peer.rank: peer for peer in peers}
-        ranks = tuple(sorted(known.keys() | {rank}))
-        if ranks != tuple(range(len(ranks))) or len(known) != len(peers):
-            raise CollectiveValueError(
-                f"the clients of a communicator must have the ranks 0 to n - 1, once each; got "
-                f"{sorted(peer.rank for peer in peers)} for the client of rank {rank}"
-            )
+        self._roster = Roster(rank, peers)
         self.rank = rank
         self.transport = transport
         self.timeout = timeout
         self.patience = patience or Patience()
+        self.observer = observer or NoObserver()
+        self.stuck_after = stuck_after
+        self.generation = max(joined - 1, 0)
+        """In which life of the groups this client is."""
+        self._joining = None if not joined else Failure(Cause.JOINING, _JOINING)
         self._on_gone = on_gone
         self.clock = clock
         self.flight = FlightRecorder(clock=clock)
-        self._peers = known
         self._lock = threading.Lock()  # never held while a group is called
         self._making = threading.Lock()
+        self._renewing = threading.Lock()
         self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._numbers: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._mesh_groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
-        self._lost: dict[int, str] = {}
-        self._left: dict[int, str] = {}
-        self._early_aborts: OrderedDict[int, tuple[int, Failure]] = OrderedDict()
+        self._watched: set[int] = set()
+        self._early_aborts: OrderedDict[tuple[int, int], tuple[int, Failure]] = OrderedDict()
         self._closed: Failure | None = None
-        self.world = self._add(group_id("world"), ranks, "world")
+        self.world = self._add(group_id("world"), self._roster.ranks, "world")
         """The group of all clients."""
-        others = [peer for peer in peers if peer.rank != rank]
-        if others:
-            transport.start(self, others)
+        if others := self._roster.others():
+            transport.start(self, others, self.generation)
 
     # -- groups ----------------------------------------------------------------------------------------------
 
@@ -160,11 +174,11 @@ class Communicator:
         return checked
 
     def _add(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
-        group = Group(self, number, ranks, name)
         with self._lock:
+            group = Group(self, number, ranks, name, self._joining)
             self._groups[number] = self._numbers[number] = group
-            failure = self._closed or self._known_failure(group)
-            left = {rank: reason for rank, reason in self._left.items() if rank in ranks}
+            failure = self._known_failure(group)
+            left = {rank: reason for rank, reason in self._roster.left.items() if rank in ranks}
         for rank, reason in left.items():
             group.member_left(rank, reason)
         if failure is not None:
@@ -172,13 +186,14 @@ class Communicator:
         return group
 
     def _known_failure(self, group: Group) -> Failure | None:
-        """What is already known to be wrong with a group that is being made."""
-        source, failure = self._early_aborts.pop(group.id, (-1, None))
+        """What is already known to be wrong with a group that begins."""
+        if self._closed is not None:
+            return self._closed
+        source, failure = self._early_aborts.pop((self.generation, group.id), (-1, None))
         if failure is not None and source in group.ranks:
             return failure
         for rank in group.ranks:
-            if rank in self._lost:
-                reason = self._lost[rank]
+            if (reason := self._roster.lost(rank)) is not None:
                 return Failure(Cause.LOST, f"lost {self.describe(rank)}: {reason}", (rank,), reason)
         return None
 
@@ -223,21 +238,24 @@ class Communicator:
                 "the limit."
             ) from error
 
-    def departed(self, rank: int, reason: str) -> None:
+    def departed(self, rank: int, reason: str, incarnation: int = 0) -> None:
         """The coordination service says that a client is gone. Any thread.
 
         All pending and later collectives of groups that contain it fail.
-        """
-        self._lose(rank, reason)
 
-    def _lose(self, rank: int, reason: str) -> None:
-        if rank == self.rank or rank not in self._peers:
-            return
+        Args:
+            rank: The client.
+            reason: How it showed.
+            incarnation: Which process of it; 0 for the present one. News of a process that has been replaced
+                since comes too late to matter.
+        """
+        self._lose(rank, reason, incarnation)
+
+    def _lose(self, rank: int, reason: str, incarnation: int = 0, *, hearsay: bool = False) -> None:
         reason = clean(reason)
         with self._lock:
-            if rank in self._lost or self._closed is not None:
+            if self._closed is not None or not self._roster.lose(rank, reason, incarnation, hearsay=hearsay):
                 return
-            self._lost[rank] = reason
         for group in self._groups_with(rank):
             group.lose(rank, reason)
         self._note_gone(rank, reason)
@@ -249,16 +267,99 @@ class Communicator:
     def why_gone(self, rank: int) -> str | None:
         """Returns what is known of the departure of a client; None if it is not known to have departed."""
         with self._lock:
-            return self._lost.get(rank) or self._left.get(rank)
+            return self._roster.lost(rank) or self._roster.left.get(rank)
 
     def describe(self, rank: int) -> str:
         """Names a client to a person."""
-        peer = self._peers.get(rank)
-        return f"rank {rank}" if peer is None else f"rank {rank}, {peer.description}"
+        return self._roster.describe(rank)
 
     def watch(self, rank: int) -> None:
-        """Sees to it that the death of a client is noticed at once, before any collective needs it."""
+        """Sees to it that the death of a client is noticed at once, before any collective needs it.
+
+        Of whoever takes its seat later, too.
+        """
+        self._watched.add(rank)
         self.transport.watch(rank)
+
+    def renew(self, peers: Sequence[Peer], generation: int) -> None:
+        """Goes on with the clients that there are now: all groups begin anew, in a new generation.
+
+        To be called by all clients when they have passed a barrier of all clients since which the membership
+        is another one, with the cluster's epoch as of that barrier, the same for all. Not only by those to
+        whom a process is new: everybody must come to the same generation. Groups that users hold go on
+        working. Calls of the former generation that are still under way fail, here and (as they hear of it)
+        elsewhere; what was sent for them is dropped. Messages of the new generation may come before this
+        call: they are kept, whereas a process that is not known here before is let in by this call.
+
+        A client that was lost, and whose process is still the same, stays lost.
+
+        Args:
+            peers: All clients; this one may be among them.
+            generation: Larger than any before.
+
+        Raises:
+            CollectiveError: The collectives are shut down.
+            CollectiveValueError: The generation is not a new one, the ranks are not the same as before, or
+            there
+                is no coordination service (incarnations are 0).
+        """
+        with self._renewing:
+            with self._lock:
+                if self._closed is not None:
+                    raise self._closed.afterwards("the world")
+                if generation <= self.generation:
+                    raise CollectiveValueError(
+                        f"generation {generation} is not a new one: this client is in generation "
+                        f"{self.generation} already"
+                    )
+                self._roster.check_successors(peers)
+                groups = list(self._groups.values())
+            over = Failure(
+                Cause.RENEWED,
+                f"generation {generation} of the collectives has begun, because the cluster's members have "
+                f"changed: what was under way in generation {self.generation} is over",
+            )
+            # Now, so that none of them takes the end of its channel for an error of its own.
+            for group in groups:
+                group.fail(over, tell=False)
+            if self.world.size == 1:
+                self._switch(peers, generation, over)
+            else:
+                others = [peer for peer in peers if peer.rank != self.rank]
+                self.transport.renew(others, generation, lambda: self._switch(peers, generation, over))
+
+    def _switch(self, peers: Sequence[Peer], generation: int, over: Failure) -> None:
+        """Begins a generation. On the transport's thread: no report of the former one comes any more."""
+        with self._lock:
+            self._roster.renew(peers)
+            self.generation = generation
+            self._joining = None
+            groups = list(self._groups.values())
+            heard = [
+                (source, number, failure)
+                for (of, number), (source, failure) in self._early_aborts.items()
+                if of == generation
+            ]
+            for key in [key for key in self._early_aborts if key[0] <= generation]:
+                del self._early_aborts[key]
+            left = dict(self._roster.left)
+        for group in groups:
+            group.renew(generation, over)
+            for rank in group.ranks:
+                if rank in left:
+                    group.member_left(rank, left[rank])
+                if (reason := self._lost_now(rank)) is not None:
+                    group.lose(rank, reason)
+            if self._closed is not None:
+                group.close(self._closed)
+        for source, number, failure in heard:
+            self._on_abort(source, generation, number, failure)
+        for rank in self._watched:
+            self.transport.watch(rank)
+
+    def _lost_now(self, rank: int) -> str | None:
+        with self._lock:
+            return self._roster.lost(rank)
 
     def shut_off(self, reason: str) -> None:
         """Ends the collectives of this client alone, because it may not act for its rank any more."""
@@ -315,34 +416,69 @@ class Communicator:
             logger.warning("a message from %s makes no sense and is ignored: %s", self.describe(peer), error)
             return
         match decoded:
-            case Abort(number, failure):
-                self._on_abort(peer, number, failure)
-            case Where(number, pair, sequence, _, question):
-                group = self._find(self._groups, number)
-                if group is not None:
-                    group.asked(peer, decoded)
-                else:
-                    here = Here(number, pair, sequence, question, "unknown", 0, "", self.busy())
-                    self.tell(peer, here)
+            case Abort(generation, number, failure):
+                self._on_abort(peer, generation, number, failure)
+            case Where():
+                self._on_where(peer, decoded)
             case Farewell(reason):
                 self._lose(peer, reason)
-            case Here(number):
+            case Here(_, number):
                 group = self._find(self._groups, number)
                 if group is not None:
                     group.answered(peer, decoded)
 
-    def _on_abort(self, peer: int, number: int, failure: Failure) -> None:
+    def _on_where(self, peer: int, where: Where) -> None:
+        group = self._find(self._groups, where.group)
+        if where.generation <= self.generation and (
+            self._joining is not None or where.generation < self.generation
+        ):
+            # Whom it asks for in that generation will never come.
+            self.tell(peer, Abort(where.generation, where.group, self._gone_on()))
+        elif group is not None and where.generation == self.generation:
+            group.asked(peer, where)
+        else:
+            state: State = "unknown" if where.generation == self.generation else "behind"
+            here = Here(
+                where.generation,
+                where.group,
+                where.pair,
+                where.sequence,
+                where.question,
+                state,
+                0,
+                "",
+                self.busy(),
+            )
+            self.tell(peer, here)
+
+    def _gone_on(self) -> Failure:
+        """What this client tells those who wait for it in a generation that is over here."""
+        if self._joining is None:
+            return Failure(
+                Cause.RENEWED,
+                f"{self.describe(self.rank)} has gone on to generation {self.generation} of the collectives, "
+                "because the cluster's members have changed. Pass a barrier of all clients to come there too",
+                (self.rank,),
+            )
+        reason = "another process has taken its seat and takes part from the next barrier of all clients on"
+        return Failure(Cause.LOST, f"lost {self.describe(self.rank)}: {reason}", (self.rank,), reason)
+
+    def _on_abort(self, peer: int, generation: int, number: int, failure: Failure) -> None:
         lost = failure.ranks[0] if failure.cause is Cause.LOST and failure.ranks else None
-        if lost == self.rank:
+        failed_us = lost == self.rank
+        if failed_us:
             reason = f"it has given up on this client ({failure.reason})"
             lost, failure = (
                 peer,
                 Failure(Cause.LOST, f"lost {self.describe(peer)}: {reason}", (peer,), reason),
             )
         with self._lock:
-            group = self._groups.get(number)
+            if generation < self.generation:
+                return
+            current = generation == self.generation
+            group = self._groups.get(number) if current else None
             if group is None:
-                self._early_aborts.setdefault(number, (peer, failure))
+                self._early_aborts.setdefault((generation, number), (peer, failure))
                 while len(self._early_aborts) > _REMEMBERED:
                     self._early_aborts.popitem(last=False)
         if group is not None:
@@ -351,10 +487,10 @@ class Communicator:
             # Passed on, so that nobody sees this process end before the cause has reached it on another way;
             # in large groups that would be too many messages.
             group.fail(failure, tell=None if group.size <= _RELAY_LIMIT else False)
-        if lost is not None:
+        if lost is not None and current and (lost != peer or failed_us):
             # It is lost to the other groups, too, and this client may have no connection with it that would
             # show it.
-            self._lose(lost, failure.reason)
+            self._lose(lost, failure.reason, hearsay=not failed_us)
 
     def on_peer_lost(self, peer: int, reason: str) -> None:
         """A client's connection ended without a goodbye."""
@@ -364,18 +500,17 @@ class Communicator:
         """A client said goodbye."""
         reason = "it has left the cluster"
         with self._lock:
-            self._left[peer] = reason
-            known = peer in self._lost
+            news = self._roster.leave(peer, reason)
         for group in self._groups_with(peer):
             group.member_left(peer, reason)
-        if not known:
+        if news:
             self._note_gone(peer, reason)
 
-    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes) -> None:
+    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         """A client's message for one of this client's calls is of another call."""
         found = self._find(self._numbers, group)
         if found is not None:
-            found.mismatched(group, sequence, peer, clean(signature.decode("utf-8", "replace")))
+            found.mismatched(generation, group, sequence, peer, clean(signature.decode("utf-8", "replace")))
 
     def _find(self, groups: weakref.WeakValueDictionary[int, Group], number: int) -> Group | None:
         with self._lock:

@@ -26,6 +26,10 @@ class Cause(enum.Enum):
     """A rank could not go on, for a reason of its own."""
     CLOSED = "closed"
     """This client has shut its collectives down."""
+    RENEWED = "renewed"
+    """The generation is over: lost clients have been replaced, and all groups begin anew."""
+    JOINING = "joining"
+    """This client has taken the seat of a lost one, and has not come to a barrier with the others yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,13 @@ class Failure:
         Args:
             what: The call, such as `all_reduce(...), collective #3 of group world`.
         """
-        if self.cause in (Cause.LOST, Cause.BROKEN, Cause.CLOSED):
-            return self._error(f"{self.message} (during {what})")
-        return self._error(self.message)
+        if self.cause in (Cause.MISMATCH, Cause.TIMEOUT):
+            return self._error(self.message)
+        return self._error(f"{self.message} (during {what})")
 
     def afterwards(self, group: str) -> CollectiveError:
         """Returns a new exception for a call on a group that failed before."""
-        if self.cause is Cause.CLOSED:
+        if self.cause in (Cause.CLOSED, Cause.RENEWED, Cause.JOINING):
             return self._error(self.message)
         return self._error(
             f"{group} has failed and cannot be used any more: {self.message.rstrip('.')}. "
@@ -69,5 +73,5 @@ class Failure:
                 return CollectiveTimeoutError(message, self.ranks)
             case Cause.LOST:
                 return PeerLostError(message, self.ranks[0] if self.ranks else -1)
-            case Cause.BROKEN | Cause.CLOSED:
+            case Cause.BROKEN | Cause.CLOSED | Cause.RENEWED | Cause.JOINING:
                 return CollectiveError(message)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dmesh.collectives.arguments import check_timeout
-from dmesh.collectives.call import Call, Lane, called_text, label
+from dmesh.collectives.call import Call, called_text, label
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.messages import Abort, Here, State, Where, clean
 from dmesh.collectives.operations import Operations
 from dmesh.collectives.plans import Plan, Planner
+from dmesh.collectives.term import Lane, Term
 from dmesh.collectives.worker import Worker
 from dmesh.errors import CollectiveError, PeerLostError
 
 if TYPE_CHECKING:
     from dmesh.collectives.communicator import Communicator
+
+_ATTEMPTS = 5
+"""How often an interrupted ending of a call is begun anew."""
 
 
 def group_id(*parts: object) -> int:
@@ -37,7 +40,8 @@ class Group(Operations):
     threads at once.
 
     The first failure of a group is the failure of all its members and of all later calls: ranks that have
-    lost step cannot find it again. Other groups go on.
+    lost step cannot find it again. Other groups go on. Only when lost clients have been replaced and all have
+    met at a barrier (`Communicator.renew`), every group begins anew.
 
     Groups are made by `dmesh.collectives.new_group` and `Mesh.group`.
 
@@ -46,9 +50,17 @@ class Group(Operations):
         number: The group's id, the same on all members.
         ranks: Its members.
         name: For people.
+        failure: Why it cannot be used from the beginning, if so.
     """
 
-    def __init__(self, communicator: Communicator, number: int, ranks: tuple[int, ...], name: str) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        number: int,
+        ranks: tuple[int, ...],
+        name: str,
+        failure: Failure | None = None,
+    ) -> None:
         self.communicator = communicator
         self.id = number
         self.ranks = ranks
@@ -56,14 +68,7 @@ class Group(Operations):
         self.world_rank = communicator.rank
         self._rank = ranks.index(communicator.rank)
         self._planner = Planner(len(ranks), self._rank)
-        self._lock = threading.Lock()
-        self._failing = threading.RLock()  # held by the one that fails the group, while it tells the others
-        self._claimed = False
-        self._told = False
-        self._reported = False
-        self._failure: Failure | None = None
-        self._departed: dict[int, str] = {}
-        self._lanes: dict[tuple[int, int] | None, Lane] = {None: Lane(number, None)}
+        self._term = Term(communicator, number, ranks, communicator.generation, failure)
         self._worker = Worker(f"dmesh-group-{name or 'ranks'}")
         self._finalizer = weakref.finalize(self, self._worker.stop)
         self._finalizer.atexit = False
@@ -89,7 +94,12 @@ class Group(Operations):
     @property
     def failure(self) -> Failure | None:
         """Why the group failed; None if it has not."""
-        return self._failure
+        return self._term.failure
+
+    @property
+    def generation(self) -> int:
+        """The generation in which it is."""
+        return self._term.generation
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -99,68 +109,90 @@ class Group(Operations):
         """Gives a checked call its number, and carries it out now or in the group's thread."""
         seconds = check_timeout(timeout, self.communicator.timeout)
         flight = self.communicator.flight
-        with self._lock:
-            refusal = self._refusal()
-            lane = self._lanes.get(pair) or self._add_lane(pair)
-            if refusal is None:
-                lane.issued += 1
-                text = called_text(self, lane, self.world_rank, plan.signature)
-                record = flight.called(self.name or self.label, lane.issued, text, plan.nbytes)
-                call = Call(self, lane, lane.issued, plan.signature, seconds, record)
-                lane.calls[call.sequence] = call
-        if refusal is not None:
-            with self._failing:
-                if self._failure is not None and not self._told:
-                    self._tell_members(refusal)  # they may be waiting for the call that is refused here
-            if not self._reported:
-                # To this rank's user it is the error of the call that failed elsewhere before it was made
-                # here.
-                self._reported = self._failure is not None
-                raise refusal.during(
-                    f"{called_text(self, lane, self.world_rank, plan.signature)} of {self.label}"
-                )
-            raise refusal.afterwards(self.label)
-        if async_op:
-            return self._worker.submit(lambda: self._carry_out(call, plan))
-        return self._carry_out(call, plan)
+        term = self._term
+        call: Call | None = None
+        try:
+            with term.lock:
+                refusal = term.refusal()
+                lane = term.lanes.get(pair) or self._add_lane(term, pair)
+                if refusal is None:
+                    number = lane.issued + 1
+                    text = called_text(self, lane, self.world_rank, plan.signature)
+                    record = flight.called(self.name or self.label, number, text, plan.nbytes)
+                    call = Call(self, term, lane, number, plan.signature, seconds, record)
+                    lane.calls[number] = call
+                    lane.issued = number
+            if call is None:
+                assert refusal is not None
+                raise self._refused(term, refusal, called_text(self, lane, self.world_rank, plan.signature))
+            if async_op:
+                made = call
+                return self._worker.submit(lambda: self._carry_out(made, plan))
+            return self._carry_out(call, plan)
+        except BaseException as error:
+            if call is not None and call.lane.calls.get(call.sequence) is call:
+                self._abandon(call, error, carried_out_elsewhere=async_op)
+            raise
 
-    def _add_lane(self, pair: tuple[int, int] | None) -> Lane:
-        lane = self._lanes[pair] = Lane(group_id(self.id, "transfers", pair), pair)
+    def _refused(self, term: Term, refusal: Failure, text: str) -> CollectiveError:
+        term.tell_of(refusal)
+        if term.reported:
+            return refusal.afterwards(self.label)
+        # To this rank's user it is the error of the call that failed elsewhere before it was made here.
+        term.reported = term.failure is not None
+        return refusal.during(f"{text} of {self.label}")
+
+    def _abandon(self, call: Call, error: BaseException, *, carried_out_elsewhere: bool) -> None:
+        """Ends a call that has its number, so that others wait for it, but was interrupted out of turn.
+
+        By Ctrl-C before it began, or by a second one while the first was dealt with. There may be a third.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                self._explain(call, error)
+                if not carried_out_elsewhere:  # the thread that does it sees that the group has failed
+                    self._close(call, succeeded=False)
+            except KeyboardInterrupt:
+                continue
+            return
+
+    def _add_lane(self, term: Term, pair: tuple[int, int] | None) -> Lane:
+        lane = term.lanes[pair] = Lane(group_id(self.id, "transfers", pair), pair)
         self.communicator.register(lane.number, self)
         return lane
 
-    def _refusal(self) -> Failure | None:
-        if self._failure is None and self._departed:
-            # Whoever has left had finished all calls that others had begun before, so it will not come to a
-            # new one. Those that are under way may still succeed, so the group has not failed for them.
-            rank = min(self._departed)
-            return self._lost(rank, self._departed[rank])
-        return self._failure
-
     def _carry_out(self, call: Call, plan: Plan) -> Any:
         flight = self.communicator.flight
+        observer = self.communicator.observer
         flight.began(call.record)
+        observer.begin(call)
         try:
-            result = plan.carry_out(self.ranks, lambda: self._open(call))
-        except BaseException as error:
-            final = self._explain(call, error)
-            self._close(call, succeeded=False)
-            flight.ended(call.record, final)
-            if final is error:
-                raise
-            raise final from (error if isinstance(error, PeerLostError) else None)
-        self._close(call, succeeded=True)
-        flight.ended(call.record)
-        return result
+            try:
+                result = plan.carry_out(self.ranks, lambda: self._open(call))
+            except BaseException as error:
+                final = self._explain(call, error)
+                self._close(call, succeeded=False)
+                flight.ended(call.record, final)
+                if final is error:
+                    raise
+                raise final from (error if isinstance(error, PeerLostError) else None)
+            self._close(call, succeeded=True)
+            flight.ended(call.record)
+            return result
+        finally:
+            observer.end(call)
 
     def _open(self, call: Call) -> Call:
         if self.size == 1:
             return call
         signature = call.signature.encode()
-        channel = self.communicator.transport.open(call.lane.number, call.sequence, signature)
-        with self._lock:
+        term = call.term
+        channel = self.communicator.transport.open(
+            call.lane.number, call.sequence, signature, term.generation
+        )
+        with term.lock:
             call.begin(channel)
-            failure = self._failure
+            failure = term.failure
         if failure is not None:
             raise failure.during(str(call))
         return call
@@ -168,7 +200,7 @@ class Group(Operations):
     def _close(self, call: Call, *, succeeded: bool) -> None:
         if call.channel is not None:
             call.channel.close()
-        with self._lock:
+        with call.term.lock:
             lane = call.lane
             lane.calls.pop(call.sequence, None)
             if succeeded and call.sequence > lane.finished:
@@ -176,87 +208,66 @@ class Group(Operations):
 
     def _explain(self, call: Call, error: BaseException) -> BaseException:
         """Makes sure that the group has failed, and returns what the caller is to get."""
-        if isinstance(error, PeerLostError) and self._failure is None:
+        term = call.term
+        if isinstance(error, PeerLostError) and term.failure is None:
             # The transport found it out; the communicator's listener may hear of it in a moment, too.
-            self.lose(error.rank, self.communicator.why_gone(error.rank) or str(error))
-        elif self._failure is None:
+            term.lose(error.rank, self.communicator.why_gone(error.rank) or str(error))
+        elif term.failure is None:
             told = clean(f"{type(error).__name__}: {error}".rstrip(": "))
-            self.fail(
+            term.fail(
                 Failure(Cause.BROKEN, f"rank {self.world_rank} gave up {call}: {told}", (self.world_rank,))
             )
-            self._reported = True
+            term.reported = True
             return error
-        failure = self._failure
+        failure = term.failure
         assert failure is not None
-        self._reported = True
+        term.reported = True
         if not isinstance(error, CollectiveError):
             return error  # a Ctrl-C stays one
         return failure.during(str(call))
 
-    # -- failures --------------------------------------------------------------------------------------------
+    # -- what happens to the group; any thread ---------------------------------------------------------------
 
     def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
-        """Fails the group, unless it has failed before. Any thread.
+        """Fails the group in its present generation; see `Term.fail`."""
+        self._term.fail(failure, tell=tell)
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Fails the group because a member is gone."""
+        self._term.lose(rank, reason)
+
+    def member_left(self, rank: int, reason: str) -> None:
+        """A member said goodbye: what it has sent is here, more will not come."""
+        self._term.member_left(rank, reason)
+
+    def renew(self, generation: int, over: Failure) -> None:
+        """Begins anew, in a new generation.
 
         Args:
-            failure: Why.
-            tell: Whether the other members must hear of it from here. None leaves it until somebody may be
-                waiting for this rank: at once if calls are under way, else when the next one is refused.
+            generation: Its number.
+            over: What calls of the former one fail with that are still under way.
         """
-        with self._failing:
-            if self._failure is not None or self._claimed:
-                return
-            self._claimed = True
-            with self._lock:
-                waited_for = any(lane.calls for lane in self._lanes.values())
-            self._told = tell is False
-            if tell or (tell is None and waited_for):
-                # Before anybody here can see the failure and act on it: withdraw a message, end the process.
-                # The others must hear of the cause before they see its consequences.
-                self._tell_members(failure)
-            with self._lock:
-                self._failure = failure
-                calls = [call for lane in self._lanes.values() for call in lane.calls.values()]
-        for call in calls:
-            if call.channel is not None:
-                call.channel.fail(failure.during(str(call)))
-
-    def _tell_members(self, failure: Failure) -> None:
-        self._told = True
-        for rank in self.ranks:
-            if rank != self.world_rank:
-                self.communicator.tell(rank, Abort(self.id, failure))
+        former = self._term
+        self._term = Term(self.communicator, self.id, self.ranks, generation)
+        former.fail(over, tell=False)
 
     def close(self, failure: Failure) -> None:
         """Ends the group on this client alone: its calls fail, its thread stops."""
         self.fail(failure, tell=False)
         self._worker.stop()
 
-    def lose(self, rank: int, reason: str) -> None:
-        """Fails the group because a member is gone. Any thread."""
-        self.fail(self._lost(rank, reason), tell=None)
-
-    def _lost(self, rank: int, reason: str) -> Failure:
-        return Failure(Cause.LOST, f"lost {self.communicator.describe(rank)}: {reason}", (rank,), reason)
-
-    def member_left(self, rank: int, reason: str) -> None:
-        """A member said goodbye: what it has sent is here, more will not come. Any thread."""
-        with self._lock:
-            self._departed[rank] = reason
-
-    def departed(self) -> Mapping[int, str]:
-        """The members that have said goodbye, and how."""
-        return self._departed
-
-    def mismatched(self, number: int, sequence: int, rank: int, signature: str) -> None:
-        """A member calls something else than this rank under the same number. Any thread."""
-        with self._lock:
-            lane = next((lane for lane in self._lanes.values() if lane.number == number), None)
+    def mismatched(self, generation: int, number: int, sequence: int, rank: int, signature: str) -> None:
+        """A member calls something else than this rank under the same number."""
+        term = self._term
+        if generation != term.generation:
+            return
+        with term.lock:
+            lane = next((lane for lane in term.lanes.values() if lane.number == number), None)
             call = None if lane is None else lane.calls.get(sequence)
         if lane is not None and call is not None and rank in self.ranks:
-            self._fail_mismatch(lane, sequence, {self.world_rank: call.signature, rank: signature})
+            self._fail_mismatch(term, lane, sequence, {self.world_rank: call.signature, rank: signature})
 
-    def _fail_mismatch(self, lane: Lane, sequence: int, calls: Mapping[int, str]) -> None:
+    def _fail_mismatch(self, term: Term, lane: Lane, sequence: int, calls: Mapping[int, str]) -> None:
         sides = ", ".join(
             f"rank {rank} called {called_text(self, lane, rank, clean(calls[rank]))}"
             for rank in sorted(calls)
@@ -264,45 +275,63 @@ class Group(Operations):
         message = (
             f"{label(self, lane, sequence)}: {sides}. All ranks must make the same calls in the same order."
         )
-        self.fail(Failure(Cause.MISMATCH, message, tuple(sorted(calls))))
+        term.fail(Failure(Cause.MISMATCH, message, tuple(sorted(calls))))
 
     # -- questions -------------------------------------------------------------------------------------------
 
     def asked(self, rank: int, where: Where) -> None:
         """A member waits and asks where this rank is. The transport's thread."""
-        if rank not in self.ranks:
+        term = self._term
+        if rank not in self.ranks or where.generation != term.generation:
             return
-        with self._lock:
-            failure = self._failure
-            lane = self._lanes.get(where.pair)
+        with term.lock:
+            failure = term.failure
+            lane = term.lanes.get(where.pair)
             call = None if lane is None else lane.calls.get(where.sequence)
             finished, last = (0, "") if lane is None else (lane.finished, lane.last)
             if where.sequence > (0 if lane is None else lane.issued):
-                failure = self._refusal()  # this rank will never come to that call, if it cannot make it
+                failure = term.refusal()  # this rank will never come to that call, if it cannot make it
         if failure is not None:
             # It may have made the group after the others had heard of the failure.
             if failure.cause is not Cause.CLOSED:
-                self.communicator.tell(rank, Abort(self.id, failure))
+                self.communicator.tell(rank, Abort(term.generation, self.id, failure))
             return
         state: State = "absent"
         mine = None
+        waits_for: tuple[int, ...] = ()
         if call is not None:
-            state = "queued" if call.channel is None else "running"
+            channel = call.channel
+            state = "queued" if channel is None else "running"
             mine = call.signature
+            waits_for = () if channel is None else channel.waiting_for()
         elif where.sequence <= finished:
             state = "finished"
             mine = last if where.sequence == finished else None
         if lane is not None and mine is not None and clean(mine) != where.signature:
-            self._fail_mismatch(lane, where.sequence, {self.world_rank: mine, rank: where.signature})
+            self._fail_mismatch(term, lane, where.sequence, {self.world_rank: mine, rank: where.signature})
             return
         busy = "" if state == "running" else self.communicator.busy()
-        here = Here(self.id, where.pair, where.sequence, where.question, state, finished, last, busy)
+        here = Here(
+            term.generation,
+            self.id,
+            where.pair,
+            where.sequence,
+            where.question,
+            state,
+            finished,
+            last,
+            busy,
+            waits_for,
+        )
         self.communicator.tell(rank, here)
 
     def answered(self, rank: int, here: Here) -> None:
         """A member says where it is. The transport's thread."""
-        with self._lock:
-            lane = self._lanes.get(here.pair)
+        term = self._term
+        if here.generation != term.generation:
+            return
+        with term.lock:
+            lane = term.lanes.get(here.pair)
             call = None if lane is None else lane.calls.get(here.sequence)
         if call is not None and rank in self.ranks:
             call.answered(rank, here)

@@ -19,9 +19,11 @@ MAX_TEXT = 4_000
 """Characters of any text in a message."""
 _MAX_RANKS = 4_000
 
-State = Literal["unknown", "absent", "queued", "running", "finished"]
-"""Where a rank is with a call: it has no such group, has not called, has not begun, is at it, is past it."""
-_STATES = ("unknown", "absent", "queued", "running", "finished")
+State = Literal["behind", "unknown", "absent", "queued", "running", "finished"]
+"""Where a rank is with a call: it is still in an earlier generation, has no such group, has not called, has
+not begun, is at it, is past it."""
+_STATES = ("behind", "unknown", "absent", "queued", "running", "finished")
+_MOST_WAITED_FOR = 16
 
 
 class BadMessage(ValueError):
@@ -32,6 +34,8 @@ class BadMessage(ValueError):
 class Abort:
     """A group failed."""
 
+    generation: int
+    """In which life of the groups."""
     group: int
     """Its id."""
     failure: Failure
@@ -42,6 +46,8 @@ class Abort:
 class Where:
     """The sender waits and asks where the receiver is."""
 
+    generation: int
+    """In which life of the groups."""
     group: int
     """Id of the group in which it waits."""
     pair: tuple[int, int] | None
@@ -58,6 +64,8 @@ class Where:
 class Here:
     """The answer to `Where`."""
 
+    generation: int
+    """As asked."""
     group: int
     """As asked."""
     pair: tuple[int, int] | None
@@ -74,6 +82,8 @@ class Here:
     """Signature of that call."""
     busy: str
     """What else it does at the moment, if anything."""
+    waits_for: tuple[int, ...] = ()
+    """If it is at the call: some of the ranks that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +108,10 @@ def encode(message: Message) -> bytes:
     """Returns a message as bytes of at most `MAX_BYTES`."""
     fields: dict[str, Any]
     match message:
-        case Abort(group, failure):
+        case Abort(generation, group, failure):
             fields = {
                 "kind": "abort",
+                "generation": generation,
                 "group": group,
                 "cause": failure.cause.value,
                 "message": clean(failure.message),
@@ -121,6 +132,7 @@ def encode(message: Message) -> bytes:
                 "finished": message.finished,
                 "last": clean(message.last),
                 "busy": clean(message.busy),
+                "waits_for": list(message.waits_for[:_MOST_WAITED_FOR]),
             }
         case Farewell(reason):
             fields = {"kind": "farewell", "reason": clean(reason)}
@@ -144,28 +156,28 @@ def decode(data: bytes) -> Message:
         raise BadMessage("no object")
     kind = fields.get("kind")
     if kind == "abort":
-        ranks = fields.get("ranks")
-        if not isinstance(ranks, list) or len(ranks) > _MAX_RANKS:
-            raise BadMessage("ranks")
-        causes = {cause.value: cause for cause in Cause if cause is not Cause.CLOSED}
+        causes = {cause.value: cause for cause in Cause if cause not in (Cause.CLOSED, Cause.JOINING)}
         cause = causes.get(_text(fields, "cause"))
         if cause is None:
             raise BadMessage("cause")
-        about = tuple(_natural(rank, "ranks") for rank in ranks)
+        about = _ranks(fields, "ranks", _MAX_RANKS)
         failure = Failure(cause, _text(fields, "message"), about, _text(fields, "reason"))
-        return Abort(_number(fields, "group"), failure)
+        return Abort(_number(fields, "generation"), _number(fields, "group"), failure)
     if kind == "farewell":
         return Farewell(_text(fields, "reason"))
     if kind not in ("where", "here"):
         raise BadMessage("kind")
-    group, sequence, question = (_number(fields, name) for name in ("group", "sequence", "question"))
+    generation, group, sequence, question = (
+        _number(fields, name) for name in ("generation", "group", "sequence", "question")
+    )
     pair = _pair(fields.get("pair"))
     if kind == "where":
-        return Where(group, pair, sequence, _text(fields, "signature"), question)
+        return Where(generation, group, pair, sequence, _text(fields, "signature"), question)
     state = fields.get("state")
     if state not in _STATES:
         raise BadMessage("state")
     return Here(
+        generation,
         group,
         pair,
         sequence,
@@ -174,11 +186,13 @@ def decode(data: bytes) -> Message:
         _number(fields, "finished"),
         _text(fields, "last"),
         _text(fields, "busy"),
+        _ranks(fields, "waits_for", _MOST_WAITED_FOR),
     )
 
 
 def _address(message: Where | Here) -> dict[str, Any]:
     return {
+        "generation": message.generation,
         "group": message.group,
         "pair": message.pair,
         "sequence": message.sequence,
@@ -194,6 +208,13 @@ def _natural(value: object, name: str) -> int:
 
 def _number(fields: dict[str, Any], name: str) -> int:
     return _natural(fields.get(name), name)
+
+
+def _ranks(fields: dict[str, Any], name: str, limit: int) -> tuple[int, ...]:
+    ranks = fields.get(name)
+    if not isinstance(ranks, list) or len(ranks) > limit:
+        raise BadMessage(name)
+    return tuple(_natural(rank, name) for rank in ranks)
 
 
 def _text(fields: dict[str, Any], name: str) -> str:

@@ -34,7 +34,7 @@ class Recorder:
     def on_peer_left(self, peer: int) -> None:
         self._add("left", peer)
 
-    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes) -> None:
+    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         self._add("mismatch", group, sequence, peer, signature)
 
     def _add(self, *event: object) -> None:

@@ -52,7 +52,7 @@ class Obedient:
         assert self.transport is not None
         self.transport.control(0, f"left {peer}".encode())
 
-    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes) -> None:
+    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         raise AssertionError("nothing here differs")
 
 

@@ -55,8 +55,8 @@ def test_a_frame_is_read_back(frame, offset):
 
 
 @given(st.binary(min_size=HEADER_SIZE, max_size=HEADER_SIZE))
-@example(bytes([1, 1, 0xFF, 0xFF]) + bytes(28))
-@example(bytes([1, 6]) + bytes(22) + (2**40).to_bytes(8, "big"))
+@example(bytes([2, 1, 0xFF, 0xFF]) + bytes(36))
+@example(bytes([2, 6]) + bytes(30) + (2**40).to_bytes(8, "big"))
 def test_arbitrary_bytes_are_refused_or_within_all_limits(data):
     try:
         frame, signature_length = parse_header(data)
@@ -79,6 +79,8 @@ def test_arbitrary_bytes_are_refused_or_within_all_limits(data):
         (Frame(Kind.CHUNK, length=1, signature=b"x"), "CHUNK frame came with a signature of 1 bytes"),
         (Frame(Kind.CONTROL, length=CONTROL_LIMIT + 1), "CONTROL frame came with length"),
         (Frame(Kind.CONTROL, group=1), "CONTROL frame came that names a channel"),
+        (Frame(Kind.CONTROL, generation=1), "CONTROL frame came that names a channel"),
+        (Frame(Kind.GOODBYE, generation=1), "GOODBYE frame came that names a channel"),
         (Frame(Kind.GOODBYE, length=1), "GOODBYE frame came with length 1"),
         (Frame(Kind.GOODBYE, step=1), "GOODBYE frame came that names a channel"),
         (Frame(Kind.READY, length=EAGER_LIMIT), "READY frame came with length"),
@@ -92,7 +94,7 @@ def test_frames_that_break_a_rule_are_refused(frame, message):
 
 def test_other_versions_and_kinds_are_refused():
     good = bytearray(Frame(Kind.DATA).encode())
-    with pytest.raises(CollectiveError, match="version 9 came, this process speaks version 1"):
+    with pytest.raises(CollectiveError, match="version 9 came, this process speaks version 2"):
         parse_header(bytes([9]) + bytes(good[1:]))
     with pytest.raises(CollectiveError, match="unknown kind 77"):
         parse_header(bytes([good[0], 77]) + bytes(good[2:]))

@@ -108,7 +108,20 @@ def test_every_single_flipped_bit_is_refused(where):
         ({"dialer": credentials(2, secret=lambda: b"guess")}, Status.WRONG_PROOF, "claims to be of rank 2"),
         ({"dialer": credentials(0, incarnation=5)}, Status.WRONG_INCARNATION, "restarted"),
         ({"to": 2}, Status.WRONG_RANK, "it looks for rank 2, this is 1"),
-        ({"incarnation": 77}, Status.WRONG_INCARNATION, "restarted"),
+        ({"incarnation": 77}, Status.WRONG_INCARNATION, "it looks for a former process"),
+        (
+            {"dialer": credentials(0, incarnation=5, generation=lambda: 3)},
+            Status.NOT_YET,
+            "newer than what is known here",
+        ),
+        (
+            {
+                "dialer": credentials(0, incarnation=5, generation=lambda: 3),
+                "acceptor": credentials(1, generation=lambda: 3),
+            },
+            Status.WRONG_INCARNATION,
+            "restarted",
+        ),
     ],
 )
 def test_the_acceptor_refuses_and_tells_why(changes, status, message):

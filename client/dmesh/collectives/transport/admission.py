@@ -9,7 +9,7 @@ from typing import Final
 
 from dmesh._log import logger
 from dmesh.collectives.transport.engine import Engine, Timer
-from dmesh.collectives.transport.handshake import Acceptor, Credentials, Refused
+from dmesh.collectives.transport.handshake import Acceptor, Credentials, Refused, Status
 
 STRANGERS: Final = 128
 """How many connections may be in the middle of the handshake; more are closed at once."""
@@ -31,8 +31,8 @@ class Admission:
         engine: Waits for the sockets.
         listener: Bound and listening; closed by `close`.
         credentials: Who this client is.
-        incarnations: Random number of each peer's process, 0 if unknown.
-        may_enter: Says whether a peer that has proven itself is still expected.
+        incarnations: Random number of each peer's process, 0 if unknown; may change.
+        may_enter: Says whether a peer (rank, incarnation) that has proven itself is still expected.
         on_admitted: Called with the peer's rank and the proven connection.
         strangers: How many unproven connections there may be.
         timeout: Seconds that each of them has.
@@ -45,7 +45,7 @@ class Admission:
         credentials: Credentials,
         incarnations: Mapping[int, int],
         *,
-        may_enter: Callable[[int], bool],
+        may_enter: Callable[[int, int], bool],
         on_admitted: Callable[[int, socket.socket], None],
         strangers: int = STRANGERS,
         timeout: float = HANDSHAKE_TIMEOUT,
@@ -54,7 +54,7 @@ class Admission:
         self._engine = engine
         self._listener = listener
         self._credentials = credentials
-        self._incarnations = incarnations
+        self._incarnations = dict(incarnations)
         self._may_enter = may_enter
         self._on_admitted = on_admitted
         self._limit = strangers
@@ -68,6 +68,13 @@ class Admission:
         if not self._closed:
             self._listener.setblocking(False)
             self._engine.watch(self._listener, selectors.EVENT_READ, self._on_connections)
+
+    def expect(self, incarnations: Mapping[int, int]) -> None:
+        """Says which processes the peers are from now on."""
+        self._incarnations.clear()
+        self._incarnations.update(incarnations)  # in place: handshakes under way look at it, too
+        self.refusals.clear()
+        self._warned = 0
 
     def close(self) -> None:
         """Closes the listener and all connections that have not been let in."""
@@ -102,9 +109,9 @@ class Admission:
         """A connection is not in its handshake any more."""
         self._strangers.discard(stranger)
 
-    def may_enter(self, peer: int) -> bool:
+    def may_enter(self, peer: int, incarnation: int) -> bool:
         """Says whether a peer is expected."""
-        return self._may_enter(peer)
+        return self._may_enter(peer, incarnation)
 
     def admit(self, peer: int, sock: socket.socket) -> None:
         """A peer has proven itself."""
@@ -112,6 +119,8 @@ class Admission:
 
     def refused(self, error: Refused, claimed: int | None) -> None:
         """Takes note of a refusal."""
+        if error.status is Status.NOT_YET:
+            return  # nothing is wrong, it will try again
         # Only ranks that exist: what strangers claim must not fill memory.
         if claimed is not None and claimed in self._incarnations:
             self.refusals[claimed] = str(error)
@@ -158,7 +167,11 @@ class _Stranger:
                 return
             answer = handshake.feed(data)
             peer = handshake.peer
-            if handshake.done and peer is not None and not self._admission.may_enter(peer):
+            if (
+                handshake.done
+                and peer is not None
+                and not self._admission.may_enter(peer, handshake.incarnation)
+            ):
                 raise handshake.refuse_connected()
             if answer and self._socket.send(answer) != len(answer):
                 self.close()

@@ -9,7 +9,7 @@ anywhere. Transports know nothing of arrays, operations or schedules.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,8 @@ class Peer:
 class TransportListener(Protocol):
     """Who is told of what arrives outside of channels; must not block.
 
+    What is told concerns the peers' processes that the transport was last given, by `start` or `renew`.
+
     Called on the transport's own thread, with one exception: a mismatch of a frame that had to wait for its
     channel is reported by the thread that opens the channel, before `Transport.open` returns.
     """
@@ -44,7 +46,7 @@ class TransportListener(Protocol):
     def on_peer_left(self, peer: int) -> None:
         """A peer said goodbye: nothing more will come from it. Called once per peer."""
 
-    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes) -> None:
+    def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         """A peer's frame for an open channel carries another signature than the channel's.
 
         Called once per channel and peer. Whatever the listener does, the channel fails afterwards with a
@@ -102,8 +104,14 @@ class Transport(ABC):
     """This client's id."""
 
     @abstractmethod
-    def start(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
-        """Begins to accept and deliver. `peers` are all other clients."""
+    def start(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
+        """Begins to accept and deliver.
+
+        Args:
+            listener: Is told of what arrives.
+            peers: All other clients.
+            generation: The current one; messages of earlier ones do not concern this client.
+        """
 
     def connect_all(self, timeout: float) -> None:
         """Waits until there is a connection with every peer, where a transport has such a thing.
@@ -119,8 +127,29 @@ class Transport(ABC):
         del peer
 
     @abstractmethod
-    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
-        """Opens the channel of one collective. Frames that came before are delivered to it at once."""
+    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
+        """Opens the channel of one collective. Frames that came before are delivered to it at once.
+
+        Raises CollectiveError if `generation` is not the current one.
+        """
+
+    @abstractmethod
+    def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
+        """Goes on with a new generation, in which some peers may be other processes than before.
+
+        Of a peer whose incarnation has changed, connections, frames and its departure are forgotten; all
+        others stay as they are. All channels fail. Frames of earlier generations are dropped from now on;
+        those of the new one that have come already are kept for their channels.
+
+        Args:
+            peers: All other clients; the same ranks as before.
+            generation: Larger than before, or the same as was said at the start.
+            switch: Called at the very moment, on the thread that reports to the listener: what is reported
+                before it is about the former processes, what is reported after it about the new ones.
+
+        Raises:
+            CollectiveError: The transport is closed.
+        """
 
     @abstractmethod
     def control(self, peer: int, message: bytes) -> None:

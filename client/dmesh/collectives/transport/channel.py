@@ -28,9 +28,13 @@ class MailboxChannel(Channel):
         group: Number of the group.
         sequence: Number of the collective in its group.
         signature: What both sides must agree on.
+        generation: In which life of the groups.
     """
 
-    def __init__(self, mailbox: Mailbox, group: int, sequence: int, signature: bytes) -> None:
+    def __init__(
+        self, mailbox: Mailbox, group: int, sequence: int, signature: bytes, generation: int = 0
+    ) -> None:
+        self.generation = generation
         self.group = group
         self.sequence = sequence
         self.signature = signature
@@ -58,7 +62,7 @@ class MailboxChannel(Channel):
         at = self._address(peer, step)
         data = _as_bytes(data, writable=False)
         kind = Kind.DATA if data.nbytes <= EAGER_LIMIT else Kind.OFFER
-        frame = Frame(kind, self.group, self.sequence, step, data.nbytes, self.signature)
+        frame = self._frame(kind, step, data.nbytes)
         send = Send(self, peer, frame, data)
         mailbox = self._mailbox
         deferred: list[Callable[[], None]] = []
@@ -104,7 +108,7 @@ class MailboxChannel(Channel):
                 if lost is not None:
                     self.fail_locked(lost)
                 elif into.nbytes > EAGER_LIMIT:
-                    ready = Frame(Kind.READY, self.group, self.sequence, step, into.nbytes, self.signature)
+                    ready = self._frame(Kind.READY, step, into.nbytes)
                     deferred.append(lambda: mailbox.wire.transmit(peer, ready, None))
         mailbox.run(deferred)
         return receive
@@ -154,7 +158,7 @@ class MailboxChannel(Channel):
         with self.guard:
             self.receives.clear()
         for send in unfinished:
-            if not mailbox.wire.withdraw(send):
+            if not mailbox.wire.withdraw(send) and self.generation == mailbox.generation:
                 cancel = send.frame._replace(kind=Kind.CANCEL, length=0)
                 mailbox.wire.transmit(send.peer, cancel, None)
         self.sends.clear()
@@ -174,6 +178,9 @@ class MailboxChannel(Channel):
                     return False
             with contextlib.suppress(queue.Empty):
                 self._bell.get(timeout=remaining)
+
+    def _frame(self, kind: Kind, step: int, length: int) -> Frame:
+        return Frame(kind, self.group, self.sequence, step, length, self.signature, self.generation)
 
     def _check(self) -> None:
         if self.failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import selectors
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 
 from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.engine import Engine, Timer
-from dmesh.collectives.transport.handshake import Credentials, Dialer, Refused
+from dmesh.collectives.transport.handshake import Credentials, Dialer, Refused, Status
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
@@ -28,8 +29,9 @@ class Dial:
 
     A peer's listener exists before anybody learns its address, so whoever refuses a connection is not there:
     only a short while is spent on trying again. Longer on a listener that closes connections in the middle of
-    a handshake: it may be busy with strangers. And no limit at all on one that accepted and says nothing yet:
-    its client may not have got so far.
+    a handshake: it may be busy with strangers. And no limit at all on one that knows this client's process
+    not yet, because it has not come to the same generation (it will, or its process will end), or on one that
+    accepted and says nothing yet: its client may not have got so far.
 
     Args:
         engine: Waits for the sockets.
@@ -209,7 +211,11 @@ class Dial:
         patience = self._patience
         if self._interrupted:
             patience = max(patience, _BUSY_PATIENCE)
-        if self._refused is not None or time.monotonic() - self._began >= patience:
+        if self._refused is not None and self._refused.status is Status.NOT_YET:
+            patience = math.inf
+        elif self._refused is not None:
+            patience = 0.0
+        if time.monotonic() - self._began >= patience:
             self._give_up(f"cannot connect to {self.problem}", self._refused)
             return
         self._timer = self._engine.after(self._pause, self._round)

@@ -5,12 +5,14 @@
  +--------+--------+-----------------+------------------------+
  | version|  kind  | signature length|          step          |
  +--------+--------+-----------------+------------------------+
+ |                         generation                         |
+ +------------------------------------------------------------+
  |                           group                            |
  +------------------------------------------------------------+
  |                          sequence                          |
  +------------------------------------------------------------+
  |                           length                           |
- +------------------------------------------------------------+   32 bytes, big-endian
+ +------------------------------------------------------------+   40 bytes, big-endian
  | signature ...                                              |
  | payload ...       (DATA, CHUNK, CONTROL: `length` bytes)   |
 ```
@@ -27,6 +29,10 @@ How data travels:
 
 Every frame of a channel but CHUNK, which only follows a READY, carries the channel's signature. All limits
 are checked on the header alone, before anything is allocated or read for the frame.
+
+The *generation* tells the life of the channels: it grows whenever lost clients have been replaced and all
+groups begin anew (`Transport.renew`). A frame of an earlier generation than the receiver's is dropped, one of
+a later generation is kept until the receiver has come to it.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ from typing import Final, NamedTuple
 
 from dmesh.errors import CollectiveError
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the frames' form; peers of different versions refuse each other in the handshake."""
 EAGER_LIMIT: Final = 64 * 1024
 """Largest payload that is sent without waiting for the receiver. Both sides must use the same number."""
@@ -48,7 +54,7 @@ CONTROL_LIMIT: Final = 64 * 1024
 SIGNATURE_LIMIT: Final = 4 * 1024
 """Longest signature of a channel."""
 
-_HEADER: Final = struct.Struct("!BBHIQQQ")
+_HEADER: Final = struct.Struct("!BBHIQQQQ")
 HEADER_SIZE: Final = _HEADER.size
 """Bytes of a frame's fixed header."""
 
@@ -81,6 +87,7 @@ class Frame(NamedTuple):
     step: int = 0
     length: int = 0
     signature: bytes = b""
+    generation: int = 0
 
     @property
     def payload_length(self) -> int:
@@ -91,7 +98,14 @@ class Frame(NamedTuple):
         """Returns the header and the signature; the payload follows them on a wire."""
         return (
             _HEADER.pack(
-                VERSION, self.kind, len(self.signature), self.step, self.group, self.sequence, self.length
+                VERSION,
+                self.kind,
+                len(self.signature),
+                self.step,
+                self.generation,
+                self.group,
+                self.sequence,
+                self.length,
             )
             + self.signature
         )
@@ -122,7 +136,9 @@ def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple
     Raises:
         CollectiveError: The header breaks a rule of the protocol. Nothing that follows it can be trusted.
     """
-    version, number, signature_length, step, group, sequence, length = _HEADER.unpack_from(data, offset)
+    version, number, signature_length, step, generation, group, sequence, length = _HEADER.unpack_from(
+        data, offset
+    )
     if version != VERSION:
         raise CollectiveError(f"a frame of version {version} came, this process speaks version {VERSION}")
     kind = _KINDS.get(number)
@@ -135,8 +151,8 @@ def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple
         raise CollectiveError(
             f"a {kind.name} frame came with length {length}, which must be {lowest} to {highest}"
         )
-    if kind is Kind.CONTROL and (group or sequence or step):
+    if kind is Kind.CONTROL and (group or sequence or step or generation):
         raise CollectiveError("a CONTROL frame came that names a channel")
-    if kind is Kind.GOODBYE and (group or step or sequence > 1):
+    if kind is Kind.GOODBYE and (group or step or generation or sequence > 1):
         raise CollectiveError("a GOODBYE frame came that names a channel")
-    return Frame(kind, group, sequence, step, length), signature_length
+    return Frame(kind, group, sequence, step, length, b"", generation), signature_length

@@ -31,14 +31,14 @@ from typing import Final
 
 from dmesh.errors import PeerAuthenticationError
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Version of the handshake and of the frames that follow it."""
 
 _MAGIC: Final = b"dmeshpee"
 _NONCE: Final = 32
 # magic, version, padding, dialer's rank, acceptor's rank, dialer's incarnation, acceptor's incarnation as the
-# dialer knows it, digest of the cluster id, nonce
-_HELLO: Final = struct.Struct(f"!8sHHIIIQQ32s{_NONCE}s")
+# dialer knows it, dialer's generation, digest of the cluster id, nonce
+_HELLO: Final = struct.Struct(f"!8sHHIIIQQQ32s{_NONCE}s")
 # status, padding, rank, incarnation, nonce
 _CHALLENGE: Final = struct.Struct(f"!B3sIQ{_NONCE}s")
 _PROOF_SIZE: Final = hashlib.sha256().digest_size
@@ -76,6 +76,8 @@ class Status(enum.IntEnum):
     """The secrets differ."""
     CONNECTED = 8
     """The dialer's rank is connected, or has gone, already."""
+    NOT_YET = 9
+    """The dialer knows of processes that the acceptor has not heard of yet; it may try again."""
 
 
 _REFUSALS: Final = {
@@ -87,6 +89,7 @@ _REFUSALS: Final = {
     Status.WRONG_INCARNATION: "one of the two processes was restarted",
     Status.WRONG_PROOF: "the secrets differ (DMESH_TOKEN must be the same for all clients)",
     Status.CONNECTED: "it has had a connection with this rank before",
+    Status.NOT_YET: "it has not come to the barrier after which this process takes part",
 }
 
 
@@ -102,6 +105,8 @@ class Credentials:
     """Names the life of the cluster; the same for all its clients."""
     secret: Callable[[], bytes] = field(repr=False)
     """Returns the secret that all clients of the cluster share."""
+    generation: Callable[[], int] = field(default=lambda: 0, repr=False)
+    """Returns the generation in which it is: how new its knowledge of the others' processes is."""
 
     @property
     def cluster_digest(self) -> bytes:
@@ -193,6 +198,7 @@ class Dialer(Handshake):
             0,
             credentials.incarnation,
             incarnation,
+            credentials.generation(),
             credentials.cluster_digest,
             nonce or secrets.token_bytes(_NONCE),
         )
@@ -268,12 +274,16 @@ class Acceptor(Handshake):
         credentials: Who this client is.
         incarnations: The random number of each peer's process by rank, 0 where unknown.
         nonce: For tests; random otherwise.
+
+    Attributes:
+        incarnation: The random number of the dialer's process, as it claims.
     """
 
     def __init__(
         self, credentials: Credentials, incarnations: Mapping[int, int], nonce: bytes | None = None
     ) -> None:
         super().__init__(credentials)
+        self.incarnation = 0
         self._incarnations = incarnations
         self._nonce = nonce or secrets.token_bytes(_NONCE)
         self._hello = b""
@@ -301,8 +311,8 @@ class Acceptor(Handshake):
         return self._on_proof(message) if self._hello else self._on_hello(message)
 
     def _on_hello(self, message: bytes) -> bytes:
-        _, version, zero, rank, wanted_rank, zero_too, incarnation, expected, cluster, _ = _HELLO.unpack(
-            message
+        (_, version, zero, rank, wanted_rank, zero_too, incarnation, expected, generation, cluster, _) = (
+            _HELLO.unpack(message)
         )
         own = self._credentials
         if version != PROTOCOL:
@@ -317,8 +327,13 @@ class Acceptor(Handshake):
         if rank not in self._incarnations:
             raise self._refuse(Status.UNKNOWN_RANK, f"there is no peer of rank {rank}")
         known = self._incarnations[rank]
-        if (known and incarnation != known) or (expected and expected != own.incarnation):
+        if expected and expected != own.incarnation:
+            raise self._refuse(Status.WRONG_INCARNATION, "it looks for a former process of this rank")
+        if known and incarnation != known:
+            if generation > own.generation():
+                raise self._refuse(Status.NOT_YET, "its process is newer than what is known here so far")
             raise self._refuse(Status.WRONG_INCARNATION, "one of the two processes was restarted")
+        self.incarnation = incarnation
         self._hello = message
         self._challenge = _CHALLENGE.pack(Status.OK, bytes(3), own.rank, own.incarnation, self._nonce)
         return self._challenge

@@ -11,6 +11,8 @@ for rank in range(2):
 network.hold(0, 1)      # what rank 0 says to rank 1 is not heard ...
 network.release(0, 1)   # ... until now
 network.kill(0)         # rank 1's listener is told that rank 0 is lost
+network.replace(0)      # a new process takes the seat of rank 0 ...
+network.transport(1).renew(network.peers(1), 1, lambda: None)  # ... and rank 1 goes on with it
 ```
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dmesh.collectives.transport.base import Channel, Peer, Transport, TransportListener
@@ -32,6 +34,8 @@ from dmesh.errors import CollectiveError, CollectiveValueError
 class _Item:
     """One thing on its way from one rank to another."""
 
+    source: int
+    """Incarnation of the sender."""
     frame: Frame
     payload: bytes = b""
     lost: str | None = None
@@ -47,7 +51,8 @@ class LocalNetwork:
 
     def __init__(self, size: int, early_limit: int = EARLY_LIMIT) -> None:
         self.size = size
-        self._transports = tuple(LocalTransport(self, rank, early_limit) for rank in range(size))
+        self._early_limit = early_limit
+        self._transports = [LocalTransport(self, rank, 1, early_limit) for rank in range(size)]
         self._held: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
 
@@ -58,7 +63,12 @@ class LocalNetwork:
     def peers(self, rank: int) -> tuple[Peer, ...]:
         """Returns what `start` of that rank's transport wants to know of the others."""
         return tuple(
-            Peer(other, (f"local:{other + 1}",), 0, f"/job:worker/task:{other} (thread of this process)")
+            Peer(
+                other,
+                (f"local:{other + 1}",),
+                self._transports[other].incarnation,
+                f"/job:worker/task:{other} (thread of this process)",
+            )
             for other in range(self.size)
             if other != rank
         )
@@ -87,7 +97,18 @@ class LocalNetwork:
                 with self._lock:
                     was_held = (rank, other.rank) in self._held
                     self._held.discard((rank, other.rank))
-                other.put(rank, _Item(Frame(Kind.GOODBYE), lost=reason), forget=was_held)
+                item = _Item(victim.incarnation, Frame(Kind.GOODBYE), lost=reason)
+                other.put(rank, item, forget=was_held)
+
+    def replace(self, rank: int) -> LocalTransport:
+        """Puts another process in the place of a rank that was killed; returns its transport, to be started.
+
+        The others get to know it by `renew`. Until then they do not hear it, nor does it hear what they say
+        to its predecessor.
+        """
+        former = self._transports[rank]
+        self._transports[rank] = LocalTransport(self, rank, former.incarnation + 1, self._early_limit)
+        return self._transports[rank]
 
     def is_held(self, source: int, destination: int) -> bool:
         """True between `hold` and `release`."""
@@ -98,29 +119,57 @@ class LocalNetwork:
 class LocalTransport(Transport):
     """One rank's end of a `LocalNetwork`; made by it."""
 
-    def __init__(self, network: LocalNetwork, rank: int, early_limit: int) -> None:
+    def __init__(self, network: LocalNetwork, rank: int, incarnation: int, early_limit: int) -> None:
         self.rank = rank
+        self.incarnation = incarnation
         self.mailbox = Mailbox(rank, self, early_limit)
         self._network = network
         self._lanes: dict[int, deque[_Item]] = {}
         self._stalled: set[int] = set()
+        self._known: dict[int, int] = {}
+        self._jobs: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._ended = False
         self._thread: threading.Thread | None = None
 
-    def start(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
+    def start(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
         """Begins to deliver; see `Transport.start`."""
         if self._thread is not None:
             raise CollectiveError(f"the transport of rank {self.rank} is started already")
-        self.mailbox.attach(listener, peers)
+        self.mailbox.attach(listener, peers, generation)
+        self._known = {peer.rank: peer.incarnation for peer in peers}
         self._thread = threading.Thread(
             target=self._deliver_all, name=f"dmesh-local-{self.rank}", daemon=True
         )
         self._thread.start()
 
-    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
+    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
         """Opens a channel; see `Transport.open`."""
-        return self.mailbox.open(group, sequence, signature)
+        return self.mailbox.open(group, sequence, signature, generation)
+
+    def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
+        """Begins a new generation; see `Transport.renew`."""
+        done = threading.Event()
+
+        def job() -> None:
+            known = {peer.rank: peer.incarnation for peer in peers}
+            replaced = {rank for rank, incarnation in known.items() if incarnation != self._known[rank]}
+            with self._changed:
+                self._known = known
+                self._stalled -= replaced
+                for rank in replaced:
+                    lane = self._lanes.get(rank, deque())
+                    self._lanes[rank] = deque(item for item in lane if item.source >= known[rank])
+            self.mailbox.renew(peers, replaced, generation)
+            switch()
+            done.set()
+
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+        while not done.wait(0.1):
+            if self._ended:
+                raise CollectiveError(f"the transport of rank {self.rank} is closed")
 
     def control(self, peer: int, message: bytes) -> None:
         """Sends a control message; see `Transport.control`."""
@@ -129,14 +178,14 @@ class LocalTransport(Transport):
                 f"a control message has {len(message)} bytes, at most {CONTROL_LIMIT} are allowed"
             )
         self.mailbox.peer(peer)
-        self._put(peer, _Item(Frame(Kind.CONTROL, length=len(message)), bytes(message)))
+        self._put(peer, _Item(self.incarnation, Frame(Kind.CONTROL, length=len(message)), bytes(message)))
 
     def close(self, linger: float) -> None:
         """Says goodbye and stops; see `Transport.close`. There is nothing to linger for."""
         if not self._ended:
             for peer in range(self._network.size):
                 if peer != self.rank:
-                    self._put(peer, _Item(Frame(Kind.GOODBYE)))
+                    self._put(peer, _Item(self.incarnation, Frame(Kind.GOODBYE)))
         self.die(CollectiveError(f"the transport of rank {self.rank} is closed"))
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -147,13 +196,13 @@ class LocalTransport(Transport):
     def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
         """Puts a frame into the peer's lane; see `Wire.transmit`."""
         if send is None:
-            self._put(peer, _Item(frame))
+            self._put(peer, _Item(self.incarnation, frame))
             return
         with self._changed:
             if send.withdrawn:
                 return
             payload = bytes(send.data)
-        self._put(peer, _Item(frame, payload))
+        self._put(peer, _Item(self.incarnation, frame, payload))
         self.mailbox.sent(send)
 
     def withdraw(self, send: Send) -> bool:
@@ -199,15 +248,25 @@ class LocalTransport(Transport):
         self.mailbox.shut(error)
 
     def _put(self, peer: int, item: _Item) -> None:
-        if not self._ended:
-            self._network.transport(peer).put(self.rank, item)
+        if self._ended:
+            return
+        transport = self._network.transport(peer)
+        if transport.incarnation == self._known.get(peer):  # or it is for a process that is no more
+            transport.put(self.rank, item)
 
-    def _next(self) -> tuple[int, _Item] | None:
-        """Waits for something that can be delivered, and leaves it in its lane; None at the end."""
+    def _next(self) -> tuple[int, _Item] | Callable[[], None] | None:
+        """Waits for what can be delivered, and leaves it in its lane, or for a job; None at the end."""
         with self._changed:
             while not self._ended:
+                if self._jobs:
+                    return self._jobs.popleft()
                 for source, lane in self._lanes.items():
-                    if lane and source not in self._stalled and not self._network.is_held(source, self.rank):
+                    if (
+                        lane
+                        and source not in self._stalled
+                        and not self._network.is_held(source, self.rank)
+                        and lane[0].source <= self._known[source]
+                    ):
                         # To the end of the order, so that no lane starves the others.
                         self._lanes[source] = self._lanes.pop(source)
                         return source, lane[0]
@@ -216,6 +275,9 @@ class LocalTransport(Transport):
 
     def _deliver_all(self) -> None:
         while (found := self._next()) is not None:
+            if callable(found):
+                found()
+                continue
             source, item = found
             if self._deliver(source, item):
                 with self._changed:
@@ -226,7 +288,7 @@ class LocalTransport(Transport):
     def _deliver(self, source: int, item: _Item) -> bool:
         """Gives one item to the mailbox; False if there is no room and the lane waits for `resume`."""
         frame, mailbox = item.frame, self.mailbox
-        if mailbox.gone(source):
+        if mailbox.gone(source) or item.source != self._known[source]:
             return True
         if frame.kind is Kind.GOODBYE:
             mailbox.depart(source, item.lost)

@@ -4,6 +4,9 @@ One mailbox serves one client. Frames are matched by channel (group, sequence), 
 nobody wants yet are kept, for each peer up to a budget; beyond it `accept` and `notice` refuse, and the wire
 stops reading that peer until there is room. Frames of channels that are closed are dropped.
 
+Channels live in a *generation*. When the next one begins (`renew`), all that are open fail, what is kept for
+earlier ones is dropped, and what has already come for the new one waits for its channels.
+
 Locking: `lock` guards all matching; it is never held while a wire or the listener is called. A channel's
 `guard` is held while a wire writes into posted memory, so that closing a channel can promise that none is
 touched afterwards.
@@ -12,24 +15,23 @@ touched afterwards.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from dmesh._log import logger
 from dmesh.collectives.transport.base import Channel, Peer, TransportListener
 from dmesh.collectives.transport.channel import MailboxChannel
 from dmesh.collectives.transport.closed import ClosedSequences
+from dmesh.collectives.transport.early import EarlyFrames
 from dmesh.collectives.transport.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind
-from dmesh.collectives.transport.records import Kept, Landing, Receive, Send, Wire, frame_cost
-from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveValueError, PeerLostError
+from dmesh.collectives.transport.matching import Deferred, Matching
+from dmesh.collectives.transport.records import Kept, Landing, Send, Wire
+from dmesh.errors import CollectiveError, CollectiveValueError, PeerLostError
 
 EARLY_LIMIT = 64 * 1024 * 1024
 """Bytes of frames that are kept for each peer before somebody wants them."""
 
-Deferred = list[Callable[[], None]]
-"""What is to be done once the lock is released."""
 
-
-class Mailbox:
+class Mailbox(Matching):
     """The receiving half of a transport, and the bookkeeping of its sending half.
 
     Args:
@@ -42,23 +44,47 @@ class Mailbox:
         self.rank = rank
         self.wire = wire
         self.lock = threading.Lock()
-        self._early_limit = early_limit
+        self.generation = 0
         self._listener: TransportListener | None = None
         self._peers: dict[int, Peer] = {}
         self._channels: dict[tuple[int, int], MailboxChannel] = {}
-        self._early: dict[tuple[int, int], list[Kept]] = {}
+        self._early = EarlyFrames(early_limit)
         self._closed: dict[int, ClosedSequences] = {}
-        self._charged: dict[int, int] = {}
-        self._refused: set[int] = set()
         self._gone: dict[int, str] = {}
         self._over: BaseException | None = None
 
     # -- the transport's side ----------------------------------------------------------------------
 
-    def attach(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
-        """Says who listens and who the peers are; once, before anything arrives."""
+    def attach(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
+        """Says who listens, who the peers are, and when it is; once, before anything arrives."""
         self._listener = listener
         self._peers = {peer.rank: peer for peer in peers}
+        self.generation = generation
+
+    def renew(self, peers: Sequence[Peer], replaced: Collection[int], generation: int) -> None:
+        """Begins a new generation; see `Transport.renew`.
+
+        The wire has dropped the replaced peers' connections.
+
+        Args:
+            peers: All other clients.
+            replaced: Ranks of those that are other processes than before.
+            generation: Its number.
+        """
+        deferred: Deferred = []
+        with self.lock:
+            self._peers = {peer.rank: peer for peer in peers}
+            self.generation = generation
+            for rank in replaced:
+                self._gone.pop(rank, None)
+            over = CollectiveError(f"generation {generation} of the collectives has begun meanwhile")
+            channels, self._channels = self._channels, {}
+            for channel in channels.values():
+                channel.fail_locked(over)
+            self._closed.clear()
+            for kept in self._early.renew(generation, replaced):
+                self.refund(kept, deferred)
+        self.run(deferred)
 
     def describe(self, rank: int) -> str:
         """Names a peer to a person."""
@@ -75,7 +101,7 @@ class Mailbox:
             )
         return peer
 
-    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
+    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
         """Opens a channel; see `Transport.open`."""
         if not 0 <= group < 2**64 or not 0 <= sequence < 2**64:
             raise CollectiveValueError(
@@ -86,18 +112,23 @@ class Mailbox:
                 f"a channel's signature has {len(signature)} bytes, at most {SIGNATURE_LIMIT} are allowed"
             )
         key = (group, sequence)
-        channel = MailboxChannel(self, group, sequence, signature)
+        channel = MailboxChannel(self, group, sequence, signature, generation)
         deferred: Deferred = []
         with self.lock:
             if self._over is not None:
                 raise self._over
+            if generation != self.generation:
+                raise CollectiveError(
+                    f"channel {sequence} of group {group} is of generation {generation}, "
+                    f"but it is generation {self.generation} now"
+                )
             closed = self._closed.get(group)
             if key in self._channels or (closed is not None and sequence in closed):
                 state = "open" if key in self._channels else "over"
                 raise CollectiveError(f"channel {sequence} of group {group} is already {state}")
             self._channels[key] = channel
-            for kept in self._early.pop(key, ()):
-                self._match(channel, kept, deferred)
+            for kept in self._early.take((generation, *key)):
+                self.match(channel, kept, deferred)
         self.run(deferred)
         return channel
 
@@ -150,10 +181,10 @@ class Mailbox:
         with self.lock:
             if self._is_closed(frame):
                 return drop
-            channel = self._channels.get((frame.group, frame.sequence))
+            channel = self._channel(frame)
             if channel is None:
                 return self._keep(peer, frame)
-            if not self._signature_fits(channel, peer, frame, deferred):
+            if not self.signature_fits(channel, peer, frame, deferred):
                 landing = drop
             else:
                 receive = channel.receives.get((peer, frame.step))
@@ -161,7 +192,7 @@ class Mailbox:
                     return self._keep(peer, frame)
                 if receive.started or channel.failure is not None:
                     landing = drop
-                elif self._length_fits(channel, receive, frame):
+                elif self.length_fits(channel, receive, frame):
                     receive.started = True
                     landing = Landing(frame.length, receive.view, channel, receive)
                 else:
@@ -190,16 +221,17 @@ class Mailbox:
         with self.lock:
             if self._is_closed(frame):
                 return True
-            if not self._charge(peer, frame):
-                return False
-        self._deliver(Kept(peer, frame, None))
+            account = self._early.charge(peer, frame)
+        if account is None:
+            return False
+        self._deliver(Kept(account, frame, None))
         return True
 
     def _accept_chunk(self, peer: int, frame: Frame) -> Landing:
         with self.lock:
             if self._is_closed(frame):
                 return Landing(frame.length)
-            channel = self._channels.get((frame.group, frame.sequence))
+            channel = self._channel(frame)
             receive = None if channel is None else channel.receives.get((peer, frame.step))
             if channel is not None and receive is None and channel.failure is not None:
                 return Landing(frame.length)
@@ -218,137 +250,44 @@ class Mailbox:
             return Landing(frame.length, receive.view[receive.filled : end], channel, receive)
 
     def _keep(self, peer: int, frame: Frame) -> Landing | None:
-        if not self._charge(peer, frame):
+        account = self._early.charge(peer, frame)
+        if account is None:
             return None
         payload = bytearray(frame.length)
-        return Landing(frame.length, memoryview(payload), kept=Kept(peer, frame, payload))
+        return Landing(frame.length, memoryview(payload), kept=Kept(account, frame, payload))
 
     def _deliver(self, kept: Kept) -> None:
         """Gives a complete, charged frame to its channel, or keeps it until the channel opens."""
         deferred: Deferred = []
         frame = kept.frame
-        key = (frame.group, frame.sequence)
         with self.lock:
-            channel = self._channels.get(key)
+            channel = self._channel(frame)
             if channel is not None:
-                self._match(channel, kept, deferred)
+                self.match(channel, kept, deferred)
             elif self._is_closed(frame) or self._over is not None:
                 self.refund(kept, deferred)
             else:
-                self._early.setdefault(key, []).append(kept)
+                self._early.keep(kept)
         self.run(deferred)
-
-    # -- matching; all with the lock held ----------------------------------------------------------
-
-    def _match(self, channel: MailboxChannel, kept: Kept, deferred: Deferred) -> None:
-        frame, at = kept.frame, (kept.peer, kept.frame.step)
-        if not self._signature_fits(channel, kept.peer, frame, deferred):
-            self.refund(kept, deferred)
-        elif frame.kind is Kind.READY:
-            send = channel.sends.get(at)
-            if send is not None:
-                self.refund(kept, deferred)
-                self.start_send(channel, send, frame.length, deferred)
-            elif at in channel.readies:
-                self.refund(kept, deferred)
-            else:
-                channel.readies[at] = kept
-        else:
-            receive = channel.receives.get(at)
-            if receive is not None:
-                self.settle(channel, receive, kept, deferred)
-                return
-            earlier = channel.waiting.get(at)
-            if earlier is not None and frame.kind is not Kind.CANCEL:
-                self.refund(kept, deferred)
-                return
-            if earlier is not None:
-                self.refund(earlier, deferred)
-            channel.waiting[at] = kept
-
-    def settle(self, channel: MailboxChannel, receive: Receive, kept: Kept, deferred: Deferred) -> None:
-        """Brings a posted receive and a kept DATA, OFFER or CANCEL frame together."""
-        self.refund(kept, deferred)
-        if receive.done or channel.failure is not None:
-            return
-        frame = kept.frame
-        if frame.kind is Kind.CANCEL:
-            channel.fail_locked(
-                CollectiveError(
-                    f"{self.describe(kept.peer)} gave up sending step {frame.step} of {channel.name} "
-                    "before all of it had been sent"
-                )
-            )
-        elif self._length_fits(channel, receive, frame) and kept.payload is not None and not receive.started:
-            receive.view[:] = kept.payload
-            receive.started = receive.done = True
-            channel.ring()
-
-    def start_send(self, channel: MailboxChannel, send: Send, expected: int, deferred: Deferred) -> None:
-        """The receiver of a large payload is ready for `expected` bytes."""
-        if send.started or channel.failure is not None:
-            return
-        if expected != send.data.nbytes:
-            channel.fail_locked(
-                CollectiveError(
-                    f"{self.describe(send.peer)} expects {expected} bytes in step {send.frame.step} of "
-                    f"{channel.name}, this rank sends {send.data.nbytes}"
-                )
-            )
-            # If READY came before there was anything to offer, the receiver does not know yet.
-            deferred.append(lambda: self.wire.transmit(send.peer, send.frame, None))
-            return
-        send.started = True
-        frame = send.frame._replace(kind=Kind.CHUNK, signature=b"")
-        deferred.append(lambda: self.wire.transmit(send.peer, frame, send))
-
-    def _length_fits(self, channel: MailboxChannel, receive: Receive, frame: Frame) -> bool:
-        if frame.length == receive.view.nbytes:
-            return True
-        channel.fail_locked(
-            CollectiveError(
-                f"{self.describe(receive.peer)} sends {frame.length} bytes in step {frame.step} of "
-                f"{channel.name}, this rank expects {receive.view.nbytes}"
-            )
-        )
-        return False
-
-    def _signature_fits(self, channel: MailboxChannel, peer: int, frame: Frame, deferred: Deferred) -> bool:
-        if frame.signature == channel.signature:
-            return True
-        if peer not in channel.mismatched:
-            channel.mismatched.add(peer)
-            deferred.append(lambda: self._report_mismatch(channel, peer, frame.signature))
-        return False
-
-    def _report_mismatch(self, channel: MailboxChannel, peer: int, signature: bytes) -> None:
-        listener = self._listener
-        if listener is not None:
-            self.tell(lambda: listener.on_mismatch(channel.group, channel.sequence, peer, signature))
-        # The listener can say it better and comes first; but whatever it does, the channel must not wait for
-        # ever.
-        channel.fail(
-            CollectiveMismatchError(
-                f"{self.describe(peer)} takes part in {channel.name} with {_printable(signature)}, "
-                f"this rank ({self.rank}) with {_printable(channel.signature)}"
-            )
-        )
 
     # -- closing, budgets --------------------------------------------------------------------------
 
     def forget(self, channel: MailboxChannel, deferred: Deferred) -> None:
         """Removes a channel that closes; with the lock held."""
-        self._channels.pop((channel.group, channel.sequence), None)
+        key = (channel.group, channel.sequence)
+        current = self._channels.get(key) is channel
+        if current:
+            del self._channels[key]
         for kept in (*channel.waiting.values(), *channel.readies.values()):
             self.refund(kept, deferred)
         channel.waiting.clear()
         channel.readies.clear()
+        if not current:
+            return  # of an earlier generation, of which nothing is known any more
         closed = self._closed.setdefault(channel.group, ClosedSequences())
         if closed.add(channel.sequence):
-            stale = [key for key in self._early if key[0] == channel.group and key[1] in closed]
-            for key in stale:
-                for kept in self._early.pop(key):
-                    self.refund(kept, deferred)
+            for kept in self._early.drop(self.generation, channel.group, closed):
+                self.refund(kept, deferred)
 
     def lost_locked(self, peer: int) -> PeerLostError | None:
         """The error for who wants something of a peer that is gone; None if it is not. With the lock held."""
@@ -366,28 +305,25 @@ class Mailbox:
 
     def refund(self, kept: Kept, deferred: Deferred) -> None:
         """Gives back what a kept frame was charged; with the lock held."""
-        peer = kept.peer
-        self._charged[peer] -= kept.cost
-        if peer in self._refused:
-            self._refused.discard(peer)
+        peer = self._early.refund(kept)
+        if peer is not None:
             deferred.append(lambda: self.wire.resume(peer))
-
-    def _charge(self, peer: int, frame: Frame) -> bool:
-        charged = self._charged.get(peer, 0)
-        cost = frame_cost(frame)
-        # A budget that is all free takes any frame, or a frame larger than the budget would wait for ever.
-        if charged and charged + cost > self._early_limit:
-            self._refused.add(peer)
-            return False
-        self._charged[peer] = charged + cost
-        return True
 
     def kept_bytes(self, peer: int) -> int:
         """How much is kept of a peer's frames, as counted for the budget."""
         with self.lock:
-            return self._charged.get(peer, 0)
+            return self._early.charged(peer)
+
+    def _channel(self, frame: Frame) -> MailboxChannel | None:
+        """The open channel of a frame."""
+        if frame.generation != self.generation:
+            return None
+        return self._channels.get((frame.group, frame.sequence))
 
     def _is_closed(self, frame: Frame) -> bool:
+        """True if nobody will ever want a frame."""
+        if frame.generation != self.generation:
+            return frame.generation < self.generation
         closed = self._closed.get(frame.group)
         return closed is not None and frame.sequence in closed
 
@@ -406,8 +342,3 @@ class Mailbox:
             call()
         except Exception:  # noqa: BLE001
             logger.exception("a listener of the transport failed")
-
-
-def _printable(signature: bytes) -> str:
-    text = signature.decode("utf-8", "backslashreplace")
-    return repr(text if len(text) <= 300 else text[:300] + "...")

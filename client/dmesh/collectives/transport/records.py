@@ -47,15 +47,31 @@ class Send:
         self.written = False
 
 
+class Account:
+    """What one process of a peer is charged for frames that are kept."""
+
+    __slots__ = ("charged", "peer", "refused")
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.charged = 0
+        self.refused = False
+
+
 class Kept:
     """A frame that came before somebody wanted it."""
 
-    __slots__ = ("frame", "payload", "peer")
+    __slots__ = ("account", "frame", "payload")
 
-    def __init__(self, peer: int, frame: Frame, payload: bytearray | None) -> None:
-        self.peer = peer
+    def __init__(self, account: Account, frame: Frame, payload: bytearray | None) -> None:
+        self.account = account
         self.frame = frame
         self.payload = payload
+
+    @property
+    def peer(self) -> int:
+        """Who sent it."""
+        return self.account.peer
 
     @property
     def cost(self) -> int:

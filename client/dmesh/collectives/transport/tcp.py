@@ -14,9 +14,10 @@ engine's thread: socket -> FrameReader -> mailbox -> posted memory   (and the re
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,18 +27,12 @@ from dmesh.collectives.transport.base import Channel, Peer, Transport, Transport
 from dmesh.collectives.transport.dialing import Dial
 from dmesh.collectives.transport.engine import Engine
 from dmesh.collectives.transport.frames import CONTROL_LIMIT, Frame, Kind
+from dmesh.collectives.transport.gathering import Gathering
 from dmesh.collectives.transport.handshake import Credentials, Refused
 from dmesh.collectives.transport.links import Link, goodbye
 from dmesh.collectives.transport.mailbox import EARLY_LIMIT, Mailbox
 from dmesh.collectives.transport.records import Send
-from dmesh.coordination.waiting import Bell
-from dmesh.errors import (
-    CollectiveError,
-    CollectiveValueError,
-    InitializationTimeoutError,
-    PeerAuthenticationError,
-    PeerLostError,
-)
+from dmesh.errors import CollectiveError, CollectiveValueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +77,9 @@ class TcpTransport(Transport):
         self.rank = rank
         self.options = options or TcpOptions()
         self.mailbox = Mailbox(rank, self, self.options.early_limit)
-        self._credentials = Credentials(rank, incarnation, cluster_id, secret)
+        self._credentials = Credentials(
+            rank, incarnation, cluster_id, secret, lambda: self.mailbox.generation
+        )
         self._listener_socket = listener
         self._engine = Engine(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
         self._admission: Admission | None = None
@@ -94,19 +91,16 @@ class TcpTransport(Transport):
         self._dialed: dict[int, Link] = {}
         self._accepted: dict[int, Link] = {}
         self._dials: dict[int, Dial] = {}
-        # What `connect_all` waits for.
-        self._news = Bell()
-        self._fates: dict[int, str] = {}
-        self._refused: dict[int, Refused] = {}
+        self._gathering = Gathering(rank, self.mailbox.describe)
 
     # -- for everybody -----------------------------------------------------------------------------
 
-    def start(self, listener: TransportListener, peers: Sequence[Peer]) -> None:
+    def start(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
         """Begins to accept and deliver; see `Transport.start`. This client itself may be among the peers."""
         if self._admission is not None or self._closing:
             raise CollectiveError(f"the transport of rank {self.rank} has been started or closed already")
         self._peers = {peer.rank: peer for peer in peers if peer.rank != self.rank}
-        self.mailbox.attach(listener, tuple(self._peers.values()))
+        self.mailbox.attach(listener, tuple(self._peers.values()), generation)
         self._admission = Admission(
             self._engine,
             self._listener_socket,
@@ -137,46 +131,46 @@ class TcpTransport(Transport):
             PeerAuthenticationError: A peer does not trust this client, or cannot be trusted.
             PeerLostError: A peer came and went.
         """
-        clients = len(self._peers) + 1
-        began = time.monotonic()
         links = {rank: self._link(rank) for rank in self._peers}
         self._engine.call(lambda: self._be_patient(timeout))
-        reported = began
-
-        def absent() -> list[int]:
-            return sorted(rank for rank, link in links.items() if link is None or not link.is_open)
-
-        while True:
-            self._check_fates()
-            missing = absent()
-            if not missing:
-                return
-            now = time.monotonic()
-            if now >= began + timeout:
-                raise InitializationTimeoutError(
-                    f"{len(missing)} of {clients} clients did not come within {timeout:g} s: "
-                    f"{self._describe_missing(missing)}. Start them, or check that DTENSOR_JOBS is "
-                    "the same everywhere and that their addresses can be reached from here."
-                )
-            if now >= reported + report_every:
-                reported = now
-                report(
-                    f"rank {self.rank} has waited {now - began:.0f} s (of {timeout:g} s) for "
-                    f"{len(missing)} of {clients} clients: {self._describe_missing(missing)}"
-                )
-            self._news.wait_for(
-                lambda: not absent() or bool(self._fates) or self._closing,
-                max(0.0, min(began + timeout, reported + report_every) - now),
-            )
+        self._gathering.wait(
+            len(self._peers) + 1,
+            lambda: sorted(rank for rank, link in links.items() if link is None or not link.is_open),
+            self._problem,
+            timeout,
+            report,
+            report_every,
+        )
 
     def watch(self, peer: int) -> None:
         """Dials a peer, if nothing has been sent to it yet; see `Transport.watch`."""
         self.mailbox.peer(peer)
         self._link(peer)
 
-    def open(self, group: int, sequence: int, signature: bytes) -> Channel:
+    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
         """Opens a channel; see `Transport.open`."""
-        return self.mailbox.open(group, sequence, signature)
+        return self.mailbox.open(group, sequence, signature, generation)
+
+    def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
+        """Begins a new generation; see `Transport.renew`.
+
+        Once begun it happens whole, on the engine's thread; Ctrl-C only ends the waiting for it.
+        """
+        if self._admission is None:
+            raise CollectiveError(f"the transport of rank {self.rank} has not been started")
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def job() -> None:
+            self._renew({peer.rank: peer for peer in peers if peer.rank != self.rank}, generation, switch)
+            done.put(None)
+
+        self._engine.call(job)
+        while True:
+            if self._closing:
+                raise CollectiveError(f"the transport of rank {self.rank} is closed")
+            with contextlib.suppress(queue.Empty):
+                done.get(timeout=0.1)
+                return
 
     def control(self, peer: int, message: bytes) -> None:
         """Sends a control message; see `Transport.control`."""
@@ -194,6 +188,7 @@ class TcpTransport(Transport):
         with self._lock:
             first, self._closing = not self._closing, True
         self.mailbox.shut(CollectiveError(f"the transport of rank {self.rank} is closed"))
+        self._gathering.end()
         if self._admission is None:
             self._listener_socket.close()
         elif first:
@@ -234,14 +229,41 @@ class TcpTransport(Transport):
             if link is None and not gone and not self._closing:
                 link = Link(self._engine, self.mailbox, peer, True, self)
                 self._dialed[peer] = link
-                self._engine.call(lambda: self._dial(peer))
+                made = link
+                self._engine.call(lambda: self._dial(made))
         return link
 
     # -- connections; the engine's thread ----------------------------------------------------------
 
-    def _dial(self, peer: int) -> None:
-        link = self._dialed[peer]
-        if link.ended or self.mailbox.gone(peer):
+    def _renew(self, peers: dict[int, Peer], generation: int, switch: Callable[[], None]) -> None:
+        replaced = {rank for rank, peer in peers.items() if peer.incarnation != self._peers[rank].incarnation}
+        with self._lock:
+            dropped = [
+                link
+                for links in (self._dialed, self._accepted)
+                for rank in replaced
+                if (link := links.pop(rank, None)) is not None
+            ]
+            self._peers = peers
+        for rank in replaced:
+            if (dial := self._dials.pop(rank, None)) is not None:
+                dial.cancel()
+            self._gathering.forget(rank)
+        for link in dropped:
+            link.drop()
+        if self._admission is not None:
+            self._admission.expect({rank: peer.incarnation for rank, peer in peers.items()})
+        # From here on who may speak of the new generation is let in, and its channels can be opened.
+        self.mailbox.renew(tuple(peers.values()), replaced, generation)
+        switch()
+
+    def _is_current(self, link: Link) -> bool:
+        """False for a connection with a former process of the peer."""
+        return link in (self._dialed.get(link.peer), self._accepted.get(link.peer))
+
+    def _dial(self, link: Link) -> None:
+        peer = link.peer
+        if link.ended or not self._is_current(link) or self.mailbox.gone(peer):
             return
         dial = self._dials[peer] = Dial(
             self._engine,
@@ -261,17 +283,23 @@ class TcpTransport(Transport):
     def _on_connected(self, link: Link, sock: socket.socket) -> None:
         self._dials.pop(link.peer, None)
         link.adopt(sock)
-        self._news.ring()
+        self._gathering.look()
 
     def _on_unreachable(self, link: Link, problem: str, refused: Refused | None) -> None:
         self._dials.pop(link.peer, None)
         link.drop()
         if refused is not None:
-            self._refused[link.peer] = refused
-        self._decide(link.peer, problem)
+            self._gathering.refused(link.peer, refused)
+        self._decide(link, problem)
 
-    def _may_enter(self, peer: int) -> bool:
-        return not self._closing and peer not in self._accepted and not self.mailbox.gone(peer)
+    def _may_enter(self, peer: int, incarnation: int) -> bool:
+        known = self._peers[peer].incarnation  # the peer may have been replaced since it said who it is
+        return (
+            not self._closing
+            and (not known or incarnation == known)
+            and peer not in self._accepted
+            and not self.mailbox.gone(peer)
+        )
 
     def _on_admitted(self, peer: int, sock: socket.socket) -> None:
         link = self._accepted[peer] = Link(self._engine, self.mailbox, peer, False, self)
@@ -281,11 +309,11 @@ class TcpTransport(Transport):
         """A peer said goodbye on a link; see `LinkOwner.link_goodbye`."""
         accepted = self._accepted.get(link.peer)
         if not link.dialed or (accepted is not None and accepted.ended):
-            self._decide(link.peer, None)
+            self._decide(link, None)
         elif accepted is None:
             # Its own connection to us, with its last frames, may still be on its way.
             grace = self.options.grace if frame.sequence else 0.0
-            self._engine.after(grace, lambda: self._decide_unless_accepted(link.peer))
+            self._engine.after(grace, lambda: self._decide_unless_accepted(link))
 
     def link_ended(self, link: Link, reason: str) -> None:
         """A link's connection has ended; see `LinkOwner.link_ended`."""
@@ -293,34 +321,34 @@ class TcpTransport(Transport):
             self._stop_if_alone()
             return
         if not link.dialed:
-            self._decide(link.peer, reason)
+            self._decide(link, reason)
         elif not link.goodbye:
             # A dying process loses all its connections at once, but its last frames may be in the other one.
             accepted = self._accepted.get(link.peer)
             alone = accepted is None or accepted.ended
-            self._engine.after(0.0 if alone else self.options.grace, lambda: self._decide(link.peer, reason))
+            self._engine.after(0.0 if alone else self.options.grace, lambda: self._decide(link, reason))
 
-    def _decide_unless_accepted(self, peer: int) -> None:
-        if peer not in self._accepted:
-            self._decide(peer, None)
+    def _decide_unless_accepted(self, link: Link) -> None:
+        if link.peer not in self._accepted:
+            self._decide(link, None)
 
-    def _decide(self, peer: int, reason: str | None) -> None:
-        """A peer is lost for a reason, or has left (None)."""
+    def _decide(self, link: Link, reason: str | None) -> None:
+        """A peer is lost for a reason, or has left (None), as a link with it shows."""
+        peer = link.peer
         if self._closing:
             self._stop_if_alone()
             return
-        if self.mailbox.gone(peer):
+        if not self._is_current(link) or self.mailbox.gone(peer):
             return
         dial = self._dials.pop(peer, None)
         if dial is not None:
             dial.cancel()
         for links in (self._dialed, self._accepted):
-            link = links.get(peer)
-            if link is not None:
-                link.drop()
+            other = links.get(peer)
+            if other is not None:
+                other.drop()
         self.mailbox.depart(peer, reason)
-        self._fates[peer] = reason or "it said goodbye"
-        self._news.ring()
+        self._gathering.gone(peer, reason or "it said goodbye")
 
     # -- the end; the engine's thread --------------------------------------------------------------
 
@@ -359,24 +387,10 @@ class TcpTransport(Transport):
         for links in (self._dialed, self._accepted):
             for link in links.values():
                 link.drop()
-        self._news.ring()
+        self._gathering.end()
 
-    # -- what connect_all says ---------------------------------------------------------------------
-
-    def _check_fates(self) -> None:
-        for peer, fate in tuple(self._fates.items()):
-            refused = self._refused.get(peer)
-            if refused is not None:
-                raise PeerAuthenticationError(f"rank {self.rank} cannot join: {refused}") from refused
-            raise PeerLostError(f"{self.mailbox.describe(peer)} is gone: {fate}", peer)
-        if self._closing:
-            raise CollectiveError(f"the transport of rank {self.rank} is closed")
-
-    def _describe_missing(self, missing: Sequence[int]) -> str:
+    def _problem(self, rank: int) -> str:
+        """Why there is no connection with a peer yet."""
         refusals = {} if self._admission is None else self._admission.refusals
-        names = []
-        for rank in missing:
-            dial = self._dials.get(rank)
-            problem = refusals.get(rank) or (dial.problem if dial is not None else "not tried yet")
-            names.append(f"{self.mailbox.describe(rank)} [{problem}]")
-        return ", ".join(names)
+        dial = self._dials.get(rank)
+        return refusals.get(rank) or (dial.problem if dial is not None else "not tried yet")

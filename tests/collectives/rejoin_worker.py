@@ -1,0 +1,86 @@
+"""One rank in a process of its own, which renews when it is told to: JSON objects, one a line."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+
+from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.group import Group
+from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.tcp import TcpTransport
+from dmesh.errors import CollectiveError
+
+SECRET = b"known to the test and its workers"
+
+
+def as_peers(table: list[dict[str, Any]]) -> list[Peer]:
+    return [
+        Peer(row["rank"], (f"127.0.0.1:{row['port']}",), row["incarnation"], f"task {row['rank']}")
+        for row in table
+    ]
+
+
+def use(group: Group, rank: int, size: int) -> str:
+    """Calls on which all ranks agree; returns what came out of them, byte by byte."""
+    generator = np.random.default_rng(rank)
+    small = group.all_reduce(generator.standard_normal(1001).astype("f4"))
+    large = group.all_reduce(generator.standard_normal(size))
+    rows = group.all_gather(np.full(3, rank))
+    return (small.tobytes() + large.tobytes() + rows.tobytes()).hex()
+
+
+def resources() -> dict[str, int]:
+    gc.collect()
+    with open("/proc/self/statm") as statm:
+        pages = int(statm.read().split()[1])
+    return {
+        "fds": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "rss": pages * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def main() -> None:
+    rank, incarnation, joined = (int(argument) for argument in sys.argv[1:4])
+    port = int(sys.argv[4])
+    listener = socket.create_server(("127.0.0.1", port), reuse_port=False)
+    print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
+    peers = as_peers(json.loads(sys.stdin.readline()))
+    transport = TcpTransport(rank, listener, lambda: SECRET, b"cluster", incarnation)
+    communicator = Communicator(rank, peers, transport, timeout=60, joined=joined)
+    held = communicator.new_group(range(len(peers)), "held")
+    for line in sys.stdin:
+        order = json.loads(line)
+        result: dict[str, Any] = {}
+        try:
+            match order["do"]:
+                case "renew":
+                    communicator.renew(as_peers(order["peers"]), order["generation"])
+                case "use":
+                    result["world"] = use(communicator.world, rank, order["size"])
+                    result["held"] = use(held, rank, order["size"])
+                case "fail":
+                    try:
+                        while True:
+                            communicator.world.all_reduce(np.ones(order["size"]))
+                    except CollectiveError as error:
+                        result = {"error": type(error).__name__, "message": str(error)}
+                case "resources":
+                    result = resources()
+        except Exception:  # noqa: BLE001
+            result = {"traceback": traceback.format_exc()}
+        print(json.dumps(result), flush=True)
+    communicator.close(linger=1.0)
+
+
+if __name__ == "__main__":
+    main()

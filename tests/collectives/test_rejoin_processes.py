@@ -1,0 +1,143 @@
+"""A process is killed, another one takes its seat, and the collectives go on: real processes, over TCP."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIZE = 300_000
+"""Elements of a large array, which is received straight into its memory."""
+
+
+class Rank:
+    """A process that runs `rejoin_worker`."""
+
+    def __init__(self, rank: int, incarnation: int, joined: int = 0, port: int = 0) -> None:
+        script = str(Path(__file__).with_name("rejoin_worker.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, script, str(rank), str(incarnation), str(joined), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.row = {"rank": rank, "incarnation": incarnation, "port": self.answer()["port"]}
+
+    def say(self, value: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(value) + "\n")
+        self._process.stdin.flush()
+
+    def tell(self, do: str, **order: Any) -> None:
+        self.say({"do": do, **order})
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the process has ended"
+        answer: dict[str, Any] = json.loads(line)
+        assert "traceback" not in answer, answer["traceback"]
+        return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait(60)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+class Job:
+    """Three ranks and what a coordination service would tell them."""
+
+    def __init__(self, size: int) -> None:
+        self._incarnations = itertools.count(1000)
+        self.epoch = size
+        self.ranks = [Rank(rank, next(self._incarnations)) for rank in range(size)]
+        for rank in self.ranks:
+            rank.say(self.table())
+
+    def table(self) -> list[dict[str, Any]]:
+        return [rank.row for rank in self.ranks]
+
+    def replace(self, victim: int, *, same_port: bool) -> None:
+        self.epoch += 2
+        port = self.ranks[victim].row["port"] if same_port else 0
+        self.ranks[victim] = Rank(victim, next(self._incarnations), self.epoch, port)
+        self.ranks[victim].say(self.table())
+
+    def all(self, do: str, **order: Any) -> list[dict[str, Any]]:
+        for rank in self.ranks:
+            rank.tell(do, **order)
+        return [rank.answer() for rank in self.ranks]
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+
+@pytest.fixture
+def job():
+    made = Job(3)
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(300)
+def test_killed_and_replaced_over_and_over(job):
+    expected = job.all("use", size=SIZE)
+    assert len({answer["world"] for answer in expected}) == 1
+    for turn in range(10):
+        victim = (0, 1, 2, 2, 1)[turn % 5]
+        survivors = [rank for rank in job.ranks if rank is not job.ranks[victim]]
+        for rank in job.ranks:
+            rank.tell("fail", size=SIZE if turn % 2 else 10)
+        job.ranks[victim].kill()
+        for rank in survivors:
+            answer = rank.answer()
+            assert answer["error"] == "PeerLostError", answer
+            assert f"lost rank {victim}, task {victim}" in answer["message"]
+        job.replace(victim, same_port=turn % 3 == 0)
+        # One after the other, in another order each time: the first begin without waiting for the last.
+        order = [job.ranks[(turn + shift) % 3] for shift in range(3)]
+        for rank in order:
+            rank.tell("renew", peers=job.table(), generation=job.epoch)
+            rank.tell("use", size=SIZE)
+        for rank in order:
+            assert rank.answer() == {}
+            assert rank.answer() == expected[0]
+
+
+@pytest.mark.timeout(300)
+def test_a_survivor_keeps_nothing_of_those_who_were_replaced(job):
+    job.all("use", size=SIZE)
+    figures: list[dict[str, int]] = []
+    for turn in range(25):
+        victim = 1 + turn % 2
+        job.ranks[victim].kill()
+        job.replace(victim, same_port=False)
+        for rank in job.ranks:
+            rank.tell("renew", peers=job.table(), generation=job.epoch)
+            rank.tell("use", size=SIZE)
+        for rank in job.ranks:
+            rank.answer()
+            rank.answer()
+        job.ranks[0].tell("resources")
+        figures.append(job.ranks[0].answer())
+    settled, last = figures[4], figures[-1]
+    assert last["fds"] <= settled["fds"]
+    assert last["threads"] <= settled["threads"]
+    assert last["rss"] - settled["rss"] < 8 * 2**20
