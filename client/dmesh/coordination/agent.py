@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-import grpc
-
 from dmesh import _log
-from dmesh.coordination import barriers, faults
+from dmesh.coordination import barriers, joining
 from dmesh.coordination.activity import TRACKER, ActivityTracker
 from dmesh.coordination.barriers import Arrival, Barriers
 from dmesh.coordination.calls import Announcer, Calls
+from dmesh.coordination.cluster_settings import ClusterSettings
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.key_value import KeyValueMethods, encode_key
@@ -31,7 +30,7 @@ from dmesh.coordination.notices import (
 )
 from dmesh.coordination.preemption import PreemptionSync
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
-from dmesh.coordination.session import Session
+from dmesh.coordination.session import Registration, Session
 from dmesh.coordination.session_events import SessionEvents
 from dmesh.coordination.watches import Watch, WatchStream
 from dmesh.errors import (
@@ -40,7 +39,6 @@ from dmesh.errors import (
     CoordinationError,
     CoordinatorUnavailableError,
 )
-from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 
 __all__ = ["Agent", "Identity"]
@@ -49,8 +47,6 @@ _MAX_MESSAGE = 4096
 _STATUS_TIMEOUT = 5.0
 _GIVE_UP = 2.0
 """Seconds to tell the coordinator that this process gives up while joining."""
-_ENDING_PATIENCE = 20.0
-"""Seconds to wait for the members of a cluster's former life to be gone: longer than a lease."""
 _NAMED_AT_ONCE = 16
 """Members that one line names; of the others it gives the number."""
 _LOOK = 1.0
@@ -118,6 +114,8 @@ class Agent(KeyValueMethods):
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
         self._preemption: PreemptionSync | None = None
+        self._joined: Registration | None = None
+        self._on_meeting: Callable[[int], None] | None = None
         self._started = False
         self._closed = False
 
@@ -128,7 +126,8 @@ class Agent(KeyValueMethods):
 
         Raises:
             CoordinatorUnavailableError: The coordinator did not answer within `connect_timeout`.
-            ClientIdTakenError: Another process holds the seat; `members` has it.
+            ClientIdTakenError: Another process holds the seat; `members` has it. Where this process wishes
+                for the restart policy `rejoin`, it waits for a while for that one to be declared lost.
             JobMismatchError: The job list is not the one that the cluster was formed with.
             CoordinationError: The coordinator refused for another reason.
         """
@@ -140,9 +139,14 @@ class Agent(KeyValueMethods):
             self._started = True
         deadline = time.monotonic() + self._connect_timeout
         try:
-            self._register(deadline)
+            joining.register(
+                self._session, self._identity, self._patience, self._announce, self._connect_timeout
+            )
+            self._joined = self._session.registration
+            if self._joined.rejoined:
+                self._barriers.join_late()
             self._session.start()
-            self._attach(deadline)
+            joining.attach(self._session, self._patience, self._announce, deadline)
         except BaseException:
             # A seat taken by a process that gives up would block its successor until the lease runs out.
             with contextlib.suppress(CoordinationError):
@@ -231,6 +235,28 @@ class Agent(KeyValueMethods):
     def epoch(self) -> int:
         """The latest epoch of the cluster that was heard of."""
         return self._session.epoch
+
+    @property
+    def rejoined(self) -> bool:
+        """Whether this process took the seat of one that was lost, when the others had started already."""
+        return self._joined is not None and self._joined.rejoined
+
+    @property
+    def joined_epoch(self) -> int:
+        """The cluster's epoch when this process took its seat."""
+        return self._session.registration.epoch if self._joined is None else self._joined.epoch
+
+    @property
+    def cluster_settings(self) -> ClusterSettings:
+        """The settings of the cluster."""
+        return self._session.registration.settings
+
+    def set_meeting_listener(self, listener: Callable[[int], None]) -> None:
+        """Sets who is told of every barrier of all tasks that succeeds, with the cluster's epoch at its end.
+
+        Called on the thread of whoever waited, before `barrier` returns; `barrier` raises what it raises.
+        """
+        self._on_meeting = listener
 
     def add_departure_listener(self, listener: DepartureListener) -> None:
         """Adds somebody to tell of every other member that left, failed or was lost, once each.
@@ -332,6 +358,8 @@ class Agent(KeyValueMethods):
             self._barriers.give_up(arrival)
         if arrival.fault is not None:
             raise arrival.fault.exception()
+        if self._on_meeting is not None and (not tasks or tasks == self._identity.all_tasks):
+            self._on_meeting(arrival.epoch)
 
     def cancel_barrier(self, name: str) -> None:
         """Ends the barrier for all who wait at it, and for those who have still to come."""
@@ -400,57 +428,12 @@ class Agent(KeyValueMethods):
 
     # Inside -------------------------------------------------------------------------------------------------
 
-    def _register(self, deadline: float) -> None:
-        """Takes the seat, waiting for the coordinator to be there."""
-        started = time.monotonic()
-        request_id = secrets.token_hex(16)
-        announcer = Announcer(self._announce, self._patience.announce_interval)
-        delays = self._patience.retry.delays()
-        ending = False
-        while True:
-            self._session.check()
-            left = deadline - time.monotonic()
-            fault = self._session.register(request_id, min(self._patience.attempt, max(left, 0.1)))
-            if fault is None:
-                return
-            waited, left = time.monotonic() - started, deadline - time.monotonic()
-            if fault.kind == common_pb2.ERROR_KIND_CLUSTER_ENDING:
-                if min(left, _ENDING_PATIENCE - waited) <= 0:
-                    raise fault.exception()
-                if not ending:
-                    self._announce(f"waiting for the members of an earlier run to be gone: {fault.message}")
-                ending = True
-            elif fault.code is grpc.StatusCode.UNIMPLEMENTED and not fault.from_server:
-                raise faults.not_a_coordinator(self._address, fault.message)
-            elif not fault.transient:
-                raise fault.exception()
-            elif left <= 0:
-                raise self._session.unavailable(f"joining cluster {self._identity.cluster!r}")
-            if announcer.due:
-                announcer.say(
-                    f"still waiting for the coordinator at {self._address}, for {waited:.0f} of "
-                    f"{self._connect_timeout:g} s: {faults.cause_of(fault.message)}"
-                )
-            self._session.pause(min(next(delays), max(left, 0.0)), 0)
-
-    def _attach(self, deadline: float) -> None:
-        """Waits for the session, which the server grants at once unless something happened to it since."""
-        deadline = max(deadline, time.monotonic() + self._patience.attempt)
-        while not self._session.wait_attached(
-            min(deadline - time.monotonic(), self._patience.announce_interval)
-        ):
-            if time.monotonic() >= deadline:
-                raise self._session.unavailable("attaching the session")
-            self._announce(
-                f"registered, but still waiting for a session with the coordinator at {self._address}: "
-                f"{faults.cause_of(self._session.last_words)}"
-            )
-
     def _await(self, arrival: Arrival, timeout: float | None) -> None:
         """Waits for a barrier's outcome."""
         started = time.monotonic()
         announcer = Announcer(self._announce, self._patience.announce_interval)
-        title = f"barrier {arrival.name!r} (instance {arrival.instance})"
+        number = f" (instance {arrival.instance})" if arrival.instance >= 0 else ""
+        title = f"barrier {arrival.name!r}{number}"
         limit = math.inf if timeout is None else timeout + self._patience.slack
         while True:
             waited = time.monotonic() - started
@@ -486,7 +469,7 @@ class Agent(KeyValueMethods):
             return (), "unknown, because the coordinator does not answer"
         state = self._learn(response)
         for status in state.barriers:
-            if (status.name, status.instance) == (arrival.name, arrival.instance):
+            if status.name == arrival.name and arrival.instance in (status.instance, -1):
                 names = state.describe(status.missing[:_NAMED_AT_ONCE])
                 if len(status.missing) > _NAMED_AT_ONCE:
                     names += f", and {len(status.missing) - _NAMED_AT_ONCE} more"

@@ -103,6 +103,8 @@ class Arrival:
     """Whether there is an outcome."""
     fault: Fault | None = None
     """Why it failed; None if everybody arrived. Valid once settled."""
+    epoch: int = 0
+    """The cluster's epoch when it was over, the same for all participants. Valid once settled."""
     _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
 
     def wait(self, seconds: float) -> bool:
@@ -111,9 +113,10 @@ class Arrival:
             self._news.get(timeout=seconds)
         return self.settled
 
-    def settle(self, fault: Fault | None) -> None:
+    def settle(self, fault: Fault | None, epoch: int = 0) -> None:
         """Sets the outcome."""
         self.fault = fault
+        self.epoch = epoch
         self.settled = True
         self._news.put(None)
 
@@ -135,11 +138,19 @@ class Barriers:
         self._finished: dict[str, int] = {}
         self._waiting: dict[str, Arrival] = {}
         self._send: Callable[[pb.EnterBarrier], None] | None = None
+        self._first = 0
+
+    def join_late(self) -> None:
+        """Notes that the others have started before: the number of a name's next instance is the server's."""
+        self._first = -1
 
     def instance(self, name: str) -> int:
-        """Returns how many instances of the name this process has finished: the number of the next."""
+        """Returns how many instances of the name this process has finished: the number of the next.
+
+        -1 if that is for the server to say.
+        """
         with self._lock:
-            return self._finished.get(name, 0)
+            return self._finished.get(name, self._first)
 
     def enter(self, name: str, participants: Sequence[Task], limit_ms: int) -> Arrival:
         """Arrives: tells the server now, or as soon as the session is attached.
@@ -158,7 +169,7 @@ class Barriers:
                     f"another thread of this process already waits at barrier {name!r}: a process takes part "
                     "once. Give the second one a name of its own."
                 )
-            instance = self._finished.get(name, 0)
+            instance = self._finished.get(name, self._first)
             request = pb.EnterBarrier(
                 name=name,
                 instance=instance,
@@ -196,12 +207,13 @@ class Barriers:
             return  # the server is on its way out: the next session is presented with the arrival again
         with self._lock:
             arrival = self._waiting.get(result.name)
-            if arrival is None or result.instance not in (arrival.instance, -1):
+            if arrival is None or (arrival.instance >= 0 and result.instance not in (arrival.instance, -1)):
                 return
             del self._waiting[result.name]
-            if fault is None or fault.ends_barrier:
-                self._count(result.name, arrival.instance + 1)
-        arrival.settle(fault)
+            instance = result.instance if arrival.instance < 0 else arrival.instance
+            if instance >= 0 and (fault is None or fault.ends_barrier):
+                self._count(result.name, instance + 1)
+        arrival.settle(fault, result.epoch)
 
     def _count(self, name: str, finished: int) -> None:
         """Notes how many instances are finished; the name that was not used for longest is forgotten."""

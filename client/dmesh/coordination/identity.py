@@ -79,6 +79,11 @@ class Identity:
         """This process's seat."""
         return Task(self.job, self.index)
 
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """All seats of the cluster, sorted."""
+        return tuple(Task(job, index) for job in sorted(self.jobs) for index in range(len(self.jobs[job])))
+
     def caller(self) -> common_pb2.Caller:
         """Returns what says on the wire who calls."""
         return common_pb2.Caller(

@@ -26,8 +26,8 @@ class Outbox(Iterator[pb.SessionRequest]):
         self,
         interval: float,
         alive: Callable[[], bool],
-        progress: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
+        progress: Callable[[], int] = lambda: 0,
     ) -> None:
         self._interval = interval
         self._alive = alive

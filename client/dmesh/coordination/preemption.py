@@ -322,11 +322,7 @@ class PreemptionSync:
     def _position(self) -> int:
         """How many members before this one could decide."""
         gone = self._notices.gone()
-        return sum(
-            Task(job, index) not in gone and Task(job, index) < self._own.task
-            for job, addresses in self._own.jobs.items()
-            for index in range(len(addresses))
-        )
+        return sum(task < self._own.task and task not in gone for task in self._own.all_tasks)
 
     def _decide(self) -> tuple[Member, ...]:
         """Sets the sync point if everybody has posted; returns who has not."""

@@ -142,6 +142,11 @@ class Session:
             return self._registration
 
     @property
+    def address(self) -> str:
+        """HOST:PORT of the coordinator."""
+        return self._link.address
+
+    @property
     def epoch(self) -> int:
         """The latest epoch heard of."""
         with self._lock:
@@ -326,7 +331,7 @@ class Session:
                 self._link.cancel(stream[1])
             return False
 
-        outbox = Outbox(registration.heartbeat_interval, alive, self._listener.progress)
+        outbox = Outbox(registration.heartbeat_interval, alive, progress=self._listener.progress)
         outbox.put(pb.SessionRequest(attach=pb.Attach(caller=self._caller)))
         end: Fault | None = None
         try:

@@ -1,0 +1,105 @@
+"""Taking a seat: finding the coordinator, waiting for a seat that is about to be free, attaching."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+import grpc
+
+from dmesh.coordination import faults
+from dmesh.coordination.calls import Announcer
+from dmesh.coordination.faults import Fault
+from dmesh.coordination.identity import Identity
+from dmesh.coordination.retry import Patience
+from dmesh.coordination.session import Session
+from dmesh.v1 import common_pb2
+
+_ENDING_PATIENCE = 20.0
+"""Seconds to wait for former members to be declared lost: longer than a lease."""
+
+
+def register(
+    session: Session,
+    identity: Identity,
+    patience: Patience,
+    announce: Callable[[str], None],
+    timeout: float,
+) -> None:
+    """Takes the seat, waiting for the coordinator to be there, and for former members to be gone.
+
+    Args:
+        session: Not started yet.
+        identity: Who registers.
+        patience: Limits and intervals.
+        announce: Tells the user what is waited for.
+        timeout: Seconds within which the coordinator must be found.
+
+    Raises:
+        DMeshError: The coordinator does not answer, or refuses.
+    """
+    started = time.monotonic()
+    deadline = started + timeout
+    request_id = secrets.token_hex(16)
+    announcer = Announcer(announce, patience.announce_interval)
+    delays = patience.retry.delays()
+    told = False
+    while True:
+        session.check()
+        left = deadline - time.monotonic()
+        fault = session.register(request_id, min(patience.attempt, max(left, 0.1)))
+        if fault is None:
+            return
+        waited, left = time.monotonic() - started, deadline - time.monotonic()
+        awaited = _awaited(fault, identity)
+        if awaited:
+            if min(left, _ENDING_PATIENCE - waited) <= 0:
+                raise fault.exception()
+            if not told:
+                announce(f"waiting for {awaited} to be gone: {fault.message}")
+            told = True
+        elif fault.code is grpc.StatusCode.UNIMPLEMENTED and not fault.from_server:
+            raise faults.not_a_coordinator(session.address, fault.message)
+        elif not fault.transient:
+            raise fault.exception()
+        elif left <= 0:
+            raise session.unavailable(f"joining cluster {identity.cluster!r}")
+        if announcer.due:
+            announcer.say(
+                f"still waiting for the coordinator at {session.address}, for {waited:.0f} of "
+                f"{timeout:g} s: {faults.cause_of(fault.message)}"
+            )
+        session.pause(min(next(delays), max(left, 0.0)), 0)
+
+
+def _awaited(fault: Fault, identity: Identity) -> str:
+    """Names whose departure may make a refusal go away; empty if nobody's does."""
+    if fault.kind == common_pb2.ERROR_KIND_CLUSTER_ENDING:
+        return "the members of an earlier run"
+    if fault.kind == common_pb2.ERROR_KIND_TASK_TAKEN and identity.settings.rejoin:
+        # Most likely this is its successor, started before the coordinator has noticed its end.
+        return "the former holder of this seat"
+    return ""
+
+
+def attach(session: Session, patience: Patience, announce: Callable[[str], None], deadline: float) -> None:
+    """Waits for the session, which the server grants at once unless something happened to it since.
+
+    Args:
+        session: Registered and started.
+        patience: Limits and intervals.
+        announce: Tells the user what is waited for.
+        deadline: Until when, by the monotonic clock; at least one attempt is waited for.
+
+    Raises:
+        CoordinationError: The coordinator refuses, or does not answer any more.
+    """
+    deadline = max(deadline, time.monotonic() + patience.attempt)
+    while not session.wait_attached(min(deadline - time.monotonic(), patience.announce_interval)):
+        if time.monotonic() >= deadline:
+            raise session.unavailable("attaching the session")
+        announce(
+            f"registered, but still waiting for a session with the coordinator at {session.address}: "
+            f"{faults.cause_of(session.last_words)}"
+        )
