@@ -1,6 +1,6 @@
-"""The version of the protocol in `protos/dmesh/v1`, and what either side can do with others.
+"""The version of the protocol in `protos/dmesh/v1` that this distribution speaks, on both sides.
 
-Fields and messages are only ever added within `dmesh.v1`. The version tells which of them the other side
+Fields and messages are only ever added within `dmesh.v1`; the version tells which of them the other side
 knows:
 
 1. Sessions carry barriers; keys and values have calls of their own.

@@ -29,6 +29,7 @@ from dmesh.coordination.notices import (
     RejoinListener,
 )
 from dmesh.coordination.preemption import PreemptionSync
+from dmesh.coordination.questions import Questions
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.session import Registration, Session
 from dmesh.coordination.session_events import SessionEvents
@@ -94,13 +95,15 @@ class Agent(KeyValueMethods):
         self._announce = announce
         self._patience = patience
         caller = identity.caller()
-        self._link = Link(address, credentials=credentials, use_proxy=use_proxy)
+        self._link = Link(address, credentials=credentials, patience=patience, use_proxy=use_proxy)
         self._barriers = Barriers()
+        self._questions = Questions()
         self._notices = Notices("dmesh-notices")
         self._tracker = tracker
         self._events = SessionEvents(
             identity,
             self._barriers,
+            self._questions,
             self._notices,
             LivenessBoard(
                 identity.incarnation, tracker, lambda line: self._notices.tell(lambda: announce(line))
@@ -110,7 +113,8 @@ class Agent(KeyValueMethods):
             on_over=self._interrupt_watches,
         )
         self._session = Session(self._link, caller, identity.registration, self._events, patience)
-        super().__init__(self._link, Calls(self._link, self._session, patience, announce), caller)
+        super().__init__(Calls(self._link, self._session, self._questions, patience, announce))
+        self._caller = caller
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
         self._preemption: PreemptionSync | None = None
@@ -165,7 +169,10 @@ class Agent(KeyValueMethods):
             CoordinatorUnavailableError: It could not be told, and will notice by itself.
         """
         request = pb.LeaveRequest(
-            caller=self._caller, request_id=secrets.token_hex(16), reason=reason[:_MAX_MESSAGE]
+            caller=self._caller,
+            request_id=secrets.token_hex(16),
+            reason=reason[:_MAX_MESSAGE],
+            passed=self._barriers.passed(),
         )
         try:
             if self._session.leave():
@@ -191,6 +198,7 @@ class Agent(KeyValueMethods):
         self._barriers.wake()
         if preemption is not None:
             preemption.close()
+        self._questions.wake()
         for watch in self._open_watches():
             watch.close()
         self._link.close()

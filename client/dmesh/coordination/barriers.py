@@ -20,6 +20,9 @@ RESERVED_PREFIX = "dmesh/"
 MAX_NAME = 256
 """Length of a barrier's name, characters."""
 
+MAX_PASSED = 1024
+"""Barriers that are presented to the server when a session is attached: the latest ones."""
+
 MAX_NAMES = 100_000
 """Names whose instances are counted: many more than a server remembers, so that it never knows better."""
 
@@ -99,6 +102,8 @@ class Arrival:
     """Which use of the name it is."""
     request: pb.EnterBarrier
     """What the server is told, now and after every reconnection."""
+    epoch: int = 0
+    """The cluster's epoch when it was over, the same for all. Valid once settled."""
     settled: bool = False
     """Whether there is an outcome."""
     fault: Fault | None = None
@@ -137,6 +142,8 @@ class Barriers:
         self._lock = threading.Lock()
         self._finished: dict[str, int] = {}
         self._waiting: dict[str, Arrival] = {}
+        self._passed: dict[str, tuple[pb.EnterBarrier, int, int]] = {}
+        self._life = 0
         self._send: Callable[[pb.EnterBarrier], None] | None = None
         self._first = 0
 
@@ -144,10 +151,31 @@ class Barriers:
         """Notes that the others have started before: the number of a name's next instance is the server's."""
         self._first = -1
 
+    def begin_life(self, cluster_incarnation: int) -> None:
+        """Notes the life of the cluster that this process is a member of.
+
+        What was passed in another life is not presented to it.
+        """
+        with self._lock:
+            if cluster_incarnation != self._life:
+                self._life = cluster_incarnation
+                self._passed.clear()
+
+    def passed(self) -> list[pb.PassedBarrier]:
+        """Returns the latest barriers that succeeded, each name once, in order of their ends."""
+        with self._lock:
+            passed = tuple(self._passed.values())
+        return [
+            pb.PassedBarrier(
+                name=request.name, instance=instance, participants=request.participants, epoch=epoch
+            )
+            for request, instance, epoch in passed
+        ]
+
     def instance(self, name: str) -> int:
         """Returns how many instances of the name this process has finished: the number of the next.
 
-        -1 if that is for the server to say.
+        -1 if only the server knows, because others used the name before this process took its seat.
         """
         with self._lock:
             return self._finished.get(name, self._first)
@@ -211,9 +239,19 @@ class Barriers:
                 return
             del self._waiting[result.name]
             instance = result.instance if arrival.instance < 0 else arrival.instance
-            if instance >= 0 and (fault is None or fault.ends_barrier):
-                self._count(result.name, instance + 1)
+            if instance >= 0:
+                if fault is None:
+                    self._pass(arrival, instance, result.epoch)
+                if fault is None or fault.ends_barrier:
+                    self._count(result.name, instance + 1)
         arrival.settle(fault, result.epoch)
+
+    def _pass(self, arrival: Arrival, instance: int, epoch: int) -> None:
+        """Notes a success, to be presented to the server should it be restarted."""
+        self._passed.pop(arrival.name, None)
+        self._passed[arrival.name] = (arrival.request, instance, epoch)
+        if len(self._passed) > MAX_PASSED:
+            del self._passed[next(iter(self._passed))]
 
     def _count(self, name: str, finished: int) -> None:
         """Notes how many instances are finished; the name that was not used for longest is forgotten."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,9 +13,15 @@ from google.protobuf.message import Message
 from dmesh.coordination import faults
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.link import Link
+from dmesh.coordination.questions import Question, Questions
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
+from dmesh.v1 import common_pb2
+from dmesh.v1 import coordination_pb2 as pb
+
+_LOOK = 0.5
+"""Seconds between two looks at the state of the session while an answer is waited for."""
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
@@ -28,10 +35,16 @@ class Calls:
     """
 
     def __init__(
-        self, link: Link, session: Session, patience: Patience, announce: Callable[[str], None]
+        self,
+        link: Link,
+        session: Session,
+        questions: Questions,
+        patience: Patience,
+        announce: Callable[[str], None],
     ) -> None:
         self._link = link
         self._session = session
+        self._questions = questions
         self._patience = patience
         self._announce = announce
 
@@ -84,18 +97,78 @@ class Calls:
                 raise self._too_long(outcome, doing, waited)
             self._session.pause(min(next(delays), limit - waited), generation)
 
+    def ask(
+        self,
+        kind: str,
+        request: Callable[[], Message],
+        *,
+        doing: str,
+        mutates: bool = True,
+    ) -> pb.KeyValueReply:
+        """Asks the key-value store, through the session, what it answers at once.
+
+        Asked again on every session until there is an answer. A server that is blocked, whose connection
+        lives, is waited for without limit; the caller is told.
+
+        Args:
+            kind: The field of `KeyValueCall` that holds the request.
+            request: Makes the request, the same each time.
+            doing: What the caller is doing, for messages: "setting key 'a'".
+            mutates: Whether the call changes something, so that giving up leaves open whether it did.
+
+        Raises:
+            CoordinatorUnavailableError: The coordinator does not answer. Whether a change took effect is
+                unknown.
+            DMeshError: The server refused.
+        """
+        question = Question(kind, request)
+        started = time.monotonic()
+        announcer: Announcer | None = None
+        delays = None
+        unknown = " (whether that took effect is unknown)" if mutates else ""
+        try:
+            while True:
+                self._session.check()
+                generation = self._session.generation
+                self._questions.ask(question)
+                while (reply := question.wait(_LOOK)) is None:
+                    self._session.check()
+                    announcer = announcer or Announcer(
+                        self._announce, self._patience.announce_interval - _LOOK
+                    )
+                    waited = time.monotonic() - started
+                    if self._session.gone:
+                        raise self._session.unavailable(doing + unknown)
+                    if waited >= self._patience.call and not self._link.contact.silent_for(waited / 2):
+                        raise self._lives_but(waited, doing + unknown)
+                    if announcer.due:
+                        announcer.say(f"still {doing}, for {waited:.0f} s{self.absence()}")
+                if not reply.HasField("error"):
+                    return reply
+                fault = faults.from_error(reply.error)
+                self._session.check()  # what ended the session says more than what the call got because of it
+                waited = time.monotonic() - started
+                if not fault.transient:
+                    raise self._refusal(fault)
+                if waited >= self._patience.call or self._session.gone:
+                    raise self._too_long(fault, doing + unknown, waited)
+                delays = delays or self._patience.retry.delays()
+                self._session.pause(min(next(delays), self._patience.call - waited), generation)
+        finally:
+            self._questions.withdraw(question)
+
     def wait(
         self,
-        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
-        request: Callable[[float | None], _Request],
+        kind: str,
+        request: Callable[[float | None], Message],
         *,
         doing: str,
         timeout: float | None,
-    ) -> _Response | None:
-        """Makes a call that the server answers when something happens; None if `timeout` passed before.
+    ) -> pb.KeyValueReply | None:
+        """Asks the key-value store what it answers when something happens; None if `timeout` passed before.
 
         Args:
-            method: The method of a stub.
+            kind: The field of `KeyValueCall` that holds the request.
             request: Makes the request for the seconds that are left.
             doing: What is waited for, for messages and announcements: "waiting for key 'a'".
             timeout: Seconds; None for no limit.
@@ -105,36 +178,49 @@ class Calls:
             DMeshError: The server refused.
         """
         started = time.monotonic()
+
+        def left() -> float | None:
+            return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+
+        question = Question(kind, lambda: request(left()))
         announcer = Announcer(self._announce, self._patience.announce_interval)
         delays = self._patience.retry.delays()
+        # The server's own limit comes first; this one is for a server that does not keep to it.
+        limit = math.inf if timeout is None else timeout + self._patience.slack
 
         def look() -> None:
             self._session.check()
-            waited = time.monotonic() - started
             if self._session.gone:
                 raise self._session.unavailable(doing)
             if announcer.due:
                 of = "" if timeout is None else f" of {timeout:g}"
-                announcer.say(f"still {doing}, for {waited:.0f}{of} s{self.absence()}")
+                announcer.say(f"still {doing}, for {time.monotonic() - started:.0f}{of} s{self.absence()}")
 
-        while True:
-            self._session.check()
-            generation = self._session.generation
-            waited = time.monotonic() - started
-            left = None if timeout is None else max(0.0, timeout - waited)
-            # The server's own limit comes first; this one is for a server that does not keep to it.
-            deadline = None if left is None else left + self._patience.slack
-            outcome = self._link.attempt(method, request(left), deadline, look)
-            if not isinstance(outcome, Fault):
-                return outcome
-            self._session.check()  # what ended the session says more than what the call got because of it
-            over = timeout is not None and time.monotonic() - started >= timeout
-            if not outcome.transient:
-                raise self._refusal(outcome)
-            look()
-            if over:
-                return None
-            self._session.pause(next(delays), generation)
+        try:
+            while True:
+                self._session.check()
+                generation = self._session.generation
+                self._questions.ask(question)
+                while (
+                    reply := question.wait(
+                        max(0.0, min(_LOOK, announcer.left, started + limit - time.monotonic()))
+                    )
+                ) is None:
+                    look()
+                    if time.monotonic() - started >= limit:
+                        return None
+                if not reply.HasField("error"):
+                    return reply
+                fault = faults.from_error(reply.error)
+                self._session.check()  # what ended the session says more than what the call got because of it
+                if not fault.transient:
+                    raise self._refusal(fault)
+                look()
+                if timeout is not None and time.monotonic() - started >= timeout:
+                    return None
+                self._session.pause(next(delays), generation)
+        finally:
+            self._questions.withdraw(question)
 
     def try_once(
         self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, timeout: float
@@ -151,9 +237,15 @@ class Calls:
 
     def absence(self) -> str:
         """Returns words about a coordinator that was silent for a suspicious time; else nothing."""
-        silence = self._link.contact.silence
+        contact = self._link.contact
+        silence = contact.silence
         if silence < 2 * self._session.registration.heartbeat_interval + 1:
             return ""
+        if contact.blocked:
+            return (
+                f" (the coordinator at {self._link.address} has been blocked for {silence:.0f} s: its "
+                "connection lives, but it does nothing)"
+            )
         return f" (no contact with the coordinator at {self._link.address} for {silence:.0f} s)"
 
     def _refusal(self, fault: Fault) -> DMeshError:
@@ -163,7 +255,9 @@ class Calls:
             self.fence(fault)
         return fault.exception()
 
-    def _too_long(self, fault: Fault, doing: str, waited: float) -> CoordinatorUnavailableError:
+    def _too_long(self, fault: Fault, doing: str, waited: float) -> DMeshError:
+        if fault.kind == common_pb2.ERROR_KIND_STORE_UNAVAILABLE:
+            return fault.exception()
         if fault.from_server:
             return CoordinatorUnavailableError(
                 f"the coordinator at {self._link.address} refused for {waited:.1f} s ({fault.message}), "
@@ -172,12 +266,15 @@ class Calls:
         if self._session.gone:
             return self._session.unavailable(doing)
         if fault.code is grpc.StatusCode.DEADLINE_EXCEEDED and self._link.contact.silence < waited / 2:
-            return CoordinatorUnavailableError(
-                f"the coordinator at {self._link.address} lives but gave no answer for {waited:.1f} s, while "
-                f"{doing}. Look at its log: it may be overloaded, or its disk full."
-            )
+            return self._lives_but(waited, doing)
         return faults.unavailable(
             self._link.address, fault.message, waited, doing=doing, ever_connected=self._link.contact.ever
+        )
+
+    def _lives_but(self, waited: float, doing: str) -> CoordinatorUnavailableError:
+        return CoordinatorUnavailableError(
+            f"the coordinator at {self._link.address} lives but gave no answer for {waited:.1f} s, while "
+            f"{doing}. Look at its log: it may be overloaded, or its disk full."
         )
 
 

@@ -7,26 +7,33 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
+
 ChannelOptions: TypeAlias = list[tuple[str, int]]
 
 _MIB = 1 << 20
 _FAILING_FOR = 1.0
 
 
-def channel_options(*, use_proxy: bool = False) -> ChannelOptions:
+def channel_options(patience: Patience = DEFAULT_PATIENCE, *, use_proxy: bool = False) -> ChannelOptions:
     """Returns the options of a channel to a coordinator.
 
     Args:
+        patience: How often to ping, and how long to wait for the answer.
         use_proxy: Honor `http_proxy` and its relatives. Off by default: coordinators live in the same
             network, and a proxy that somebody set for the web breaks long-lived streams, on loopback above
             all.
     """
+    interval, timeout = (max(50, round(1000 * seconds)) for seconds in patience.pings)
     return [
         ("grpc.enable_http_proxy", int(use_proxy)),
-        # Agreed with the server, which permits pings this often; they find connections that died without a
-        # word.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 15_000),
+        # They find connections that died without a word, and servers that were stopped. A server answers them
+        # on threads of gRPC, also while its interpreter is blocked: then it is worth waiting for. It is the
+        # ping timeout that closes a connection; the keepalive timeout alone does not.
+        ("grpc.keepalive_time_ms", interval),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.http2.min_time_between_pings_ms", interval // 2),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # A restarted coordinator is found within about a second. The third is how long one attempt to connect
@@ -55,6 +62,7 @@ class Contact:
         self._heard_at = clock()
         self._ever = False
         self._failing_since: float | None = None
+        self._connected = False
 
     def heard(self) -> None:
         """Notes an answer, just now."""
@@ -69,6 +77,24 @@ class Contact:
             if self._failing_since is None:
                 self._failing_since = self._clock()
 
+    def connected(self) -> None:
+        """Notes that there is a connection which notices by itself when it breaks."""
+        with self._lock:
+            self._connected = True
+
+    def disconnected(self, unsure: float) -> None:
+        """Notes that it broke; up to `unsure` seconds ago it was answered."""
+        with self._lock:
+            if self._connected:
+                self._connected = False
+                self._heard_at = max(self._heard_at, self._clock() - unsure)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether there is a connection, so that the other side is there even if it is silent."""
+        with self._lock:
+            return self._connected
+
     @property
     def ever(self) -> bool:
         """Whether there ever was an answer."""
@@ -81,6 +107,10 @@ class Contact:
         with self._lock:
             return self._clock() - self._heard_at
 
+    def silent_for(self, limit: float) -> bool:
+        """Returns whether the last answer is `limit` seconds old."""
+        return self.silence >= limit
+
     def lost_for(self, limit: float) -> bool:
         """Returns whether the other side has been silent for `limit` seconds although it was tried.
 
@@ -90,7 +120,8 @@ class Contact:
         with self._lock:
             now = self._clock()
             return (
-                now - self._heard_at > limit
+                not self._connected
+                and now - self._heard_at > limit
                 and self._failing_since is not None
                 and now - self._failing_since > min(_FAILING_FOR, limit / 2)
             )

@@ -73,6 +73,14 @@ _ENDS_BARRIER = frozenset(
     }
 )
 
+_PASSING = frozenset(
+    {
+        pb.ERROR_KIND_SHUTTING_DOWN,
+        pb.ERROR_KIND_NOT_REGISTERED,
+        pb.ERROR_KIND_STORE_UNAVAILABLE,
+    }
+)
+
 # A status without an error of the server's own: the connection broke, an attempt took too long, or the server
 # (or gRPC for it, under load) dropped the call. INTERNAL and UNKNOWN mean a broken stream only if they say
 # so.
@@ -106,7 +114,7 @@ class Fault:
     def transient(self) -> bool:
         """True if the same call may succeed when it is made again."""
         if self.kind:
-            return self.kind in (pb.ERROR_KIND_SHUTTING_DOWN, pb.ERROR_KIND_NOT_REGISTERED)
+            return self.kind in _PASSING
         if self.code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
             return any(words in self.message for words in _BROKEN_STREAM)
         return self.code in _TRANSIENT

@@ -7,6 +7,7 @@ languages and other protocols share the keys.
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Iterable
@@ -14,9 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, overload
 
 from dmesh.coordination.calls import Calls
-from dmesh.coordination.link import Link
 from dmesh.errors import ConfigurationError, KeyNotFoundError, KeyTypeError, KeyWaitTimeoutError
-from dmesh.v1 import common_pb2
 from dmesh.v1 import key_value_pb2 as pb
 
 Value: TypeAlias = str | bytes
@@ -115,26 +114,23 @@ class KeyValueMethods:
     """What an agent can do with the cluster's key-value store. Thread-safe.
 
     Args:
-        link: The connection.
         calls: Makes the calls.
-        caller: Who calls.
     """
 
-    def __init__(self, link: Link, calls: Calls, caller: common_pb2.Caller) -> None:
-        self._key_value = link.key_value
+    def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._caller = caller
+        # Not the same in any other process, and none twice in this one.
+        self._request_ids = map(secrets.token_hex(12).__add__, map(str, itertools.count(1)))
 
     def key_value_set(self, key: str, value: Value, allow_overwrite: bool = False) -> int:
         """Sets a key; returns the revision of the change."""
         request = pb.SetRequest(
-            caller=self._caller,
-            request_id=secrets.token_hex(16),
+            request_id=next(self._request_ids),
             key=encode_key(key),
             value=encode_value(value, key),
             allow_overwrite=bool(allow_overwrite),
         )
-        return self._calls.call(self._key_value.Set, request, doing=f"setting key {key!r}").revision
+        return self._calls.ask("set", lambda: request, doing=f"setting key {key!r}").set.revision
 
     @overload
     def key_value_get(self, key: str, timeout: float | None = None) -> bytes: ...
@@ -164,17 +160,15 @@ class KeyValueMethods:
                 if timeout == 0
                 else max(1, math.ceil(left * 1000))
             )
-            return pb.GetRequest(caller=self._caller, key=key, timeout_ms=wait_ms)
+            return pb.GetRequest(key=key, timeout_ms=wait_ms)
 
-        response = self._calls.wait(
-            self._key_value.Get, request, doing=f"waiting for key {key!r}", timeout=timeout
-        )
-        if response is None:
+        reply = self._calls.wait("get", request, doing=f"waiting for key {key!r}", timeout=timeout)
+        if reply is None:
             raise KeyWaitTimeoutError(
                 f"key {key!r} did not appear within {timeout:g} s{self._calls.absence()}: is the process "
                 "that sets it there, and does it use the same key?"
             )
-        value = response.kv.value
+        value = reply.get.kv.value
         return value if encoding is None else decode_value(value, key, encoding)
 
     @overload
@@ -188,13 +182,12 @@ class KeyValueMethods:
 
     def key_value_try_get(self, key: str, *, encoding: str | None = None) -> Value | None:
         """Reads a key without waiting; returns None if there is none."""
-        request = pb.GetRequest(caller=self._caller, key=encode_key(key), timeout_ms=0)
+        request = pb.GetRequest(key=encode_key(key), timeout_ms=0)
         try:
-            value = self._calls.call(
-                self._key_value.Get, request, doing=f"reading key {key!r}", mutates=False
-            ).kv.value
+            reply = self._calls.ask("get", lambda: request, doing=f"reading key {key!r}", mutates=False)
         except KeyNotFoundError:
             return None
+        value = reply.get.kv.value
         return value if encoding is None else decode_value(value, key, encoding)
 
     def key_value_get_many(self, keys: Iterable[str]) -> Snapshot:
@@ -202,29 +195,28 @@ class KeyValueMethods:
         if isinstance(keys, str | bytes):
             raise ConfigurationError(f"keys must be a collection of strings, not the one {keys!r}")
         wanted = [encode_key(key) for key in keys]
-        request = pb.GetManyRequest(caller=self._caller, keys=wanted)
-        response = self._calls.call(
-            self._key_value.GetMany, request, doing=f"reading {len(wanted)} keys", mutates=False
-        )
+        request = pb.GetManyRequest(keys=wanted)
+        response = self._calls.ask(
+            "get_many", lambda: request, doing=f"reading {len(wanted)} keys", mutates=False
+        ).get_many
         return Snapshot(((kv.key, kv.value) for kv in response.kvs), response.revision)
 
     def key_value_list(self, prefix: str) -> Snapshot:
         """Reads all keys that start with `prefix`, sorted, at one revision."""
-        request = pb.ListRequest(caller=self._caller, prefix=encode_key(prefix, "prefix"))
-        response = self._calls.call(
-            self._key_value.List, request, doing=f"listing the keys that start with {prefix!r}", mutates=False
-        )
+        request = pb.ListRequest(prefix=encode_key(prefix, "prefix"))
+        response = self._calls.ask(
+            "list", lambda: request, doing=f"listing the keys that start with {prefix!r}", mutates=False
+        ).list
         return Snapshot(((kv.key, kv.value) for kv in response.kvs), response.revision)
 
     def key_value_delete(self, key: str, *, is_prefix: bool = False) -> int:
         """Deletes a key, or all keys that start with it; returns how many there were."""
         request = pb.DeleteRequest(
-            caller=self._caller,
-            request_id=secrets.token_hex(16),
+            request_id=next(self._request_ids),
             key=encode_key(key, "prefix" if is_prefix else "key"),
             is_prefix=bool(is_prefix),
         )
-        return self._calls.call(self._key_value.Delete, request, doing=f"deleting key {key!r}").deleted
+        return self._calls.ask("delete", lambda: request, doing=f"deleting key {key!r}").delete.deleted
 
     def key_value_increment(self, key: str, amount: int = 1) -> int:
         """Adds to a decimal integer, where a missing key counts as 0; returns the sum."""
@@ -232,23 +224,24 @@ class KeyValueMethods:
             raise KeyTypeError(f"amount must be an integer, not {amount!r}")
         if (number := amount.__index__()) not in _INT64:
             raise ConfigurationError(f"amount {number} does not fit 64 bits")
-        request = pb.IncrementRequest(
-            caller=self._caller, request_id=secrets.token_hex(16), key=encode_key(key), amount=number
-        )
-        return self._calls.call(self._key_value.Increment, request, doing=f"incrementing key {key!r}").value
+        request = pb.IncrementRequest(request_id=next(self._request_ids), key=encode_key(key), amount=number)
+        return self._calls.ask(
+            "increment", lambda: request, doing=f"incrementing key {key!r}"
+        ).increment.value
 
     def key_value_compare_and_set(
         self, key: str, expected: Value | None, value: Value
     ) -> CompareAndSetResult:
         """Sets a key if its value is `expected` (None: if it does not exist)."""
         request = pb.CompareAndSetRequest(
-            caller=self._caller,
-            request_id=secrets.token_hex(16),
+            request_id=next(self._request_ids),
             key=encode_key(key),
             expected=None if expected is None else encode_value(expected, key),
             value=encode_value(value, key),
         )
-        response = self._calls.call(self._key_value.CompareAndSet, request, doing=f"setting key {key!r}")
+        response = self._calls.ask(
+            "compare_and_set", lambda: request, doing=f"setting key {key!r}"
+        ).compare_and_set
         return CompareAndSetResult(
             succeeded=response.succeeded,
             value=response.current.value if response.HasField("current") else None,

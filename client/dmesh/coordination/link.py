@@ -14,7 +14,9 @@ from dmesh.coordination import faults
 from dmesh.coordination.channel import Contact, channel_options
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
+from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.waiting import Errands
+from dmesh.v1.coordination_pb2 import SessionResponse
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
 from dmesh.v1.key_value_pb2_grpc import KeyValueServiceStub
 
@@ -36,21 +38,30 @@ class Link:
     Attributes:
         address: HOST:PORT of the coordinator.
         contact: When it was last heard of.
-        coordination: Stub for membership, sessions and barriers.
+        coordination: Stub for membership and barriers.
+        session: Opens a session stream, for requests that are encoded already.
         key_value: Stub for the key-value store.
     """
 
     def __init__(
-        self, address: str, *, credentials: Credentials | None = None, use_proxy: bool = False
+        self,
+        address: str,
+        *,
+        credentials: Credentials | None = None,
+        patience: Patience = DEFAULT_PATIENCE,
+        use_proxy: bool = False,
     ) -> None:
         self.address = address
         self.contact = Contact()
         # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         credentials = Credentials.of_environment() if credentials is None else credentials
-        self._channel = credentials.channel(address, channel_options(use_proxy=use_proxy))
+        self._channel = credentials.channel(address, channel_options(patience, use_proxy=use_proxy))
         calls = credentials.authorized(self._channel)
         self.coordination = CoordinationServiceStub(calls)
+        self.session: grpc.StreamStreamMultiCallable[bytes, SessionResponse] = calls.stream_stream(
+            "/dmesh.v1.CoordinationService/Session", None, SessionResponse.FromString
+        )
         self.key_value = KeyValueServiceStub(calls)
         self._errands = Errands("dmesh-calls")
 

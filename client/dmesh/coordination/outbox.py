@@ -9,39 +9,35 @@ from collections.abc import Callable, Iterator
 from dmesh.v1 import coordination_pb2 as pb
 
 
-class Outbox(Iterator[pb.SessionRequest]):
-    """The requests of one session stream, in order, with a heartbeat whenever one is due.
+class Outbox(Iterator[bytes]):
+    """The requests of one session stream, encoded, in order, with a heartbeat whenever one is due.
 
     gRPC draws from it on a thread of its own, which thereby is the heartbeat's timer. It ends when it is
-    closed. What it can hold is bounded by its users: one attach, and one arrival for each thread that waits
-    at a barrier.
+    closed. What it can hold is bounded by its users: one attach, one arrival for each thread that waits at a
+    barrier, and as many calls as may be unanswered.
 
     Args:
         interval: Seconds between heartbeats.
-        alive: Called when a heartbeat is due; False ends the stream, for a server that no longer answers.
-        progress: Returns what heartbeats tell of the program's progress.
+        progress: Returns a number that changes whenever the program gets on.
     """
 
     def __init__(
-        self,
-        interval: float,
-        alive: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-        progress: Callable[[], int] = lambda: 0,
+        self, interval: float, progress: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._interval = interval
-        self._alive = alive
         self._progress = progress
         self._clock = clock
-        self._queue: queue.SimpleQueue[pb.SessionRequest | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._closed = False
         self._beating = False
         self._sequence = 0
         self._due = clock() + interval
+        self.send = self._queue.put
+        """Sends an encoded request after those before it; nothing happens if the outbox is closed."""
 
     def put(self, request: pb.SessionRequest) -> None:
         """Sends a request after those before it; nothing happens if the outbox is closed."""
-        self._queue.put(request)
+        self.send(request.SerializeToString())
 
     def start_heartbeats(self) -> None:
         """Begins to send heartbeats: the session is attached."""
@@ -52,20 +48,23 @@ class Outbox(Iterator[pb.SessionRequest]):
         self._closed = True
         self._queue.put(None)
 
-    def __next__(self) -> pb.SessionRequest:
+    def __next__(self) -> bytes:
         while True:
-            request: pb.SessionRequest | None = None
-            try:
-                request = self._queue.get(timeout=max(0.0, self._due - self._clock()))
-            except queue.Empty:
-                # A process that was stopped sends one heartbeat when it goes on, not all that it missed.
+            left = self._due - self._clock()
+            request: bytes | None = None
+            if left <= 0:
+                # Whatever waits: a program that sends without pause must not be taken for a dead one. A
+                # process that was stopped sends one heartbeat when it goes on, not all that it missed.
                 self._due = self._clock() + self._interval
-                if not self._closed and self._alive():
-                    if not self._beating:
-                        continue
+                if self._beating and not self._closed:
                     self._sequence += 1
-                    heartbeat = pb.Heartbeat(sequence=self._sequence, progress=self._progress())
-                    return pb.SessionRequest(heartbeat=heartbeat)
+                    beat = pb.Heartbeat(sequence=self._sequence, progress=self._progress())
+                    return pb.SessionRequest(heartbeat=beat).SerializeToString()
+                continue
+            try:
+                request = self._queue.get(timeout=left)
+            except queue.Empty:
+                continue
             if request is None or self._closed:
                 self._closed = True
                 raise StopIteration

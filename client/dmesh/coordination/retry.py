@@ -54,6 +54,18 @@ class Patience:
     slack: float = 1.0
     """Seconds that the server's word on a limit that has passed may be later than the caller's own clock."""
 
+    ping_interval: float = 5.0
+    """Seconds without a sign of life from a connection after which it is tried with a ping."""
+    ping_timeout: float = 10.0
+    """Seconds within which a ping must be answered; then the connection is given up for another."""
+
+    @property
+    def pings(self) -> tuple[float, float]:
+        """Interval and timeout of pings, seconds; shorter for who gives up sooner."""
+        if self.give_up is None:
+            return self.ping_interval, self.ping_timeout
+        return min(self.ping_interval, self.give_up / 4), min(self.ping_timeout, self.give_up / 2)
+
     def silence_allowed(self, lease: float) -> float:
         """Returns the seconds without any contact after which the coordinator counts as gone."""
         return lease + self.margin if self.give_up is None else self.give_up

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import grpc
 
+from dmesh import protocol
 from dmesh._log import logger
 from dmesh.coordination import faults
 from dmesh.coordination.cluster_settings import NO_WISHES, ClusterSettings
@@ -39,12 +40,22 @@ _FINAL = frozenset(
         common_pb2.ERROR_KIND_CLUSTER_ENDING,
         common_pb2.ERROR_KIND_UNKNOWN_TASK,
         common_pb2.ERROR_KIND_INVALID_ARGUMENT,
+        common_pb2.ERROR_KIND_VERSION_MISMATCH,
     }
 )
 
 
 class SessionListener(Protocol):
     """Who is told of what comes through the session, on the session's thread; must not block for long."""
+
+    def on_registered(self, cluster_incarnation: int) -> None:
+        """The seat is taken, in this life of the cluster."""
+
+    def passed(self) -> Sequence[pb.PassedBarrier]:
+        """Asked when a session is attached: the barriers that the server may not know to have succeeded."""
+
+    def progress(self) -> int:
+        """Asked at every heartbeat, on any thread: a number that changes whenever the program gets on."""
 
     def on_attached(self, outbox: Outbox, *, again: bool) -> None:
         """The session is attached; what the server must know again can be sent."""
@@ -64,11 +75,11 @@ class SessionListener(Protocol):
     def on_status_request(self) -> common_pb2.Activity:
         """The server asks what this process is doing; the answer is sent."""
 
-    def progress(self) -> int:
-        """For the next heartbeat: a number that changes whenever the program gets on. On any thread."""
-
     def on_barrier(self, result: pb.BarrierResult) -> None:
         """A barrier is over."""
+
+    def on_reply(self, reply: pb.KeyValueReply) -> None:
+        """A call of the key-value store is answered."""
 
     def on_failure(self, error: CoordinationError, *, final: bool) -> None:
         """The process was fenced (final), or the coordinator has been gone for too long (not final)."""
@@ -87,7 +98,7 @@ class Registration:
     heartbeat_interval: float
     """Seconds between heartbeats."""
     lease: float
-    """Seconds of silence after which the server declares a client lost."""
+    """Seconds of silence after which a client is blocked, or lost."""
     epoch: int = 0
     """The cluster's epoch at the registration."""
     settings: ClusterSettings = NO_WISHES
@@ -200,10 +211,15 @@ class Session:
         """Takes the seat, in one attempt. Returns why it failed, or None."""
         request = self._describe()
         request.request_id = request_id
+        request.protocol_version = protocol.VERSION
         response = self._link.attempt(self._link.coordination.Register, request, timeout)
         if isinstance(response, Fault):
             self._say(response)
             return response
+        if not response.HasField("settings"):
+            fault = _too_old(self._link.address)
+            self._say(fault)
+            return fault
         registration = Registration(
             server_incarnation=response.server_incarnation,
             cluster_incarnation=response.cluster_incarnation,
@@ -221,6 +237,7 @@ class Session:
             )
             self._registration = registration
             self._epoch = max(self._epoch, response.epoch) if same_server else response.epoch
+        self._listener.on_registered(registration.cluster_incarnation)
         return None
 
     def start(self) -> None:
@@ -315,27 +332,12 @@ class Session:
 
     def _serve_stream(self) -> Fault:
         """Opens a stream, attaches, and reads until it ends; returns why it did."""
-        registration = self.registration
-        opened = time.monotonic()
-        silent = threading.Event()
-        patience = min(registration.lease, self._patience.silence_allowed(registration.lease))
-
-        def alive() -> bool:
-            with self._lock:
-                attached, stream = self._attached, self._stream
-            limit = patience if attached else self._patience.attempt
-            if min(self._link.contact.silence, time.monotonic() - opened) < limit:
-                return True
-            silent.set()
-            if stream is not None:
-                self._link.cancel(stream[1])
-            return False
-
-        outbox = Outbox(registration.heartbeat_interval, alive, progress=self._listener.progress)
-        outbox.put(pb.SessionRequest(attach=pb.Attach(caller=self._caller)))
+        outbox = Outbox(self.registration.heartbeat_interval, self._listener.progress)
+        attach = pb.Attach(caller=self._caller, passed=self._listener.passed())
+        outbox.put(pb.SessionRequest(attach=attach))
         end: Fault | None = None
         try:
-            call = self._link.coordination.Session(outbox)
+            call = self._link.session(outbox)
         except ValueError:
             return CHANNEL_CLOSED
         with self._lock:
@@ -352,12 +354,11 @@ class Session:
             with self._lock:
                 self._stream = None
                 was_attached, self._attached = self._attached, False
+            self._link.contact.disconnected(sum(self._patience.pings))
             outbox.close()
             call.cancel()
             if was_attached:
                 self._listener.on_detached()
-        if silent.is_set():
-            end = Fault(0, "Deadline Exceeded", code=grpc.StatusCode.DEADLINE_EXCEEDED)
         end = end or Fault(0, "the coordinator ended the session", code=grpc.StatusCode.UNAVAILABLE)
         self._link.note(end)
         self._say(end)
@@ -367,10 +368,19 @@ class Session:
         """Handles one message; returns the reason if it says that the session is over."""
         self._link.contact.heard()
         kind = response.WhichOneof("kind")
-        if kind == "attached":
+        if kind == "key_value_reply":
+            self._listener.on_reply(response.key_value_reply)
+        elif kind == "barrier_result":
+            self._listener.on_barrier(response.barrier_result)
+        elif kind == "attached":
             self._on_attached(response.attached, outbox)
         elif kind == "heartbeat_ack":
             self.note_epoch(response.heartbeat_ack.epoch)
+        elif kind == "status_request":
+            status = pb.Status(id=response.status_request.id, activity=self._listener.on_status_request())
+            outbox.put(pb.SessionRequest(status=status))
+        elif kind == "liveness_change":
+            self._listener.on_liveness([Member.from_proto(m) for m in response.liveness_change.members])
         elif kind == "membership_change":
             change = response.membership_change
             self.note_epoch(change.epoch)
@@ -382,24 +392,16 @@ class Session:
                 self._listener.on_rejoined(
                     change.epoch, [Member.from_proto(member) for member in change.rejoined]
                 )
-        elif kind == "liveness_change":
-            self._listener.on_liveness(
-                [Member.from_proto(member) for member in response.liveness_change.members]
-            )
-        elif kind == "status_request":
-            status = pb.Status(id=response.status_request.id, activity=self._listener.on_status_request())
-            outbox.put(pb.SessionRequest(status=status))
-        elif kind == "barrier_result":
-            self._listener.on_barrier(response.barrier_result)
         elif kind == "session_end":
             return faults.from_error(response.session_end.error)
         return None
 
     def _on_attached(self, attached: coordination_pb2.Attached, outbox: Outbox) -> None:
         outbox.start_heartbeats()
+        self._link.contact.connected()
         with self._lock:
-            again = self._generation > 0
             self._attached = True
+            again = self._generation > 0
             registration = self._registration
             if registration is not None and registration.server_incarnation != attached.server_incarnation:
                 self._registration = replace(registration, server_incarnation=attached.server_incarnation)
@@ -430,6 +432,14 @@ class Session:
             doing=doing,
             ever_connected=self._link.contact.ever,
         )
+
+
+def _too_old(address: str) -> Fault:
+    return Fault(
+        common_pb2.ERROR_KIND_VERSION_MISMATCH,
+        f"the coordinator at {address} speaks version 1 of the protocol, this client version "
+        f"{protocol.VERSION}. Use the same version of dmesh on both sides; upgrade the server first.",
+    )
 
 
 def _as_coordination_error(error: DMeshError) -> CoordinationError:

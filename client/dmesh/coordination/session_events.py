@@ -15,6 +15,7 @@ from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import Member, Task
 from dmesh.coordination.notices import Notices
 from dmesh.coordination.outbox import Outbox
+from dmesh.coordination.questions import Questions
 from dmesh.errors import CoordinationError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
@@ -28,6 +29,7 @@ class SessionEvents:
     Args:
         own: Who this agent is.
         waiting: The barriers that are waited at.
+        questions: The calls that are not answered yet.
         notices: Tells the agent's listeners.
         liveness: Tells the user who is blocked or stuck.
         tracker: Knows what this process is doing.
@@ -39,6 +41,7 @@ class SessionEvents:
         self,
         own: Identity,
         waiting: Barriers,
+        questions: Questions,
         notices: Notices,
         liveness: LivenessBoard,
         tracker: ActivityTracker,
@@ -48,6 +51,7 @@ class SessionEvents:
     ) -> None:
         self._own = own
         self._waiting = waiting
+        self._questions = questions
         self._notices = notices
         self._liveness = liveness
         self._tracker = tracker
@@ -64,6 +68,7 @@ class SessionEvents:
     def on_attached(self, outbox: Outbox, *, again: bool) -> None:
         """The session is attached: what the server must know again is sent."""
         self._waiting.attach(lambda request: outbox.put(pb.SessionRequest(enter_barrier=request)))
+        self._questions.attach(outbox.send)
         with self._lock:
             self._outbox = outbox
             if self._wait is not None:
@@ -77,6 +82,7 @@ class SessionEvents:
         with self._lock:
             self._outbox = None
         self._waiting.detach()
+        self._questions.detach()
 
     def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
         """Members are gone."""
@@ -103,9 +109,22 @@ class SessionEvents:
         """A barrier is over."""
         self._waiting.resolve(result)
 
+    def on_reply(self, reply: pb.KeyValueReply) -> None:
+        """A call of the key-value store is answered."""
+        self._questions.resolve(reply)
+
+    def on_registered(self, cluster_incarnation: int) -> None:
+        """The seat is taken, in this life of the cluster."""
+        self._waiting.begin_life(cluster_incarnation)
+
+    def passed(self) -> Sequence[pb.PassedBarrier]:
+        """For a new session: the barriers that this process was lately told had succeeded."""
+        return self._waiting.passed()
+
     def on_failure(self, error: CoordinationError, *, final: bool) -> None:
         """The process was fenced (final), or the coordinator has been gone for too long (not final)."""
         self._waiting.wake()
+        self._questions.wake()
         self._on_over()
         self._notices.failed(error, final=final)
 
