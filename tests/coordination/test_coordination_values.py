@@ -79,6 +79,26 @@ def test_contact_is_lost_after_silence_and_failure_only() -> None:
     assert contact.lost_for(20)
 
 
+def test_a_connection_that_lives_is_never_lost() -> None:
+    clock = Clock()
+    contact = Contact(clock)
+    contact.heard()
+    contact.connected()
+    contact.failed()
+    clock.now += 1000
+    assert contact.blocked
+    assert not contact.lost_for(20), "a server that is blocked is waited for as long as it takes"
+    contact.disconnected(15)
+    assert not contact.blocked
+    assert contact.silence == 15, "it may have answered pings until then"
+    clock.now += 4
+    assert not contact.lost_for(20)
+    clock.now += 2
+    assert contact.lost_for(20)
+    contact.disconnected(15)
+    assert contact.lost_for(20), "only the end of a connection is a sign that there was one"
+
+
 def test_no_proxy_unless_asked() -> None:
     assert dict(channel_options())["grpc.enable_http_proxy"] == 0
     assert dict(channel_options(use_proxy=True))["grpc.enable_http_proxy"] == 1
@@ -366,38 +386,36 @@ def test_bad_names_are_refused(name: object) -> None:
 # Heartbeats
 
 
-def test_heartbeats_come_on_time_and_after_what_waits() -> None:
+def drawn(outbox: Outbox) -> coordination_pb2.SessionRequest:
+    return coordination_pb2.SessionRequest.FromString(next(outbox))
+
+
+def test_heartbeats_come_on_time_and_before_what_waits() -> None:
     clock = Clock()
-    outbox = Outbox(3.0, lambda: True, clock)
+    outbox = Outbox(3.0, lambda: 7, clock)
     outbox.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
+    assert drawn(outbox).WhichOneof("kind") == "attach"
     outbox.start_heartbeats()
+    outbox.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="a")))
     clock.now += 3
-    assert next(outbox).WhichOneof("kind") == "attach"
-    assert next(outbox).heartbeat.sequence == 1
+    assert drawn(outbox).heartbeat == coordination_pb2.Heartbeat(sequence=1, progress=7)
+    assert drawn(outbox).enter_barrier.name == "a", "a heartbeat that is due comes before what waits"
     clock.now += 30
-    assert next(outbox).heartbeat.sequence == 2
+    assert drawn(outbox).heartbeat.sequence == 2
     outbox.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="b")))
-    assert next(outbox).enter_barrier.name == "b", "ten missed heartbeats are one"
+    assert drawn(outbox).enter_barrier.name == "b", "ten missed heartbeats are one"
 
 
 def test_no_heartbeat_before_the_session_is_attached() -> None:
-    clock, looks = Clock(), []
-
-    def alive() -> bool:
-        looks.append(clock.now)
-        if len(looks) == 1:
-            clock.now += 3
-            return True
-        return False
-
-    outbox = Outbox(3.0, alive, clock)
+    clock = Clock()
+    outbox = Outbox(3.0, lambda: 0, clock)
+    outbox.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
     clock.now += 3
-    assert list(outbox) == []
-    assert looks == [1003, 1006]
+    assert drawn(outbox).WhichOneof("kind") == "attach"
 
 
 def test_a_closed_outbox_ends_whoever_draws_from_it() -> None:
-    outbox = Outbox(3600.0, lambda: True)
+    outbox = Outbox(3600.0, lambda: 0)
     drawn: list[object] = []
     thread = threading.Thread(target=lambda: drawn.extend(outbox))
     thread.start()

@@ -421,13 +421,13 @@ class Agent(KeyValueMethods):
         with self._lock:
             if self._preemption is None:
                 # What waits for notices waits for nobody: its calls have nothing to announce.
-                quiet = Calls(self._link, self._session, self._patience, lambda line: None)
+                quiet = Calls(self._link, self._session, self._questions, self._patience, lambda line: None)
                 self._preemption = PreemptionSync(
                     self._identity,
                     self._session,
                     self._notices,
                     self.cluster_state,
-                    KeyValueMethods(self._link, quiet, self._caller),
+                    KeyValueMethods(quiet),
                     self._tracker,
                     self._announce,
                     self._patience.announce_interval,
