@@ -1,22 +1,32 @@
 """Between the core's decisions and the world: effects are released in order, never before they are durable.
 
 Records that gather while one commit runs go into the next one together (group commit): a thousand clients
-that register at once cost a handful of disk writes.
+that register at once cost a handful of disk writes. Lazy records, which clients could present again after a
+crash, hold nobody up: they go with the next commit, or by themselves a moment later.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from dmesh_server import failpoints
 from dmesh_server.core.effects import Effect, Persist, Record
+from dmesh_server.core.records import CHANGE, KEY, REPLY
 from dmesh_server.store.base import Store
 from dmesh_server.telemetry import logs
 
 _FIRST_RETRY = 0.1
-_LONGEST_RETRY = 5.0
+_LONGEST_RETRY = 2.0
+_LAZY = 0.5
+"""Seconds that lazy records wait for a commit to go with; half of what is promised."""
+
+_UNORDERED = frozenset({KEY, CHANGE, REPLY})
+"""Kinds of records whose effects later ones may overtake: nothing else that anybody is told builds on them."""
+
+Address = tuple[str, str, str]
 
 
 @dataclass
@@ -25,6 +35,10 @@ class _Batch:
 
     records: list[Record] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
+    eager: bool = False
+    """Whether there is something in it that nobody may see before it is durable."""
+    ordered: bool = False
+    """Whether there is something in it that no other effect may overtake."""
 
 
 class CommitPipeline:
@@ -32,7 +46,8 @@ class CommitPipeline:
 
     If a commit fails, its records are kept and tried again together with later ones until the store accepts
     them, for the core has already gone on: what it holds and what is durable must not part ways for good.
-    Meanwhile `failure` says why, and effects that need no new records pass at once.
+    Meanwhile `failure` says why, `is_undurable` tells which records a crash would undo, and effects that need
+    no new records pass at once.
     """
 
     def __init__(
@@ -56,9 +71,11 @@ class CommitPipeline:
         self._refuse = refuse
         self._on_change = on_change
         self._gathering = _Batch()
-        self._committing = False
+        self._under_way: _Batch | None = None
+        self._undurable: dict[Address, Record] = {}
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+        self._lazy_timer: asyncio.TimerHandle | None = None
         self._hurry = asyncio.Event()
         # One thread: stores are not asked to be thread-safe, and commits must not overtake each other.
         self._thread = ThreadPoolExecutor(1, "dmesh-store") if store.blocking else None
@@ -72,32 +89,65 @@ class CommitPipeline:
 
     def submit(self, effects: Sequence[Effect]) -> None:
         """Takes the effects of one event: commits what they contain and then releases the rest."""
-        records = [r for effect in effects if isinstance(effect, Persist) for r in effect.records]
-        others = [effect for effect in effects if not isinstance(effect, Persist)] if records else effects
+        persists = [effect for effect in effects if isinstance(effect, Persist)]
+        if not persists:
+            if self._thread is None:
+                self._release(effects)
+            else:
+                self._release_in_turn(effects)
+            return
+        records = [record for persist in persists for record in persist.records]
+        others = [effect for effect in effects if not isinstance(effect, Persist)]
         if self._thread is None:
-            if records:
-                self._store.commit(records)
+            self._store.commit(records)
             self._release(others)
-            return
-        if not records and (self.failure is not None or not (self._committing or self._gathering.effects)):
-            self._release(others)
-            return
-        self._gathering.records += records
-        self._gathering.effects += others
-        if not self._committing:
-            self._committing = True
-            self._task = asyncio.get_running_loop().create_task(self._commit_all(), name="dmesh-commit")
+        elif all(persist.lazy for persist in persists):
+            self._gathering.records += records
+            self._release_in_turn(others, may_overtake=True)
+            self._commit_soon()
+        elif self.failure is not None:
+            # Nobody should wait for the next attempt to hear what this one will say.
+            self._gathering.records += records
+            self._gathering.effects += self._refuse(others, self.failure)
+        else:
+            self._gathering.records += records
+            self._gathering.effects += others
+            self._gathering.eager = True
+            self._gathering.ordered |= any(record.kind not in _UNORDERED for record in records)
+            self._commit_now()
+
+    def is_undurable(self, cluster: str, kind: str, keys: Collection[str] = (), prefix: str = "") -> bool:
+        """Tells whether the store has refused, so far, one of these records or one whose key has this prefix.
+
+        Args:
+            cluster: Whose records.
+            kind: Of which kind.
+            keys: Their keys; if empty, `prefix` counts.
+            prefix: How their keys begin.
+        """
+        if not self._undurable:
+            return False
+        if keys:
+            return any((cluster, kind, key) in self._undurable for key in keys)
+        return any(
+            (owner, what) == (cluster, kind) and key.startswith(prefix)
+            for owner, what, key in self._undurable
+        )
 
     async def drain(self) -> None:
         """Waits until everything submitted is durable and released, or cannot be made so."""
         self._closing = True
         self._hurry.set()
+        if self._thread is not None and self._gathering.records:
+            self._commit_now()
         if self._task is not None:
             await self._task
 
     async def close(self) -> None:
         """Drains, and closes the store."""
         await self.drain()
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
         if self._thread is None:
             self._store.close()
             return
@@ -106,31 +156,64 @@ class CommitPipeline:
         finally:
             self._thread.shutdown(wait=False)
 
+    def _release_in_turn(self, effects: Sequence[Effect], *, may_overtake: bool = False) -> None:
+        """Releases effects that need no commit: at once, or after those that they may build on."""
+        pending = [self._gathering] if self._under_way is None else [self._gathering, self._under_way]
+        wait = any(batch.ordered if may_overtake else batch.eager for batch in pending)
+        if wait and self.failure is None:
+            self._gathering.effects += effects
+            # Whoever comes after waits, too, so that the order stays.
+            self._gathering.eager = True
+        else:
+            self._release(effects)
+
+    def _commit_soon(self) -> None:
+        if self._lazy_timer is None and (self._task is None or self._task.done()):
+            self._lazy_timer = asyncio.get_running_loop().call_later(_LAZY, self._commit_now)
+
+    def _commit_now(self) -> None:
+        if self._lazy_timer is not None:
+            self._lazy_timer.cancel()
+            self._lazy_timer = None
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._commit_all(), name="dmesh-commit")
+
     async def _commit_all(self) -> None:
         delay = _FIRST_RETRY
+        # Not before the events that are already waiting for the loop had their say: they share this commit.
+        await asyncio.sleep(0)
+        while self._gathering.records or self._gathering.effects:
+            batch, self._gathering = self._gathering, _Batch()
+            self._under_way = batch
+            try:
+                if batch.records:
+                    failpoints.hit("commits.before_commit")
+                    await self._in_thread(self._store.commit, batch.records)
+                    failpoints.hit("commits.after_commit")
+                failpoints.hit("commits.before_release")
+            except Exception as error:  # noqa: BLE001 -- whatever it is, nothing of it is sure to be durable
+                self._under_way = None
+                self._fail(batch, error)
+                if self._closing:
+                    return
+                await self._pause(delay)
+                delay = min(delay * 2, _LONGEST_RETRY)
+            else:
+                self._under_way = None
+                delay = _FIRST_RETRY
+                self._recover()
+                self._release(batch.effects)
+                if self._store.untidy:
+                    await self._maintain()
+
+    async def _maintain(self) -> None:
         try:
-            # Not before the events that are already waiting for the loop had their say: they share this
-            # commit.
-            await asyncio.sleep(0)
-            while self._gathering.records or self._gathering.effects:
-                batch, self._gathering = self._gathering, _Batch()
-                try:
-                    if batch.records:
-                        await asyncio.get_running_loop().run_in_executor(
-                            self._thread, self._store.commit, batch.records
-                        )
-                except Exception as error:  # noqa: BLE001 -- whatever it is, nothing of it is durable
-                    self._fail(batch, error)
-                    if self._closing:
-                        return
-                    await self._pause(delay)
-                    delay = min(delay * 2, _LONGEST_RETRY)
-                else:
-                    delay = _FIRST_RETRY
-                    self._recover()
-                    self._release(batch.effects)
-        finally:
-            self._committing = False
+            await self._in_thread(self._store.maintain)
+        except Exception:  # noqa: BLE001 -- a bug: what is committed is committed, and more can be
+            logs.error("store_maintenance_failed", exc_info=True)
+
+    async def _in_thread(self, call: Callable[..., None], *args: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         reason = f"the store cannot write: {error}"
@@ -138,12 +221,16 @@ class CommitPipeline:
             logs.error("store_failed", reason=reason, records=len(batch.records))
             self.failure = reason
             self._on_change()
-        self._gathering.records[:0] = batch.records
-        self._gathering.effects[:] = self._refuse(batch.effects + self._gathering.effects, reason)
+        # Only the last word on each address need be kept, however long the outage.
+        waiting = _latest([*batch.records, *self._gathering.records])
+        held = self._refuse([*batch.effects, *self._gathering.effects], reason)
+        self._gathering = _Batch(list(waiting.values()), held)
+        self._undurable = waiting
 
     def _recover(self) -> None:
         if self.failure is not None:
             logs.info("store_recovered", after=self.failure)
+            self._undurable = {}
             self.failure = None
             self._on_change()
 
@@ -152,3 +239,12 @@ class CommitPipeline:
             await asyncio.wait_for(self._hurry.wait(), delay)
         except TimeoutError:
             return
+
+
+def _latest(records: Iterable[Record]) -> dict[Address, Record]:
+    latest: dict[Address, Record] = {}
+    for record in records:
+        address = (record.cluster, record.kind, record.key)
+        latest.pop(address, None)
+        latest[address] = record
+    return latest

@@ -12,15 +12,31 @@ class StoreError(OSError):
     """A store cannot be opened, read or written. The message says which, why, and what to do."""
 
 
+class StoreRefusedError(StoreError):
+    """What is kept must not be used as it is. Nothing of it was changed; trying again is of no use."""
+
+
+class StoreDamagedError(StoreRefusedError):
+    """Something that was acknowledged is missing or altered. The message names the file and the offset."""
+
+
+class StoreFormatError(StoreRefusedError):
+    """The data was written by another program, or by another version of dmesh."""
+
+
 class Store(Protocol):
     """Keeps records, each addressed by (cluster, kind, key).
 
-    `load`, `commit` and `close` are called one at a time, from any thread.
+    Its methods are called one at a time, from any thread.
     """
 
     @property
     def blocking(self) -> bool:
         """Whether calls may take long, as a disk does: then they do not belong on an event loop's thread."""
+
+    @property
+    def untidy(self) -> bool:
+        """Whether `maintain` has something to do. Cheap; may be asked from any thread at any time."""
 
     def load(self) -> Sequence[Record]:
         """Returns all records that are kept, in the order in which each was last written.
@@ -36,6 +52,12 @@ class Store(Protocol):
 
         Raises:
             StoreError: They could not be made durable. The same records may be committed again.
+        """
+
+    def maintain(self) -> None:
+        """Does what keeps the store small and quick, if there is something to do.
+
+        Called when no answer waits for it. What goes wrong shows at the next commit.
         """
 
     def close(self) -> None:

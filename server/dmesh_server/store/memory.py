@@ -12,6 +12,8 @@ class MemoryStore:
 
     blocking = False
     """Calls return at once."""
+    untidy = False
+    """There is nothing to tidy up."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, str, str], Record] = {}
@@ -28,6 +30,9 @@ class MemoryStore:
             self._records.pop(address, None)
             if record.value is not None:
                 self._records[address] = record
+
+    def maintain(self) -> None:
+        """Does nothing: there is nothing to do."""
 
     def close(self) -> None:
         """Does nothing: the records can still be loaded, as a file's could."""

@@ -1,189 +1,409 @@
-"""A store in a directory: one SQLite database in WAL mode, synced to the disk at every commit."""
+"""A store in a directory: one SQLite database in WAL mode, synced to the disk at every commit.
+
+    dmesh.sqlite3        the database (`database`)
+    dmesh.sqlite3-wal    its log, where commits go first (`wal`)
+    dmesh.sqlite3-seal   what was acknowledged (`seal`)
+    lock                 who uses the directory (`directory`)
+
+docs/durability.md says what survives what.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
-import stat
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from dmesh_server import failpoints
 from dmesh_server.core.effects import Record
-from dmesh_server.core.records import FORMAT
-from dmesh_server.store.base import StoreError
+from dmesh_server.store import database, directory, wal
+from dmesh_server.store.base import StoreDamagedError, StoreError
+from dmesh_server.store.seal import Seal, page_sums
+from dmesh_server.telemetry import logs
 
 DATABASE = "dmesh.sqlite3"
 """Name of the database in the data directory."""
-LOCK = "lock"
-"""Name of the file whose lock says that a server uses the directory; it holds the server's process id."""
+LOG = f"{DATABASE}-wal"
+"""Name of its log."""
+SEAL = f"{DATABASE}-seal"
+"""Name of its seal."""
 
-_APPLICATION = 0x646D6573
-_SCHEMA = """
-CREATE TABLE record (
-    written INTEGER PRIMARY KEY,
-    cluster TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    key TEXT NOT NULL,
-    value BLOB NOT NULL,
-    UNIQUE (cluster, kind, key)
-)
-"""
+_NEW = f"{DATABASE}.new"
+"""A database that has not got its name yet."""
+_PAGE_SIZE = 4096
+_LOG_LIMIT = 8 << 20
+_HUGE = 8
+"""How many times its limit the log is long when it is worth a warning."""
+_COMPACT_FROM = 1 << 20
+_PROBE_MARGIN = 64 << 10
+_NAMED_PAGES = 8
 
 
 class SqliteStore:
-    """Keeps records in a directory that belongs to one server at a time.
-
-    Args:
-        directory: The data directory; made, for the user only, if it does not exist.
-
-    Raises:
-        StoreError: The directory is in use, or what is in it cannot be used.
-    """
+    """Keeps records in a directory that belongs to one server at a time."""
 
     blocking = True
     """Every commit waits for the disk."""
 
-    def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
+    def __init__(self, path: Path | str, *, page_size: int = _PAGE_SIZE, log_limit: int = _LOG_LIMIT) -> None:
+        """Opens the directory, proves that what is in it is complete, and repairs what a crash has torn.
+
+        Args:
+            path: The data directory; made, for the user only, if it does not exist.
+            page_size: Of a database that is made now, bytes.
+            log_limit: How long the log may get before it is copied into the database, bytes.
+
+        Raises:
+            StoreRefusedError: What is in it is damaged, or not ours. Nothing was changed.
+            StoreError: It is in use, or cannot be used.
+            OSError: It cannot be used.
+        """
+        self.directory = Path(path)
         self._path = self.directory / DATABASE
+        self._log_path = self.directory / LOG
+        self._new_path = self.directory / _NEW
+        self._page_size = page_size
+        self._log_limit = log_limit
         self._connection: sqlite3.Connection | None = None
-        self._lock: int | None = _lock(self.directory)
+        self._log = -1
+        self._checkpoint_at = log_limit
+        self._written = 0
+        self._noted = True
+        self._found: Sequence[Record] | None = None
+        self._seal: Seal | None = None
+        self._lock: int | None = directory.lock(self.directory)
         try:
-            self._connection = self._connect()
+            self._new_path.unlink(missing_ok=True)
+            self._create_if_missing()
+            self._seal = Seal(self.directory / SEAL)
+            self._found = self._open_database()
+        except (sqlite3.Error, OSError) as error:
+            self._release()
+            raise self._unusable(error) from error
         except BaseException:
-            self.close()
+            self._release()
             raise
+
+    @property
+    def untidy(self) -> bool:
+        """Whether the log has grown long."""
+        seal = self._seal
+        return seal is not None and seal.acknowledged.end >= self._checkpoint_at
 
     def load(self) -> Sequence[Record]:
         """Returns all records, in the order in which each was last written."""
+        if self._found is not None:
+            # They were read already, when they were checked.
+            found, self._found = self._found, None
+            return found
         try:
-            rows = self._open().execute("SELECT cluster, kind, key, value FROM record ORDER BY written")
-            return [Record(cluster, kind, key, bytes(value)) for cluster, kind, key, value in rows]
-        except sqlite3.Error as error:
-            raise StoreError(f"the database {self._path} cannot be read: {error}") from error
+            return database.read(self._connected(), self._path).records
+        except (sqlite3.Error, OSError) as error:
+            raise self._unusable(error) from error
 
     def commit(self, records: Sequence[Record]) -> None:
         """Keeps these records, and forgets those without a value: all or none, on the disk on return."""
+        self._found = None
         # The last word on one address counts, and its place; SQLite need not see the others.
-        latest: dict[tuple[str, str, str], bytes | None] = {}
+        latest: dict[database.Address, bytes | None] = {}
         for record in records:
             address = (record.cluster, record.kind, record.key)
             latest.pop(address, None)
             latest[address] = record.value
+        if not latest:
+            return
         gone = [address for address, value in latest.items() if value is None]
         kept = [(*address, value) for address, value in latest.items() if value is not None]
         try:
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("DELETE FROM record WHERE cluster = ? AND kind = ? AND key = ?", gone)
-            # A replaced row gets a new place at the end, which keeps the order of writing.
-            connection.executemany(
-                "INSERT OR REPLACE INTO record (cluster, kind, key, value) VALUES (?, ?, ?, ?)", kept
-            )
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            # After a failed write or sync nothing is certain of this connection: the next commit opens one.
+            connection = self._connected(sum(len(value) for *_, value in kept))
+            self._transact(connection, gone, kept)
+        except (sqlite3.Error, OSError) as error:
+            # If somebody else, say a backup, holds the database, nothing was tried. In all other cases
+            # nothing is certain of the connection any more.
+            if not _is_busy(error):
+                self._disconnect()
+            raise StoreError(
+                f"{len(records)} records cannot be written to {self._path}: {database.describe(error)}"
+            ) from error
+        except BaseException:
             self._disconnect()
-            raise StoreError(f"{len(records)} records cannot be written to {self._path}: {error}") from error
+            raise
+
+    def _transact(
+        self,
+        connection: sqlite3.Connection,
+        gone: Sequence[database.Address],
+        kept: Sequence[tuple[str, str, str, bytes]],
+    ) -> None:
+        assert self._seal is not None
+        failpoints.hit("store.before_write")
+        connection.execute("BEGIN IMMEDIATE")
+        commits = self._seal.commits + 1
+        database.write(connection, gone, kept, self._written, commits)
+        failpoints.hit("store.before_commit")
+        connection.execute("COMMIT")
+        self._noted = False
+        self._written += len(kept)
+        failpoints.hit("store.after_commit")
+        self._note(commits)
+        self._noted = True
+        failpoints.hit("store.after_seal")
+
+    def maintain(self) -> None:
+        """Copies the log into the database when it has grown long, so that it can begin anew."""
+        if not self.untidy or self._connection is None:
+            return
+        try:
+            self._checkpoint(self._connection)
+        except (sqlite3.Error, OSError) as error:
+            # The log still has everything; but what this connection writes is not to be trusted any more.
+            logs.error("store_checkpoint_failed", file=self._path, reason=database.describe(error))
+            self._disconnect()
 
     def close(self) -> None:
         """Closes the database and lets another server use the directory."""
-        self._disconnect()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error, OSError):
+                self._checkpoint(self._connection)
+        self._release()
 
-    def _open(self) -> sqlite3.Connection:
-        if self._lock is None:
+    def _connected(self, size: int = 0) -> sqlite3.Connection:
+        """Returns the connection; after a failure a new one, if the disk takes `size` bytes again."""
+        if self._lock is None or self._seal is None:
             raise StoreError(f"the store in {self.directory} is closed")
         if self._connection is None:
-            self._connection = self._connect()
+            directory.probe(self.directory, size + _PROBE_MARGIN)
+            if self._noted:
+                self._drop_unacknowledged(self._seal)
+            self._open_database()
+            logs.info("store_reopened", file=self._path, commits=self._seal.commits)
+        assert self._connection is not None
         return self._connection
 
+    def _drop_unacknowledged(self, seal: Seal) -> None:
+        """Cuts off what a failed commit may have left in the log.
+
+        After a failed sync the kernel may hold as clean what never reached the disk. Read back, it looks
+        complete; but the next sync would not write it. So it goes, and is written anew. (If COMMIT did
+        return, and only the seal could not be written, what is there is synced and stays.)
+        """
+        try:
+            descriptor = os.open(self._log_path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            known = seal.acknowledged
+            end = known.end if wal.salts_of(descriptor) == known.salts else 0
+            if os.fstat(descriptor).st_size > end:
+                os.ftruncate(descriptor, end)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _create_if_missing(self) -> None:
+        if self._path.exists() or self._path.is_symlink():
+            return
+        for name in (SEAL, LOG):
+            if (self.directory / name).exists():
+                raise database.damaged(
+                    self._path, 0, f"it is missing, though {name} says that it was there once"
+                )
+        directory.make_private(self._new_path)
+        database.create(self._new_path, self._page_size)
+        directory.sync(self._new_path)
+        failpoints.hit("store.before_create")
+        self._new_path.rename(self._path)
+        directory.sync(self.directory)
+        failpoints.hit("store.after_create")
+
+    def _open_database(self) -> Sequence[Record]:
+        """Checks everything, opens the database for writing, and returns what is in it."""
+        assert self._seal is not None
+        seal = self._seal
+        os.close(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+        self._page_size = database.page_size_of(self._path)
+        log = wal.inspect(self._log_path, None if seal.fault else seal.acknowledged)
+        sums = page_sums(self._path, self._page_size)
+        size = self._path.stat().st_size
+        if size % self._page_size and len(sums) not in log.pages:
+            raise database.damaged(self._path, size, f"it ends within a page of {self._page_size} bytes")
+        altered = seal.altered_pages(sums, log.pages)
+        content = self._read_and_judge(seal, altered)
+        if log.torn:
+            self._repair(log)
+        if altered or seal.fault:
+            logs.warning(
+                "store_sealed_anew",
+                file=self._path,
+                reason=seal.fault or "pages differ from their checksums, but all records are right",
+                pages=_places(altered, self._page_size),
+            )
+            seal.note_all_pages(sums)
+        seal.note(content.commits, log.salts or bytes(8), log.end)
+        self._noted = True
+        self._written = max(self._written, content.written)
+        self._connection = database.connect_to_write(self._path)
+        try:
+            self._checkpoint(self._connection)
+            self._compact_if_worth_it(self._connection, content)
+        except BaseException:
+            self._disconnect()
+            raise
+        return content.records
+
+    def _read_and_judge(self, seal: Seal, altered: Sequence[int]) -> database.Content:
+        connection = database.connect_to_look(self._path)
+        try:
+            content = database.read(connection, self._path)
+            if not seal.fault and content.commits < seal.commits:
+                raise database.damaged(
+                    self._path,
+                    None,
+                    f"it and its log end with commit {content.commits}, but {seal.commits} were "
+                    f"acknowledged; the log {LOG} was lost or cut, or an older copy was put in place (if that was the "
+                    f"purpose, remove {SEAL})",
+                )
+        except StoreDamagedError as error:
+            if not altered:
+                raise
+            raise StoreDamagedError(
+                f"{error} Not as they were written: {_places(altered, self._page_size)}."
+            ) from error
+        finally:
+            connection.close()
+        return content
+
+    def _repair(self, log: wal.Log) -> None:
+        copy = directory.keep_copy(self._log_path, log.end, log.torn)
+        descriptor = os.open(self._log_path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, log.end)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        logs.warning(
+            "store_log_repaired",
+            file=self._log_path,
+            offset=log.end,
+            dropped_bytes=log.torn,
+            copy=copy,
+            reason="a write was cut short, and not acknowledged",
+        )
+
+    def _note(self, commits: int) -> None:
+        """Notes a commit that has just returned."""
+        assert self._seal is not None
+        if self._log < 0:
+            self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
+        known = self._seal.acknowledged
+        start = known.end
+        if wal.salts_of(self._log) != known.salts:
+            start, self._checkpoint_at = 0, self._log_limit
+        salts, end = wal.following_commit(self._log, start, self._page_size)
+        self._seal.note(commits, salts, end)
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Copies the log into the database; the next commit overwrites it from the start."""
+        assert self._seal is not None
+        failpoints.hit("store.before_checkpoint")
+        sums = self._logged_sums(self._seal.acknowledged.end)
+        busy, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        failpoints.hit("store.mid_checkpoint")
+        self._checkpoint_at = self._seal.acknowledged.end + self._log_limit
+        if busy or frames != copied:
+            # A reader, such as a backup, still needs older pages. The log goes on growing until it is done.
+            if self._seal.acknowledged.end > _HUGE * self._log_limit:
+                logs.warning("store_log_long", file=self._log_path, bytes=self._seal.acknowledged.end)
+            return
+        self._seal.note_pages(sums.items())
+        failpoints.hit("store.after_checkpoint")
+
+    def _logged_sums(self, end: int) -> dict[int, int]:
+        """Returns the checksums of the pages in the log, as they will be in the database."""
+        if not end:
+            return {}
+        if self._log < 0:
+            self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
+        return {
+            page: zlib.crc32(content)
+            for page, content in wal.latest_pages(self._log, end, self._page_size).items()
+        }
+
+    def _compact_if_worth_it(self, connection: sqlite3.Connection, content: database.Content) -> None:
+        pages, free = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count")
+        )
+        if free * self._page_size < _COMPACT_FROM or free * 2 < pages:
+            return
+        try:
+            self._compact(connection, content)
+        except (sqlite3.Error, OSError) as error:
+            # What is there is as good as ever, only larger than it need be.
+            logs.warning("store_not_compacted", file=self._path, reason=database.describe(error))
+            with contextlib.suppress(OSError):
+                self._new_path.unlink(missing_ok=True)
+        else:
+            logs.info("store_compacted", file=self._path, pages_before=pages, pages_free=free)
+        if self._connection is None:
+            self._connection = database.connect_to_write(self._path)
+
+    def _compact(self, connection: sqlite3.Connection, content: database.Content) -> None:
+        """Puts a copy without gaps in the database's place, at once and for good."""
+        assert self._seal is not None
+        directory.make_private(self._new_path)
+        connection.execute("VACUUM INTO ?", (str(self._new_path),))
+        directory.sync(self._new_path)
+        copy = database.connect_to_look(self._new_path)
+        try:
+            if database.read(copy, self._new_path) != content:
+                raise StoreError("the copy is not what was copied")
+        finally:
+            copy.close()
+        database.page_size_of(self._new_path)
+        failpoints.hit("store.before_rename")
+        # The log belongs to the old file, and must be gone for good before the new one takes its name.
+        self._disconnect()
+        if self._log_path.exists():
+            raise StoreError(f"{self._log_path} is in use")
+        directory.sync(self.directory)
+        self._new_path.replace(self._path)
+        failpoints.hit("store.after_rename")
+        directory.sync(self.directory)
+        self._seal.note_all_pages(page_sums(self._path, self._page_size))
+
+    def _unusable(self, error: sqlite3.Error | OSError) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        return StoreError(f"{self._path} cannot be used: {database.describe(error)}")
+
     def _disconnect(self) -> None:
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
 
-    def _connect(self) -> sqlite3.Connection:
-        # SQLite gives its other files the permissions of this one.
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=0)
-        try:
-            self._prepare(connection)
-        except sqlite3.Error as error:
-            connection.close()
-            raise StoreError(
-                f"{self._path} cannot be used: {error}. Restore it from a copy, or move it away to begin "
-                "anew."
-            ) from error
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        application, version = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        )
-        fresh = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
-        if not fresh and application != _APPLICATION:
-            raise StoreError(
-                f"{self._path} is a database of another program; give dmesh a directory of its own"
-            )
-        if not fresh and version != FORMAT:
-            age = "newer" if version > FORMAT else "older"
-            raise StoreError(
-                f"{self._path} has format {version}, written by a {age} version of dmesh; this one reads "
-                f"format {FORMAT}. Use that version, or another data directory."
-            )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA fullfsync = ON")
-        if fresh:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(_SCHEMA)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
-            connection.execute("COMMIT")
-            # The directory's own entries must survive, too.
-            descriptor = os.open(self.directory, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        else:
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise StoreError(
-                    f"{self._path} is damaged ({found}). Restore it from a copy, or move it away to begin "
-                    "anew."
-                )
+    def _release(self) -> None:
+        self._disconnect()
+        if self._seal is not None:
+            self._seal.close()
+            self._seal = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
-def _lock(directory: Path) -> int:
-    """Takes the directory for this process; returns the descriptor that holds the lock."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = stat.S_IMODE(directory.stat().st_mode)
-    if mode & 0o022:
-        raise StoreError(
-            f"the data directory {directory} can be written by other users (mode {mode:04o}), who could "
-            f"replace the database. Run `chmod 700 {directory}`, or use another directory."
-        )
-    path = directory / LOCK
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StoreError(
-            f"the data directory {directory} is in use by another dmesh server (pid {holder}). "
-            "Stop that server, or use another directory."
-        ) from None
-    os.truncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+def _is_busy(error: Exception) -> bool:
+    return isinstance(error, sqlite3.Error) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _places(pages: Sequence[int], page_size: int) -> str:
+    named = [f"page {page} (offset {(page - 1) * page_size})" for page in pages[:_NAMED_PAGES]]
+    if len(pages) > _NAMED_PAGES:
+        named.append(f"{len(pages) - _NAMED_PAGES} more")
+    return ", ".join(named)

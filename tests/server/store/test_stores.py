@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmesh_server.core.effects import Record
-from dmesh_server.core.records import FORMAT
-from dmesh_server.store.base import Store, StoreError
+from dmesh_server.store.base import Store, StoreDamagedError, StoreError, StoreFormatError
+from dmesh_server.store.database import VERSION
+from dmesh_server.store.directory import LOCK
 from dmesh_server.store.memory import MemoryStore
-from dmesh_server.store.sqlite import DATABASE, LOCK, SqliteStore
+from dmesh_server.store.sqlite import DATABASE, SqliteStore
 
 Open = Callable[[], Store]
 
@@ -155,11 +156,11 @@ def test_a_directory_that_others_can_write_is_refused(directory: Path) -> None:
 def test_a_newer_format_is_refused(directory: Path) -> None:
     SqliteStore(directory).close()
     with sqlite3.connect(directory / DATABASE) as connection:
-        connection.execute(f"PRAGMA user_version = {FORMAT + 1}")
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     connection.close()
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreFormatError) as caught:
         SqliteStore(directory)
-    assert f"has format {FORMAT + 1}, written by a newer version of dmesh" in str(caught.value)
+    assert f"has format {VERSION + 1}, written by a newer version of dmesh" in str(caught.value)
     assert DATABASE in str(caught.value)
 
 
@@ -168,14 +169,14 @@ def test_another_programs_database_is_refused(directory: Path) -> None:
     with sqlite3.connect(directory / DATABASE) as connection:
         connection.execute("CREATE TABLE mine (x)")
     connection.close()
-    with pytest.raises(StoreError, match="another program"):
+    with pytest.raises(StoreFormatError, match="another program"):
         SqliteStore(directory)
 
 
 def test_a_file_that_is_no_database_is_refused(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     (directory / DATABASE).write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreError, match="cannot be used"):
+    with pytest.raises(StoreDamagedError, match="at offset 0: it does not begin as a database does"):
         SqliteStore(directory)
     # The refusal let go of the directory.
     (directory / DATABASE).unlink()
@@ -190,8 +191,10 @@ def test_a_damaged_database_is_refused(directory: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096 * 3 : 4096 * 20] = b"\xa5" * (4096 * 17)
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"damaged|malformed|cannot be"):
+    with pytest.raises(StoreDamagedError) as caught:
         SqliteStore(directory)
+    assert "page 4 (offset 12288), page 5 (offset 16384)" in str(caught.value)
+    assert path.read_bytes() == content, "what is refused is not touched"
 
 
 def test_a_database_behind_a_symbolic_link_is_refused(directory: Path, tmp_path: Path) -> None:

@@ -1,0 +1,292 @@
+"""The database's content: how it is laid out, and how it proves that nothing is missing.
+
+SQLite protects a database against crashes, not against disks: a flipped bit in a value is read as another
+value, and a page that never reached the disk as what stood there before. So every record has a checksum, over
+its address, its place and its value, and one row has the number of all records and the sum of all checksums.
+Triggers keep that row right within each transaction. A record that was altered, that vanished or that came
+back does not add up.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmesh_server.core.effects import Record
+from dmesh_server.core.records import FORMAT
+from dmesh_server.store.base import StoreDamagedError, StoreError, StoreFormatError
+
+LAYOUT = 2
+"""Version of the tables."""
+VERSION = LAYOUT * 1000 + FORMAT
+"""What the database's header says: the versions of the tables and of the records in them."""
+
+_APPLICATION = 0x646D6573
+_SCHEMA = (
+    """CREATE TABLE record (
+    cluster TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    written INTEGER NOT NULL,
+    value BLOB NOT NULL,
+    sum INTEGER NOT NULL,
+    PRIMARY KEY (cluster, kind, key)
+) WITHOUT ROWID""",
+    """CREATE TABLE digest (
+    id INTEGER PRIMARY KEY,
+    commits INTEGER NOT NULL,
+    records INTEGER NOT NULL,
+    total INTEGER NOT NULL
+)""",
+    """CREATE TRIGGER record_added AFTER INSERT ON record BEGIN
+    UPDATE digest SET records = records + 1, total = total + new.sum WHERE id = 0;
+END""",
+    """CREATE TRIGGER record_replaced AFTER UPDATE ON record BEGIN
+    UPDATE digest SET total = total + new.sum - old.sum WHERE id = 0;
+END""",
+    """CREATE TRIGGER record_removed AFTER DELETE ON record BEGIN
+    UPDATE digest SET records = records - 1, total = total - old.sum WHERE id = 0;
+END""",
+)
+_UPSERT = """INSERT INTO record (cluster, kind, key, written, value, sum) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET written = excluded.written, value = excluded.value, sum = excluded.sum"""
+_DELETE = "DELETE FROM record WHERE cluster = ? AND kind = ? AND key = ?"
+
+_MAGIC = b"SQLite format 3\0"
+_HEAD = struct.Struct(">16sHBB40xI4xI28x")
+_CACHE_KIB = 16384
+
+_CIRCUMSTANCES = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+)
+"""What SQLite may complain of though the database is right."""
+
+Address = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Everything that a database holds."""
+
+    records: list[Record]
+    """In the order of their last writing."""
+    written: int
+    """Place of the last one."""
+    commits: int
+    """How many commits made it so."""
+
+
+def page_size_of(path: Path) -> int:
+    """Checks the header of a database that no connection has open; returns the size of its pages.
+
+    Raises:
+        StoreDamagedError: It is empty, cut short or no database.
+        StoreFormatError: It is another program's, or of another version.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        what = "is empty" if not head else f"ends at offset {len(head)}, within its header"
+        raise damaged(path, 0, f"it {what}; a database of dmesh never is")
+    magic, page_size, write_version, read_version, version, application = _HEAD.unpack(head)
+    page_size = 65536 if page_size == 1 else page_size
+    if magic != _MAGIC:
+        raise damaged(path, 0, "it does not begin as a database does")
+    if page_size < 512 or page_size & (page_size - 1):
+        raise damaged(path, 16, f"a page size of {page_size} bytes is impossible")
+    if {write_version, read_version} - {1, 2}:
+        raise damaged(path, 18, f"versions {write_version} and {read_version} of its format are unknown")
+    if application != _APPLICATION:
+        raise StoreFormatError(f"{path} is a database of another program; give dmesh a directory of its own")
+    if version != VERSION:
+        age = "newer" if version > VERSION else "older"
+        raise StoreFormatError(
+            f"{path} has format {version}, written by a {age} version of dmesh; this one reads format "
+            f"{VERSION}. Use that version, or another data directory."
+        )
+    return int(page_size)
+
+
+def create(path: Path, page_size: int) -> None:
+    """Makes an empty database, complete and synced, in a file that is there and empty.
+
+    Raises:
+        sqlite3.Error: It cannot be written.
+    """
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute(f"PRAGMA page_size = {page_size}")
+        # Without a log, so that the file describes itself from the first moment.
+        connection.execute("PRAGMA synchronous = EXTRA")
+        connection.execute("BEGIN EXCLUSIVE")
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        connection.execute("INSERT INTO digest (id, commits, records, total) VALUES (0, 0, 0, 0)")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
+def connect_to_look(path: Path) -> sqlite3.Connection:
+    """Opens a database so that neither reading nor closing changes it or its log.
+
+    Raises:
+        sqlite3.Error: It cannot be opened.
+    """
+    return _connect(f"{path.absolute().as_uri()}?mode=ro")
+
+
+def connect_to_write(path: Path) -> sqlite3.Connection:
+    """Opens a database so that every commit is synced before it returns.
+
+    Raises:
+        sqlite3.Error: It cannot be opened.
+    """
+    connection = _connect(f"{path.absolute().as_uri()}?mode=rw")
+    try:
+        for setting in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "fullfsync = ON",
+            f"cache_size = -{_CACHE_KIB}",
+            # The store says when the log is copied, because it has to note what that changes.
+            "wal_autocheckpoint = 0",
+        ):
+            connection.execute(f"PRAGMA {setting}").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def read(connection: sqlite3.Connection, path: Path) -> Content:
+    """Reads everything, and proves that it is everything.
+
+    Raises:
+        StoreDamagedError: Something is missing or altered.
+        StoreError: It cannot be read.
+    """
+    try:
+        _check_schema(connection, path)
+        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            raise damaged(path, None, str(found))
+        rows = connection.execute("SELECT written, cluster, kind, key, value, sum FROM record").fetchall()
+        summary = connection.execute("SELECT commits, records, total FROM digest WHERE id = 0").fetchall()
+    except sqlite3.DatabaseError as error:
+        if _is_damage(error):
+            raise damaged(path, None, str(error)) from error
+        raise StoreError(f"the database {path} cannot be read: {describe(error)}") from error
+    total = written = 0
+    for row in rows:
+        if not _is_right(row):
+            _, cluster, kind, key, _, _ = row
+            raise damaged(path, None, f"the {kind!r} record {key!r} of cluster {cluster!r} is altered")
+        total += row[5]
+        written = max(written, row[0])
+    if len(summary) != 1 or summary[0][1:] != (len(rows), total):
+        raise damaged(path, None, f"{len(rows)} records are there, which is not what was written")
+    rows.sort(key=lambda row: row[0])
+    return Content([Record(*row[1:5]) for row in rows], written, summary[0][0])
+
+
+def write(
+    connection: sqlite3.Connection,
+    gone: Sequence[Address],
+    kept: Sequence[tuple[str, str, str, bytes]],
+    written: int,
+    commits: int,
+) -> None:
+    """Puts a change into the transaction under way.
+
+    Args:
+        connection: A connection that has begun a transaction.
+        gone: What is forgotten.
+        kept: What is kept, in order.
+        written: Place of the last record that was written before.
+        commits: How many commits there are with this one.
+
+    Raises:
+        sqlite3.Error: It cannot be written.
+    """
+    if gone:
+        connection.executemany(_DELETE, gone)
+    if kept:
+        connection.executemany(
+            _UPSERT,
+            [
+                (cluster, kind, key, place, value, checksum(place, cluster, kind, key, value))
+                for place, (cluster, kind, key, value) in enumerate(kept, written + 1)
+            ],
+        )
+    connection.execute("UPDATE digest SET commits = ? WHERE id = 0", (commits,))
+
+
+def checksum(written: int, cluster: str, kind: str, key: str, value: bytes) -> int:
+    """Returns the checksum of a record."""
+    return zlib.crc32(value, zlib.crc32(f"{written}\0{cluster}\0{kind}\0{key}\0".encode()))
+
+
+def describe(error: sqlite3.Error | OSError) -> str:
+    """Says what SQLite or the system complain of."""
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    # "disk I/O error" has two dozen causes; the name tells which.
+    name = getattr(error, "sqlite_errorname", None)
+    return f"{error} ({name})" if name else str(error)
+
+
+def damaged(path: Path, offset: int | None, reason: str) -> StoreDamagedError:
+    """Makes the error that refuses a file."""
+    place = "" if offset is None else f" at offset {offset}"
+    return StoreDamagedError(
+        f"{path} is damaged{place}: {reason}. It is not used, and nothing was changed. Restore the directory "
+        "from a copy; or move it away to begin anew."
+    )
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema ORDER BY rowid")]
+    if found != list(_SCHEMA):
+        raise damaged(path, None, "its tables are not those of dmesh")
+
+
+def _is_right(row: tuple[object, ...]) -> bool:
+    match row:
+        case (int(written), str(cluster), str(kind), str(key), bytes(value), int(total)):
+            return checksum(written, cluster, kind, key, value) == total
+    return False
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Tells what is wrong with the content from what is wrong with the machine."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # a text that is none is found by Python, not by SQLite
+        return True
+    return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF not in _CIRCUMSTANCES

@@ -1,0 +1,158 @@
+"""The seal: a small file beside the database that knows what was acknowledged.
+
+Its first sector says how many commits were acknowledged and how far into the log they reach. It is
+overwritten, without a sync of its own, after every commit: the kernel keeps it when the process is killed,
+and when the power fails it is at worst too modest, never ahead of what is synced. So a log or a database that
+holds less than the seal says has lost something, however intact it looks.
+
+Behind that are checksums of the database's pages, as of the latest checkpoint. They prove nothing that the
+checksums of the records do not prove; they tell *where* a database is damaged. Pages that the log has too are
+not looked at, which is why the checksums may be brought up to date in place, before the log is overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+from dmesh_server.store import wal
+
+_MAGIC = b"dmeshSL1"
+_HEAD = struct.Struct("<8sQ8sQI")
+_SUMS = 512
+"""Offset of the first page's checksum: behind the sector that is overwritten at every commit."""
+_AT_ONCE = 256
+"""Pages read at once when the whole database is looked at."""
+
+
+class Seal:
+    """An open seal.
+
+    Attributes:
+        commits: How many commits were acknowledged.
+        acknowledged: How far into the log.
+        fault: Why it cannot be trusted, so that nothing is known; None if it can.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens the seal; if there is none, it is made when there is something to note.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        self.path = path
+        self.commits = 0
+        self.acknowledged = wal.Acknowledged(b"", 0)
+        self._descriptor = -1
+        try:
+            self._open(0)
+        except FileNotFoundError:
+            self.fault: str | None = "there was none"
+            """Why it is not trusted."""
+        else:
+            self.fault = self._read()
+
+    def note(self, commits: int, salts: bytes, end: int) -> None:
+        """Notes a commit that is synced: that many in all, in that generation of the log, up to `end`.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        # What is synced is synced, whether or not it can be noted.
+        self.commits, self.acknowledged = commits, wal.Acknowledged(salts, end)
+        head = _HEAD.pack(_MAGIC, commits, salts, end, 0)[:-4]
+        os.pwrite(self._opened(), head + zlib.crc32(head).to_bytes(4, "little"), 0)
+        self.fault = None
+
+    def note_pages(self, sums: Iterable[tuple[int, int]]) -> None:
+        """Notes the checksums of pages, by number from 1, and syncs the seal.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        # Neighbours go into one write.
+        run, first = array("I"), 0
+        for page, checksum in sorted(sums):
+            if run and page != first + len(run):
+                os.pwrite(self._opened(), run.tobytes(), _SUMS + 4 * (first - 1))
+                del run[:]
+            if not run:
+                first = page
+            run.append(checksum)
+        if run:
+            os.pwrite(self._opened(), run.tobytes(), _SUMS + 4 * (first - 1))
+        os.fsync(self._opened())
+
+    def note_all_pages(self, sums: dict[int, int]) -> None:
+        """Notes the checksums of a database's pages, forgets all others, and syncs the seal.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        os.ftruncate(self._opened(), _SUMS)
+        self.note_pages(sums.items())
+
+    def altered_pages(self, sums: dict[int, int], besides: Container[int]) -> list[int]:
+        """Returns the pages, by number from 1, whose checksums are not as they were noted.
+
+        Args:
+            sums: The checksums of a database's pages.
+            besides: Pages that need not be as noted, because the log has them.
+
+        Raises:
+            OSError: The seal cannot be read.
+        """
+        if self._descriptor < 0:
+            return []
+        size = os.fstat(self._descriptor).st_size
+        noted = array("I", os.pread(self._descriptor, max(0, size - _SUMS) // 4 * 4, _SUMS))
+        # A checksum of 0 was most likely never noted.
+        return [
+            page
+            for page, checksum in enumerate(noted, 1)
+            if checksum and page not in besides and sums.get(page) != checksum
+        ]
+
+    def close(self) -> None:
+        """Lets go of the file. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self, flags: int) -> None:
+        self._descriptor = os.open(self.path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def _opened(self) -> int:
+        if self._descriptor < 0:
+            self._open(os.O_CREAT)
+        return self._descriptor
+
+    def _read(self) -> str | None:
+        head = os.pread(self._descriptor, _HEAD.size, 0)
+        if len(head) < _HEAD.size:
+            return f"it ends at offset {len(head)}"
+        magic, commits, salts, end, checksum = _HEAD.unpack(head)
+        if magic != _MAGIC or zlib.crc32(head[:-4]) != checksum:
+            return "its checksum is wrong at offset 0"
+        self.commits, self.acknowledged = commits, wal.Acknowledged(salts, end)
+        return None
+
+
+def page_sums(database: Path, page_size: int) -> dict[int, int]:
+    """Returns the checksum of each page of a database, by number from 1.
+
+    Never while this process has the database open: closing a file ends all of a process's locks on it.
+
+    Raises:
+        OSError: The database cannot be read.
+    """
+    sums: dict[int, int] = {}
+    with database.open("rb", buffering=0) as file:
+        while content := file.read(page_size * _AT_ONCE):
+            for at in range(0, len(content), page_size):
+                sums[len(sums) + 1] = zlib.crc32(content[at : at + page_size])
+    return sums
