@@ -24,7 +24,7 @@ _LAZY = 0.5
 """Seconds that lazy records wait for a commit to go with; half of what is promised."""
 
 _UNORDERED = frozenset({KEY, CHANGE, REPLY})
-"""Kinds of records whose effects later ones may overtake: nothing else that anybody is told builds on them."""
+"""Kinds of records whose effects lazy ones may overtake, since nothing else builds on them."""
 
 Address = tuple[str, str, str]
 

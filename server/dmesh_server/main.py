@@ -14,16 +14,20 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from dmesh.errors import ConfigurationError
+from dmesh_server import failpoints
 from dmesh_server.core.records import RecordError
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.setup import kept_current, server_access
 from dmesh_server.settings import ServerSettings
-from dmesh_server.store.base import Store, StoreError
+from dmesh_server.store.base import Store, StoreError, StoreRefusedError
 from dmesh_server.store.memory import MemoryStore
 from dmesh_server.telemetry import logs
 from dmesh_server.web.app import create_app
 from dmesh_server.web.server import WebServer
+
+EXIT_DATA_REFUSED = 3
+"""Exit code when what is in the data directory is damaged, or of another format, and was left as it is."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -45,7 +49,17 @@ def serve(settings: ServerSettings, announce: Callable[[str], None] | None = Non
     # gRPC's own remarks about connections would stand between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     _raise_file_limit()
-    asyncio.run(_serve(settings, announce or _print_line))
+    try:
+        failpoints.configure(os.environ.get(failpoints.VARIABLE, ""))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if failpoints.enabled():
+        logs.warning("failpoints_enabled", points=", ".join(failpoints.enabled()))
+    try:
+        asyncio.run(_serve(settings, announce or _print_line))
+    except StoreRefusedError as error:
+        sys.stderr.write(f"dmesh serve: error: --data-dir {settings.data_dir} is refused: {error}\n")
+        return EXIT_DATA_REFUSED
     return 0
 
 
@@ -115,8 +129,12 @@ def _blame(settings: ServerSettings) -> Iterator[None]:
     """Says that what goes wrong is the data directory's fault, which the operator has to mend."""
     try:
         yield
-    except (OSError, RecordError) as error:
-        reason = str(error) if isinstance(error, (StoreError, RecordError)) else error.strerror
+    except StoreRefusedError:
+        raise
+    except RecordError as error:
+        raise StoreRefusedError(str(error)) from error
+    except OSError as error:
+        reason = str(error) if isinstance(error, StoreError) else error.strerror
         raise ConfigurationError(f"--data-dir {settings.data_dir} cannot be used: {reason}") from error
 
 

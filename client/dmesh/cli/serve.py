@@ -19,7 +19,8 @@ ready it prints one line on standard output,
 with the real ports; everything else goes to standard error."""
 _EPILOG = """\
 SIGTERM or Ctrl-C tells all clients, gives calls under way a moment and ends with exit code 0; a second signal
-ends at once. Exit code 2: an address, the data directory or the command line cannot be used."""
+ends at once. Exit code 2: an address, the data directory or the command line cannot be used; 3: what is in
+the data directory is damaged or of another format, and was left as it is."""
 
 
 def add_parser(subparsers: Subparsers) -> None:

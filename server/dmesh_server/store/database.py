@@ -192,6 +192,8 @@ def read(connection: sqlite3.Connection, path: Path) -> Content:
         if _is_damage(error):
             raise damaged(path, None, str(error)) from error
         raise StoreError(f"the database {path} cannot be read: {describe(error)}") from error
+    except (UnicodeDecodeError, OverflowError) as error:
+        raise damaged(path, None, str(error)) from error
     total = written = 0
     for row in rows:
         if not _is_right(row):

@@ -263,8 +263,8 @@ class SqliteStore:
                     self._path,
                     None,
                     f"it and its log end with commit {content.commits}, but {seal.commits} were "
-                    f"acknowledged; the log {LOG} was lost or cut, or an older copy was put in place (if that was the "
-                    f"purpose, remove {SEAL})",
+                    f"acknowledged; the log {LOG} was lost or cut, or an older copy was put in place "
+                    f"(if that was the purpose, remove {SEAL})",
                 )
         except StoreDamagedError as error:
             if not altered:
