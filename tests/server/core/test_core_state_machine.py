@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.server.core.barrier_model import BarrierHistory, Client, passed, refused
 from tests.server.core.driving import OBSERVER, Driver, worker
 
+from dmesh_server.core.deadlines import LivenessDue, NoticeDue
 from dmesh_server.core.effects import (
     Answer,
     Attached,
@@ -24,17 +25,39 @@ from dmesh_server.core.effects import (
     KvIncremented,
     KvRead,
     KvRevision,
+    LivenessChange,
     MembershipChange,
     Persist,
     Push,
     Registered,
     Reply,
     SessionEnd,
+    StatusRequest,
     WatchPush,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.events import Abandon, Attach, EnterBarrier, Heartbeat, KvList, SessionClosed, Tick
-from dmesh_server.core.model import KeyValue, Limits, MemberState
+from dmesh_server.core.events import (
+    Abandon,
+    Attach,
+    EnterBarrier,
+    Heartbeat,
+    KvList,
+    Leave,
+    ReportStatus,
+    ReportWaiting,
+    SessionClosed,
+    Tick,
+)
+from dmesh_server.core.model import (
+    Activity,
+    ClusterSettings,
+    KeyValue,
+    Limits,
+    Liveness,
+    Member,
+    MemberState,
+    RestartPolicy,
+)
 
 TASKS = 3
 PARTICIPANTS = {"all": (), "pair": (0, 1)}
@@ -43,23 +66,6 @@ PREFIXES = st.sampled_from(["", "a", "a/", "b"])
 VALUES = st.sampled_from([b"", b"1", b"7", b"x"])
 WORKERS = st.integers(0, TASKS - 1)
 MARGIN = 1e-6
-
-
-@dataclass(eq=False)
-class Client:
-    """A client as it sees itself."""
-
-    index: int
-    incarnation: int
-    last_sign: float
-    session: int | None = None
-    closed_at: float | None = None
-    finished: dict[str, int] = field(default_factory=dict)
-    """How many instances of a barrier it has finished; -1 once it lost count."""
-    waits: set[str] = field(default_factory=set)
-    """Barriers that it waits in."""
-    arrived: set[str] = field(default_factory=set)
-    """Those that it told the present server of."""
 
 
 @dataclass(eq=False)
@@ -74,11 +80,16 @@ class Watching:
 class ClusterMachine(RuleBasedStateMachine):
     """One cluster of three workers."""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(rejoin=st.booleans())
+    def start(self, rejoin: bool) -> None:
         self.d = Driver(TASKS, Limits(replies_per_member=4, watch_history=1000, max_barriers=8))
         self.clients: dict[int, Client] = {}
-        self.departed: dict[int, int] = {}
+        self.rejoin = rejoin
+        self.settings = ClusterSettings(
+            RestartPolicy.REJOIN if rejoin else RestartPolicy.FAIL_FAST, stuck_after=8.0
+        )
+        self.departed: dict[int, MemberState] = {}
+        self.former: dict[int, list[int]] = {}
         self.incarnations = 1000
         self.life = 0
         self.epoch = 0
@@ -86,8 +97,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.unanswered: dict[int, str] = {}
         self.answered: set[int] = set()
         self.watches: dict[int, Watching] = {}
-        self.results: dict[tuple[int, str, int], BarrierResult] = {}
-        self.ended: set[tuple[int, str, int]] = set()
+        self.barriers = BarrierHistory()
         self.mutations: list[tuple[Any, Answer]] = []
         self.begin_life()
 
@@ -113,10 +123,7 @@ class ClusterMachine(RuleBasedStateMachine):
             match effect:
                 case Persist():
                     for record in effect.records:
-                        if record.kind == "barrier" and record.value is not None:
-                            ending = (self.life, record.key, json.loads(record.value)["number"])
-                            assert ending not in self.ended, "an instance ended twice"
-                            self.ended.add(ending)
+                        self.barriers.kept(self.life, record, lazy=effect.lazy)
                 case Reply(token, answer):
                     assert token in self.unanswered, "an answer that nobody waits for"
                     del self.unanswered[token]
@@ -136,23 +143,29 @@ class ClusterMachine(RuleBasedStateMachine):
         attached = {client.session: client for client in self.clients.values() if client.session is not None}
         assert len(set(sessions)) == len(sessions)
         match message:
-            case BarrierResult(name, instance, error):
-                refused = error is not None and error.kind is ErrorKind.BARRIER_MISMATCH
-                if not refused:
-                    first = self.results.setdefault((self.life, name, instance), message)
-                    assert told(first) == told(message), "two clients were told different results"
-                    if len(sessions) > 1:
-                        arrived = {s for s, client in attached.items() if name in client.arrived}
-                        assert set(sessions) == arrived, "not all who arrived were told"
+            case BarrierResult(name):
+                if len(sessions) > 1 and not self.rejoin:
+                    arrived = {s for s, client in attached.items() if name in client.arrived}
+                    assert set(sessions) == arrived, "not all who arrived were told"
                 for session in sessions:
                     client = attached[session]
-                    client.waits.discard(name)
-                    client.arrived.discard(name)
-                    client.finished[name] = -1 if refused else instance + 1
-            case MembershipChange(epoch, departed):
-                assert set(sessions) == attached.keys(), "not all were told of a departure"
+                    self.note_result(client, message)
+            case MembershipChange(epoch, departed, rejoined):
+                assert set(sessions) == attached.keys(), "not all were told of a change"
                 assert epoch == self.d.core.cluster_state("c").epoch  # type: ignore[union-attr]
                 assert all(member.state.departed for member in departed)
+                assert not rejoined or self.rejoin
+                for client in attached.values():
+                    for member in departed:
+                        client.troubled.pop(member.task.index, None)
+            case LivenessChange(members):
+                for session in sessions:
+                    for member in members:
+                        assert not member.state.departed
+                        attached[session].troubled[member.task.index] = member.liveness
+            case StatusRequest(number):
+                for session in sessions:
+                    attached[session].asked = number
             case SessionEnd(error):
                 for session in sessions:
                     assert session not in attached or error.kind is ErrorKind.FENCED
@@ -160,6 +173,20 @@ class ClusterMachine(RuleBasedStateMachine):
                         attached[session].session = None
             case _:
                 assert all(session in attached for session in sessions)
+
+    def note_result(self, client: Client, result: BarrierResult) -> None:
+        name = result.name
+        client.arrived.discard(name)
+        if refused(result):
+            client.waits.discard(name)
+            client.finished[name] = -1
+            return
+        others = [self.clients[i] for i in PARTICIPANTS[name] or range(TASKS) if i in self.clients]
+        self.barriers.told(self.life, client, result, others)
+        client.waits.discard(name)
+        client.finished[name] = result.instance + 1
+        if result.error is None:
+            client.passed[name] = passed(result, tuple(map(worker, PARTICIPANTS[name])))
 
     def sign(self, client: Client, *, always: bool = False) -> None:
         if always or client.session is not None:
@@ -174,23 +201,38 @@ class ClusterMachine(RuleBasedStateMachine):
     def register(self, index: int) -> None:
         client = self.clients.get(index)
         if client is not None:
-            answer = self.do(self.d.register(index, client.incarnation))
+            event = self.d.register(index, client.incarnation, settings=self.settings)
+            answer = self.do(event)
             assert isinstance(answer, Registered)
+            assert answer.rejoined == client.rejoined
             self.sign(client, always=True)
             return
         self.incarnations += 1
-        answer = self.do(self.d.register(index, self.incarnations))
-        if index in self.departed and self.clients:
+        answer = self.do(self.d.register(index, self.incarnations, settings=self.settings))
+        state = self.departed.get(index)
+        fallen = {i for i, state in self.departed.items() if state is not MemberState.LEFT}
+        rejoins = bool(self.clients) and self.rejoin and index in fallen
+        if state is not None and self.clients and not rejoins:
             assert isinstance(answer, CoreError)
             assert answer.kind is ErrorKind.CLUSTER_ENDING
             assert {member.task.index for member in answer.members} == self.clients.keys()
             return
+        if self.clients and not self.rejoin and fallen:
+            assert isinstance(answer, CoreError)
+            assert answer.kind is ErrorKind.CLUSTER_ENDING
+            assert {member.task.index for member in answer.members} == fallen
+            return
         assert isinstance(answer, Registered)
+        assert answer.rejoined == rejoins
+        assert answer.settings.restart_policy is self.settings.restart_policy
         if not self.clients:
             self.life += 1
             self.departed.clear()
+            self.former.clear()
             self.begin_life()
-        self.clients[index] = Client(index, self.incarnations, self.d.now)
+        self.departed.pop(index, None)
+        born = self.barriers.now()
+        self.clients[index] = Client(index, self.incarnations, self.d.now, born, rejoins)
 
     @rule()
     def join_all(self) -> None:
@@ -201,7 +243,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(index=WORKERS)
     def intrude(self, index: int) -> None:
         if index in self.clients:
-            answer = self.do(self.d.register(index, 7))
+            answer = self.do(self.d.register(index, 7, settings=self.settings))
             assert isinstance(answer, CoreError)
             assert answer.kind is ErrorKind.TASK_TAKEN
 
@@ -210,11 +252,14 @@ class ClusterMachine(RuleBasedStateMachine):
         client = self.someone(index)
         if client is None or (client.session is not None and not again):
             return
-        event = self.d.attach(index, client.incarnation)
-        client.session = None  # What the old session is told, if anything, does not reach the client.
+        event = self.d.attach(index, client.incarnation, list(client.passed.values()))
+        # What the old session is told, if anything, does not reach the client; the new one is told at once.
+        client.session, client.closed_at = event.session, None
+        client.troubled.clear()
+        client.asked = None
         answer = self.do(event)
         assert isinstance(answer, Attached)
-        client.session, client.closed_at = event.session, None
+        client.speaks = True
         self.sign(client)
         for name in sorted(client.waits):
             self.present(client, name, 30.0)
@@ -227,12 +272,49 @@ class ClusterMachine(RuleBasedStateMachine):
             client.closed_at = self.d.now
             self.take(self.d.apply(SessionClosed(session)))
 
+    @rule(index=WORKERS, back=st.booleans())
+    def replace_a_process(self, index: int, back: bool) -> None:
+        """A process is killed, and another one started for its seat."""
+        self.break_session(index)
+        self.wait(0.4)
+        self.note_departures()
+        self.register(index)
+        if back:
+            self.attach(index, again=False)
+
     @rule()
     def heartbeats(self) -> None:
         for client in list(self.clients.values()):
             if client.session is not None:
                 self.sign(client)
-                self.take(self.d.apply(Heartbeat(client.session, 1)))
+                self.take(self.d.apply(Heartbeat(client.session, 1, client.progress)))
+
+    @rule(index=WORKERS)
+    def beat(self, index: int) -> None:
+        client = self.someone(index)
+        if client is not None and client.session is not None:
+            client.progress += 1
+            self.sign(client)
+            self.take(self.d.apply(Heartbeat(client.session, 1, client.progress)))
+            assert self.member(index).liveness is not Liveness.BLOCKED
+
+    @rule(index=WORKERS, age=st.sampled_from([0.0, 3.0, 30.0]))
+    def answer(self, index: int, age: float) -> None:
+        client = self.someone(index)
+        if client is not None and client.session is not None and client.asked is not None:
+            self.sign(client)
+            activity = Activity("all_reduce", age, ("train.py:9 in step",))
+            self.take(self.d.apply(ReportStatus(client.session, client.asked, activity)))
+            if age < 4.0:
+                assert self.member(index).liveness is Liveness.LIVE, "it gets on, but is called stuck"
+
+    @rule(index=WORKERS, others=st.sets(WORKERS), age=st.sampled_from([0.0, 9.0]))
+    def wait_for(self, index: int, others: set[int], age: float) -> None:
+        client = self.someone(index)
+        if client is not None and client.session is not None:
+            self.sign(client)
+            tasks = tuple(map(worker, sorted(others)))
+            self.take(self.d.apply(ReportWaiting(client.session, "all_reduce", tasks, age)))
 
     @rule(index=WORKERS, reason=st.sampled_from(["", "why"]), report=st.booleans())
     def go(self, index: int, reason: str, report: bool) -> None:
@@ -241,17 +323,23 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         event: Any = self.d.report(index, "no") if report else self.d.leave(index, reason)
         event = dataclasses.replace(event, caller=self.d.caller(index, client.incarnation))
-        if not report and not reason:
-            client.session = None
+        if isinstance(event, Leave):
+            event = dataclasses.replace(event, passed=tuple(client.passed.values()))
+            client.speaks = True
+            if not reason:
+                client.session = None
         assert isinstance(self.do(event), Done)
 
-    @rule(index=WORKERS)
-    def rise_from_the_dead(self, index: int) -> None:
-        if index in self.departed:
-            incarnation = self.departed[index]
+    @rule(index=WORKERS, data=st.data())
+    def rise_from_the_dead(self, index: int, data: st.DataObject) -> None:
+        if self.former.get(index):
+            incarnation = data.draw(st.sampled_from(self.former[index]))
+            register = self.d.register(index, incarnation, request_id="new", settings=self.settings)
+            caller = self.d.caller(index, incarnation)
             for event in (
-                self.d.register(index, incarnation, request_id="new"),
-                Attach(self.d.token(), self.d.caller(index, incarnation), -1),
+                register,
+                Attach(self.d.token(), caller, -1),
+                dataclasses.replace(self.d.set("a"), caller=caller),
             ):
                 answer = self.do(event)
                 assert isinstance(answer, CoreError)
@@ -265,10 +353,10 @@ class ClusterMachine(RuleBasedStateMachine):
         client.arrived.add(name)
         self.sign(client)
         listed = tuple(map(worker, PARTICIPANTS[name]))
-        instance = client.finished.get(name, 0)
-        over = {key[2] for key in self.ended | self.results.keys() if key[:2] == (self.life, name)}
+        instance = client.count(name)
+        latest = self.barriers.latest(self.life, name)
         self.take(self.d.apply(EnterBarrier(client.session, name, instance, listed, timeout)))
-        if instance == max(over, default=None):
+        if instance == latest:
             assert name not in client.waits, "whoever comes late was not told the result"
             assert client.finished[name] == instance + 1, "whoever comes late was refused"
 
@@ -295,7 +383,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for index in others:
             self.enter(index, name, None)
         if kill and self.life:
-            self.kill_server()
+            self.kill_server(0)
         for index in range(TASKS):
             self.attach(index, again=False)
 
@@ -383,10 +471,13 @@ class ClusterMachine(RuleBasedStateMachine):
         # Each member's latest answers are remembered; a client retries what it was not answered.
         latest = {event.caller: (event, answer) for event, answer in self.mutations}
         event, answer = data.draw(st.sampled_from(list(latest.values())))
-        assert self.do(dataclasses.replace(event, token=self.d.token())) == answer
-        client = self.someone(event.caller.task.index)
-        if client is not None and client.incarnation == event.caller.incarnation:
-            pass  # An answer from memory is no sign of life: it proves nothing new.
+        retried = self.do(dataclasses.replace(event, token=self.d.token()))
+        seat = self.d.member(event.caller.task.index)
+        if seat.incarnation == event.caller.incarnation:
+            assert retried == answer  # From memory: it proves nothing new, and is no sign of life.
+        else:
+            assert isinstance(retried, CoreError)
+            assert retried.kind is ErrorKind.FENCED, "what another has taken over is not answered any more"
 
     @rule(key=KEYS, timeout=st.sampled_from([0, 5.0, None]))
     def get(self, key: str, timeout: float | None) -> None:
@@ -436,7 +527,11 @@ class ClusterMachine(RuleBasedStateMachine):
             self.note_departures()
         self.d.now = end
         for client in self.clients.values():
-            assert self.d.now < max(client.last_sign, self.floor) + self.d.limits.lease + MARGIN
+            silent = self.d.now >= max(client.last_sign, self.floor) + self.d.limits.lease + MARGIN
+            if client.session is not None:
+                assert not silent or self.member(client.index).liveness is Liveness.BLOCKED
+            else:
+                assert not silent, "nobody noticed that it is gone"
             if client.closed_at is not None:
                 assert self.d.now < max(client.closed_at, self.floor) + self.d.limits.session_grace + MARGIN
 
@@ -447,10 +542,11 @@ class ClusterMachine(RuleBasedStateMachine):
             self.take(self.d.apply(Tick()))
 
     @precondition(lambda self: self.life)
-    @rule()
-    def kill_server(self) -> None:
+    @rule(kept=st.integers(0, 3))
+    def kill_server(self, kept: int) -> None:
         before = self.d.state()
-        self.d.restart()
+        self.barriers.lost(self.life, self.d.lazy[kept:])
+        self.d.restart(kept)
         after = self.d.state()
         assert (after.incarnation, after.epoch, after.jobs, after.vacant) == (
             before.incarnation,
@@ -461,14 +557,20 @@ class ClusterMachine(RuleBasedStateMachine):
         for old, new in zip(before.members, after.members, strict=True):
             connected = old.state is MemberState.CONNECTED
             assert new.state is (MemberState.REGISTERED if connected else old.state)
-            assert (new.task, new.incarnation, new.reason) == (old.task, old.incarnation, old.reason)
+            assert (new.task, new.incarnation) == (old.task, old.incarnation)
+            assert new.reason == (old.reason if old.state.departed else "")
+            assert new.liveness is Liveness.LIVE
         self.floor = self.d.now
         self.unanswered.clear()
         self.watches.clear()
         for client in self.clients.values():
             client.session = client.closed_at = None
             client.last_sign = self.d.now
+            client.speaks = False
             client.arrived.clear()
+            if not client.rejoined:
+                # Who neither counts nor has a reason not to cannot say in which instance it was.
+                client.waits -= {name for name in client.waits if client.count(name) < 0}
 
     # What is true between any two steps (beside `core.invariants`, which the driver checks).
 
@@ -477,6 +579,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.note_departures()
         self.keys_are_the_models()
         self.watches_were_told_everything_once()
+        self.everybody_knows_who_gets_nowhere()
 
     def note_departures(self) -> None:
         state = self.d.core.cluster_state("c")
@@ -492,6 +595,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 assert client.incarnation == member.incarnation
             elif client is not None and client.incarnation == member.incarnation:
                 if member.state is MemberState.LOST:
+                    assert client.session is None, "lost although its connection answers"
                     silence = self.d.now - max(client.last_sign, self.floor)
                     away = (
                         self.d.now - max(client.closed_at, self.floor) if client.closed_at is not None else 0
@@ -499,11 +603,30 @@ class ClusterMachine(RuleBasedStateMachine):
                     lease, grace = self.d.limits.lease, self.d.limits.session_grace
                     assert silence >= lease - MARGIN or away >= grace - MARGIN, "lost too early"
                 del self.clients[client.index]
-                self.departed[client.index] = client.incarnation
+                self.departed[client.index] = member.state
+                self.former.setdefault(client.index, []).append(client.incarnation)
         if self.life and not self.clients:
             self.keys, self.revision = {}, 0
             assert not self.unanswered, "somebody waits in a life that has ended"
             assert not self.watches
+
+    def member(self, index: int) -> Member:
+        return self.d.member(index)
+
+    def everybody_knows_who_gets_nowhere(self) -> None:
+        state = self.d.core.cluster_state("c")
+        held_back = (LivenessDue("c"), NoticeDue("c"))
+        if state is None or any(due in self.d.core._deadlines for due in held_back):
+            return
+        troubled = {
+            member.task.index: member.liveness
+            for member in state.members
+            if member.liveness is not Liveness.LIVE
+        }
+        for client in self.clients.values():
+            if client.session is not None:
+                believed = {i: live for i, live in client.troubled.items() if live is not Liveness.LIVE}
+                assert believed == troubled
 
     def keys_are_the_models(self) -> None:
         if self.clients:
@@ -517,11 +640,6 @@ class ClusterMachine(RuleBasedStateMachine):
                 for change in self.changes
                 if change[0] >= watch.start and change[1].startswith(watch.prefix)
             ]
-
-
-def told(result: BarrierResult) -> tuple[object, ...]:
-    # Ages are by the clock of the server that spoke; who is told again after its restart gets the same words.
-    return (result.name, result.instance, result.error and (result.error.kind, result.error.message))
 
 
 TestCluster = ClusterMachine.TestCase
