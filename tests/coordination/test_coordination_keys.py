@@ -25,7 +25,7 @@ from dmesh.errors import (
     NotInitializedError,
     WatchCompactedError,
 )
-from dmesh.v1 import coordination_pb2, key_value_pb2, key_value_pb2_grpc
+from dmesh.v1 import coordination_pb2
 from dmesh.v1.coordination_pb2_grpc import (
     CoordinationServiceServicer,
     add_CoordinationServiceServicer_to_server,
@@ -168,7 +168,8 @@ def test_too_large_a_value_is_refused(agent) -> None:
 
 def test_a_value_larger_than_a_message_is_refused(agent) -> None:
     with pytest.raises(LimitExceededError):
-        agent.key_value_set("k", b"x" * (65 << 20))
+        agent.key_value_set("k", b"x" * (4 << 20))
+    agent.key_value_set("k", b"x" * (1 << 20))
 
 
 # Watching
@@ -239,56 +240,64 @@ def test_many_events_arrive_once_each(pair, background) -> None:
 # Retries
 
 
-class Flaky(CoordinationServiceServicer, key_value_pb2_grpc.KeyValueServiceServicer):
-    """A coordinator that drops the first answers of every increment."""
+class Flaky(CoordinationServiceServicer):
+    """A coordinator whose first sessions break at an increment, before it is answered."""
 
-    def __init__(self, drops: int) -> None:
+    def __init__(self, drops: int, silent: bool) -> None:
         self.drops = drops
+        self.silent = silent
         self.requests: list[str] = []
-        self.ended = threading.Event()
 
     def Register(self, request, context):
         return coordination_pb2.RegisterResponse(
-            server_incarnation=1, cluster_incarnation=2, epoch=1, heartbeat_interval_ms=1000, lease_ms=60_000
+            server_incarnation=1,
+            cluster_incarnation=2,
+            epoch=1,
+            heartbeat_interval_ms=1000,
+            lease_ms=60_000,
+            settings=coordination_pb2.ClusterSettings(),
         )
 
     def Session(self, requests, context):
-        context.add_callback(self.ended.set)
+        assert next(requests).HasField("attach")
         yield coordination_pb2.SessionResponse(
             attached=coordination_pb2.Attached(server_incarnation=1, epoch=1)
         )
-        self.ended.wait()
+        for request in requests:
+            if request.HasField("heartbeat"):
+                ack = coordination_pb2.HeartbeatAck(sequence=request.heartbeat.sequence)
+                yield coordination_pb2.SessionResponse(heartbeat_ack=ack)
+            if request.HasField("key_value_call"):
+                call = request.key_value_call
+                self.requests.append(call.increment.request_id)
+                if len(self.requests) <= self.drops:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
+                if not self.silent:
+                    reply = coordination_pb2.KeyValueReply(id=call.id)
+                    reply.increment.value = 1
+                    yield coordination_pb2.SessionResponse(key_value_reply=reply)
 
     def Leave(self, request, context):
         return coordination_pb2.LeaveResponse()
 
-    def Increment(self, request, context):
-        self.requests.append(request.request_id)
-        if len(self.requests) <= self.drops:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "dropped")
-        return key_value_pb2.IncrementResponse(value=1)
-
     CancelBarrier = ReportError = GetClusterState = None
-    Set = Get = GetMany = List = Delete = CompareAndSet = Watch = None
 
 
 @pytest.fixture
 def flaky():
     servers = []
 
-    def make(drops: int) -> tuple[Flaky, str]:
-        flaky = Flaky(drops)
+    def make(drops: int = 0, silent: bool = False) -> tuple[Flaky, str]:
+        flaky = Flaky(drops, silent)
         server = grpc.server(futures.ThreadPoolExecutor(4))
         add_CoordinationServiceServicer_to_server(flaky, server)
-        key_value_pb2_grpc.add_KeyValueServiceServicer_to_server(flaky, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        servers.append((server, flaky))
+        servers.append(server)
         return flaky, f"127.0.0.1:{port}"
 
     yield make
-    for server, flaky in servers:
-        flaky.ended.set()
+    for server in servers:
         server.stop(0).wait()
 
 
@@ -304,7 +313,7 @@ def test_an_attempt_is_repeated_with_the_same_request_id(flaky, join) -> None:
 
 
 def test_a_call_that_is_never_answered_is_given_up(flaky, join) -> None:
-    _, address = flaky(drops=10**9)
+    _, address = flaky(silent=True)
     agent = join(address, 0, 1, patience=Patience(call=0.5))
     with pytest.raises(CoordinatorUnavailableError, match="whether that took effect is unknown"):
         agent.key_value_increment("n")

@@ -101,13 +101,16 @@ def test_a_watch_does_not_pass_from_one_life_to_the_next(restartable, join, back
 
 @pytest.mark.parametrize("durable", [True])
 def test_departures_during_an_outage_are_told_afterwards(restartable, join, eventually) -> None:
+    # The lease is the cluster's, from its first member on, whatever the server is told when it starts again.
+    restartable.kill()
+    restartable.options = (*restartable.options[:2], "--lease", "3", "--heartbeat-interval", "0.5")
+    restartable.start()
     stays, goes = join(restartable.address, 0), join(restartable.address, 1)
     stays.members()
     told: queue.Queue = queue.Queue()
     stays.add_departure_listener(told.put)
     restartable.kill()
     goes.close()
-    restartable.options = (*restartable.options[:2], "--lease", "3", "--heartbeat-interval", "0.5")
     restartable.start()
     member = told.get(timeout=60)
     assert (member.rank, member.state) == (1, MemberState.LOST)

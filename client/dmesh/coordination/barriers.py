@@ -102,8 +102,6 @@ class Arrival:
     """Which use of the name it is."""
     request: pb.EnterBarrier
     """What the server is told, now and after every reconnection."""
-    epoch: int = 0
-    """The cluster's epoch when it was over, the same for all. Valid once settled."""
     settled: bool = False
     """Whether there is an outcome."""
     fault: Fault | None = None

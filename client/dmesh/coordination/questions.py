@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
+from dmesh import protocol
+from dmesh.errors import LimitExceededError
 from dmesh.v1 import coordination_pb2 as pb
 
 MAX_UNANSWERED = 256
@@ -37,12 +39,23 @@ class Question:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def encode(self) -> bytes:
-        """Makes the message that asks it."""
+        """Makes the message that asks it.
+
+        Raises:
+            LimitExceededError: It is too large to be sent.
+        """
         message = pb.SessionRequest()
         call = message.key_value_call
         call.id = self.id
         getattr(call, self.kind).CopyFrom(self.request())
-        return message.SerializeToString()
+        encoded = message.SerializeToString()
+        if len(encoded) > protocol.MAX_REQUEST_BYTES:
+            raise LimitExceededError(
+                f"the request has {len(encoded)} bytes; one message to the coordinator may have "
+                f"{protocol.MAX_REQUEST_BYTES}. Nothing was asked: ask for less at a time, or keep large "
+                "data elsewhere."
+            )
+        return encoded
 
     def wait(self, seconds: float) -> pb.KeyValueReply | None:
         """Waits for the answer. May return early without one, when woken."""
@@ -74,17 +87,22 @@ class Questions:
         self._send: Send | None = None
 
     def ask(self, question: Question) -> None:
-        """Asks, now or as soon as there is a session. To be paired with `withdraw`."""
+        """Asks, now or as soon as there is a session. To be paired with `withdraw`.
+
+        Raises:
+            LimitExceededError: The question is too large to be sent.
+        """
         with self._lock:
             self._last_id += 1
             question.id = self._last_id
             question.reply = None
+            encoded = question.encode()
             if len(self._asked) >= MAX_UNANSWERED:
                 self._waiting[question.id] = question
                 return
             self._asked[question.id] = question
             if self._send is not None:
-                self._send(question.encode())
+                self._send(encoded)
 
     def withdraw(self, question: Question) -> None:
         """Stops to wait for an answer. Does nothing if it has come."""

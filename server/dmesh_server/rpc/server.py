@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from dmesh import protocol
 from dmesh.errors import AddressInUseError, MissingExtraError
 from dmesh_server.listening import Address, bind
 from dmesh_server.rpc import coordination, key_value
@@ -20,7 +21,7 @@ from dmesh_server.security.access import Access
 if TYPE_CHECKING:
     from grpc_health.v1 import health
 
-MAX_REQUEST_BYTES = 4 << 20
+MAX_REQUEST_BYTES = protocol.MAX_REQUEST_BYTES
 """Size of a request: some keys of the largest size, or a registration with the addresses of 100,000 tasks."""
 
 MAX_RESPONSE_BYTES = 64 << 20
