@@ -12,31 +12,37 @@ import hashlib
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dmesh import tokens
-from dmesh._log import announce, logger
+from dmesh._log import logger
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.tcp import TcpTransport
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.barriers import RESERVED_PREFIX
+from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
-from dmesh.coordination.waiting import Bell
 from dmesh.device import DEVICE_TYPES
 from dmesh.errors import (
     AddressInUseError,
     BarrierError,
     BarrierTimeoutError,
     ConfigurationError,
-    CoordinationError,
     CoordinatorUnavailableError,
     InitializationTimeoutError,
+)
+from dmesh.membership import (
+    LAST_WORDS,
+    Client,
+    CollectiveObserver,
+    hosts_server,
+    leave_quietly,
+    peers_of,
 )
 from dmesh.settings import Settings, split_address
 from dmesh.tokens import TokenSource
@@ -45,75 +51,6 @@ if TYPE_CHECKING:
     from dmesh_server.embedded import EmbeddedServer
 
 INITIALIZE_BARRIER = f"{RESERVED_PREFIX}initialize"
-SHUTDOWN_BARRIER = f"{RESERVED_PREFIX}shutdown"
-_LAST_WORDS = 1.0
-"""Seconds that a leaving client's last messages have to be delivered."""
-_GOODBYE = 10.0
-"""Seconds that a coordination server, busy with everybody's leave, has to acknowledge a clean one."""
-
-
-@dataclass
-class Client:
-    """The running parts of one client."""
-
-    settings: Settings
-    """What it was started with."""
-    agent: Agent | None = None
-    """The session with the coordination server, if there is one."""
-    server: EmbeddedServer | None = None
-    """The coordination server, if this client hosts it."""
-    members: tuple[Member, ...] = ()
-    """All clients with their devices, by rank."""
-    communicator: Communicator = field(init=False)
-    """The data plane."""
-    _departed: set[int] = field(default_factory=set)
-    _bell: Bell = field(default_factory=Bell)
-
-    def leave(self, reason: str = "", *, patience: float = 0.0) -> None:
-        """Stops everything.
-
-        Args:
-            reason: Empty for a clean leave; otherwise why this client ends without a shutdown.
-            patience: Seconds for which this client, if it hosts the coordination server, lets the others
-                leave first.
-        """
-        try:
-            if self.server is not None and patience > 0:
-                self._let_others_go(patience)
-            if self.agent is not None:
-                _leave_quietly(self.agent, reason, _LAST_WORDS if reason else _GOODBYE)
-        finally:
-            self.communicator.close(_LAST_WORDS, reason)
-            if self.server is not None:
-                self.server.stop(grace=_LAST_WORDS)
-
-    def on_departure(self, member: Member) -> None:
-        """The coordination service says that a client is gone."""
-        self.communicator.departed(member.rank, member.reason or "it has left the cluster")
-
-    def on_gone(self, rank: int, reason: str) -> None:
-        """The data plane has noticed, or was told, that a client is gone."""
-        self._departed.add(rank)
-        self._bell.ring()
-        if rank == 0 and self.agent is not None and _hosts_server(self.settings, rank):
-            self.agent.abandon(
-                CoordinatorUnavailableError(
-                    f"client 0, which hosted the coordination server, is gone: {reason}. To keep the server "
-                    "apart from the clients, run `dmesh serve` and set DMESH_COORDINATOR."
-                )
-            )
-
-    def on_session_failure(self, error: CoordinationError) -> None:
-        """The session with the coordination server has failed: for good, unless the server is only away."""
-        if not isinstance(error, CoordinatorUnavailableError):
-            # The others have given this client up; whatever it computed with them now would be wrong.
-            self.communicator.shut_off(str(error))
-        elif 0 not in self._departed or self.settings.coordinator is not None:
-            announce(str(error))
-
-    def _let_others_go(self, patience: float) -> None:
-        others = self.settings.num_clients - 1
-        self._bell.wait_for(lambda: len(self._departed) >= others, patience)
 
 
 def start_client(settings: Settings, devices: Sequence[Device], use_coordination: bool) -> Client:
@@ -164,26 +101,22 @@ def start_local_coordination(
         )
         undo.callback(agent.close)
         agent.start()
-        undo.callback(_leave_quietly, agent, "", _LAST_WORDS)
+        undo.callback(leave_quietly, agent, "", LAST_WORDS)
         end = undo.pop_all().close
     return agent, end
-
-
-def _hosts_server(settings: Settings, rank: int) -> bool:
-    return settings.coordinator is None and rank == 0
 
 
 def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> Client:
     deadline = time.monotonic() + settings.init_timeout
     host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS")
-    hosts_server = _hosts_server(settings, settings.client_id)
+    hosts_it = hosts_server(settings, settings.client_id)
     source = tokens.find(settings.token, settings.token_file)
     credentials = Credentials(source)  # reads the token: what is wrong with it is said before anything starts
     with contextlib.ExitStack() as undo:
-        listener = _listen(settings, host, (settings.data_port or 0) if hosts_server else port)
+        listener = _listen(settings, host, (settings.data_port or 0) if hosts_it else port)
         undo.callback(listener.close)
         server = None
-        if hosts_server:
+        if hosts_it:
             server = _start_embedded_server(_join(settings.bind_host or host, port), settings, source)
             undo.callback(server.stop, grace=0.5)
         agent = Agent(
@@ -197,6 +130,7 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
                 process=this_process(),
                 devices=tuple(devices),
                 peer_addresses=(_join(host, listener.getsockname()[1]),),
+                settings=_cluster_settings(settings),
             ),
             connect_timeout=settings.init_timeout,
             credentials=credentials,
@@ -211,20 +145,23 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
                 f"client 0 (/job:{settings.job_name}/task:0), which hosts the coordination server, did not "
                 f"come within {settings.init_timeout:g} s: {error} {_advice(settings)}"
             ) from error
-        undo.callback(_leave_quietly, agent, "gave up during initialization", _LAST_WORDS)
-        _await_everybody(agent, settings, deadline)
-        client = Client(settings, agent, server, agent.members())
+        undo.callback(leave_quietly, agent, "gave up during initialization", LAST_WORDS)
+        client = Client(settings, agent, server)
+        agent.set_meeting_listener(client.on_meeting)
+        if not agent.rejoined:  # else the others have started already; they will be met at the next barrier
+            _await_everybody(agent, settings, deadline)
+        client.members = agent.members()
         client.communicator = _communicator(
             client,
             listener,
-            peers=[Peer(m.rank, m.peer_addresses, m.incarnation, m.describe()) for m in client.members],
+            peers=peers_of(client.members),
             incarnation=agent.identity.incarnation,
             secret=lambda: agent.peer_secret,
             cluster_id=agent.cluster_incarnation.to_bytes(8, "big"),
         )
         agent.add_departure_listener(client.on_departure)
         agent.add_failure_listener(client.on_session_failure)
-        if settings.coordinator is None and not hosts_server:
+        if settings.coordinator is None and not hosts_it:
             client.communicator.watch(0)  # with it, the coordination server dies, and nobody else could tell
         undo.pop_all()
         return client
@@ -297,8 +234,16 @@ def _communicator(
     transport = TcpTransport(
         settings.client_id, listener, secret=secret, cluster_id=cluster_id, incarnation=incarnation
     )
+    agent = client.agent
     return Communicator(
-        settings.client_id, peers, transport, timeout=settings.collective_timeout, on_gone=client.on_gone
+        settings.client_id,
+        peers,
+        transport,
+        timeout=settings.collective_timeout,
+        on_gone=client.on_gone,
+        observer=CollectiveObserver(agent),
+        stuck_after=(agent.cluster_settings.stuck_after or 0.0) if agent is not None else 0.0,
+        joined=agent.joined_epoch if agent is not None and agent.rejoined else 0,
     )
 
 
@@ -325,9 +270,14 @@ def _advice(settings: Settings) -> str:
     )
 
 
-def _leave_quietly(agent: Agent, reason: str, timeout: float) -> None:
-    with contextlib.suppress(CoordinationError):  # the server may be gone already; we leave all the same
-        agent.leave(reason, timeout)
+def _cluster_settings(settings: Settings) -> ClusterSettings:
+    policy = settings.restart_policy
+    return ClusterSettings(
+        restart_policy=None if policy is None else RestartPolicy(policy),
+        heartbeat_interval=settings.heartbeat_interval,
+        lease=settings.lease,
+        stuck_after=settings.stuck_after,
+    )
 
 
 def _join(host: str, port: int) -> str:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from dmesh.errors import NotInitializedError
 
 if TYPE_CHECKING:
-    from dmesh.bootstrap import Client
     from dmesh.collectives.communicator import Communicator
     from dmesh.collectives.group import Group
     from dmesh.coordination.agent import Agent
     from dmesh.coordination.members import Member
+    from dmesh.membership import Client
     from dmesh.settings import Settings
 
 

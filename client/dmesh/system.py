@@ -18,7 +18,7 @@ from typing import SupportsIndex
 
 from dmesh import context
 from dmesh._log import logger
-from dmesh.bootstrap import SHUTDOWN_BARRIER, Client, start_client, start_local_coordination
+from dmesh.bootstrap import start_client, start_local_coordination
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.local import LocalNetwork
@@ -29,9 +29,14 @@ from dmesh.errors import (
     AlreadyInitializedError,
     BarrierError,
     CoordinationError,
+    CoordinatorUnavailableError,
     DeviceError,
+    DMeshError,
+    FencedError,
     NotInitializedError,
+    PeerLostError,
 )
+from dmesh.membership import SHUTDOWN_BARRIER, Client
 from dmesh.settings import MOST_CPU_DEVICES, Settings
 
 
@@ -156,6 +161,7 @@ def _initialize_fake(state: Context, device_type: str | None, num_cpus: int | No
 def _leave_together(client: Client) -> None:
     timeout = client.settings.shutdown_timeout
     patience = 0.0
+    client.leaving = True
     try:
         if client.agent is not None:
             client.agent.barrier(SHUTDOWN_BARRIER, timeout=timeout)
@@ -246,6 +252,11 @@ def _initialize_multi_client(
 
 # What a process tells the others when it ends without a shutdown ---------------------------------------
 
+EXIT_LOST_PEER = 75
+"""A client's exit code after an uncaught error that says that another client, or the server, is lost."""
+EXIT_FENCED = 76
+"""A client's exit code after an uncaught error that is due to its having been declared lost or failed."""
+
 _previous_excepthook = sys.excepthook
 _exit_reason = ""
 _owner_pid = 0
@@ -272,8 +283,25 @@ def _remember_exception(
     """Prints the traceback as ever, then tells the others at once: they may be waiting for this client."""
     global _exit_reason
     _previous_excepthook(kind, error, traceback)
+    state = context.current_or_none()
+    code = _exit_code(error, state.client if state is not None else None)
     _exit_reason = f"{kind.__name__}: {error}".rstrip(": ")[:1000]
     _leave_at_exit()
+    if code is not None and not (sys.flags.interactive or hasattr(sys, "ps1")):
+        # The only way for a hook to have a say in it; Python ends with 1 after any other exception.
+        raise SystemExit(code)
+
+
+def _exit_code(error: BaseException, client: Client | None) -> int | None:
+    """Returns what the process ends with because of an uncaught error; None for what Python does."""
+    if isinstance(error, FencedError) or (
+        isinstance(error, DMeshError) and client is not None and client.fenced
+    ):
+        return EXIT_FENCED
+    # Of the errors of barriers, those that are about somebody's end, not about disagreement or lateness.
+    if isinstance(error, PeerLostError | CoordinatorUnavailableError) or type(error) is BarrierError:
+        return EXIT_LOST_PEER
+    return None
 
 
 def _leave_at_exit() -> None:

@@ -52,12 +52,12 @@ def test_everything_set():
             "DMESH_DATA_PORT": "1",
             "DMESH_BIND_HOST": "[::]",
             "DMESH_TOKEN": "s3cret",
+            "DMESH_TOKEN_FILE": "/etc/dmesh/token",
             "DMESH_INSECURE": "1",
             "DMESH_NUM_CPU_DEVICES": "8",
             "DMESH_INIT_TIMEOUT": "0.5",
             "DMESH_SHUTDOWN_TIMEOUT": "1e3",
             "DMESH_COLLECTIVE_TIMEOUT": "7",
-            "DMESH_TOKEN_FILE": "/run/token",
             "DMESH_RESTART_POLICY": "Rejoin",
             "DMESH_HEARTBEAT_INTERVAL": "0.5",
             "DMESH_LEASE": "2",
@@ -76,7 +76,7 @@ def test_everything_set():
     assert settings.insecure
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
-    assert (settings.token_file, settings.restart_policy) == ("/run/token", "rejoin")
+    assert (settings.token_file, settings.restart_policy) == ("/etc/dmesh/token", "rejoin")
     assert (settings.heartbeat_interval, settings.lease, settings.stuck_after) == (0.5, 2, 0)
     assert settings.origins == {name: f"environment variable {v}" for name, v in VARIABLES.items()}
 

@@ -63,6 +63,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add("--terminate-grace", metavar="S", default="5", help="seconds between SIGTERM and SIGKILL (default 5)")
     add(
+        "--max-restarts",
+        metavar="N",
+        default="0",
+        help="start each client that fails again, up to N times, to take its own place in the running job "
+        "(sets DMESH_RESTART_POLICY=rejoin; needs --coordinator for rank 0; default 0)",
+    )
+    add(
         "command",
         nargs=argparse.REMAINDER,
         metavar="script.py [args ...]",
@@ -106,6 +113,7 @@ def _options(args: argparse.Namespace) -> LaunchOptions:
         cluster=args.cluster,
         timeout_after_failure=_seconds("--timeout-after-failure", args.timeout_after_failure),
         terminate_grace=_seconds("--terminate-grace", args.terminate_grace),
+        max_restarts=_integer("--max-restarts", args.max_restarts),
     )
 
 

@@ -61,6 +61,7 @@ __all__ = [
     "Process",
     "progress",
     "reached_preemption_sync_point",
+    "rejoined",
     "report_error",
     "Snapshot",
     "Task",
@@ -254,6 +255,30 @@ def members() -> tuple[Member, ...]:
     `activity` what it was doing.
     """
     return _agent().members()
+
+
+def rejoined() -> bool:
+    """Returns whether this process took the place of a client that was lost, while the others went on.
+
+    That is possible under the restart policy `rejoin` (`DMESH_RESTART_POLICY`). Such a process takes part in
+    collectives from its first barrier of all clients on; the others, whose collectives have raised a
+    `PeerLostError`, come to that barrier, too. From there on they have to agree on where to go on from:
+
+    ```python
+    recover = coordination.rejoined()
+    while step < last:
+        try:
+            if recover:
+                coordination.barrier("recover")
+                step, state = restore()
+                recover = False
+            state = train(state)
+            step += 1
+        except dmesh.errors.PeerLostError:
+            recover = True
+    ```
+    """
+    return _agent().rejoined
 
 
 def progress() -> None:

@@ -27,6 +27,7 @@ _NOT_THE_USERS = (
     "/dmesh/mesh/",
     "/dmesh/synchronization.py",
     "/dmesh/bootstrap.py",
+    "/dmesh/membership.py",
     "/dmesh/system.py",
     "/site-packages/",
     "/dist-packages/",

@@ -35,6 +35,8 @@ class LaunchOptions:
     """Seconds that the others have, after the first failure, to notice it and end by themselves."""
     terminate_grace: float = 5.0
     """Seconds between SIGTERM and SIGKILL."""
+    max_restarts: int = 0
+    """How often each client that fails is started again, to take its own place in the running job."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class ClientPlan:
     """Program and arguments."""
     environment: Mapping[str, str] = field(repr=False)
     """Its whole environment; holds the run's token."""
+    restarts: int = 0
+    """How often it is started again if it fails."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,14 @@ def check_options(options: LaunchOptions, environment: Mapping[str, str]) -> Non
     ):
         if not 0 <= seconds < float("inf"):
             raise ConfigurationError(f"{flag} must be a number of seconds of 0 or more, got {seconds:g}")
+    if options.max_restarts < 0:
+        raise ConfigurationError(f"--max-restarts must be at least 0, got {options.max_restarts}")
+    policy = environment.get("DMESH_RESTART_POLICY", "").strip()
+    if options.max_restarts and policy.lower() not in ("", "rejoin"):
+        raise ConfigurationError(
+            f"--max-restarts needs DMESH_RESTART_POLICY=rejoin, but it is {policy!r}, under which a client "
+            "that fails ends the job for all. Unset the variable, or leave --max-restarts out"
+        )
     if options.coordinator is not None:
         split_address(options.coordinator, "--coordinator")
     elif environment.get("DMESH_COORDINATOR"):
@@ -116,8 +128,14 @@ def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mappi
         for rank in range(options.clients)
     ]
     Settings.load(environments[0])  # one error here instead of a traceback from every client
+    # The coordination server dies with its host, and its clients' places with it.
+    lasting = [bool(shared.get("DMESH_COORDINATOR")) or rank > 0 for rank in range(options.clients)]
     return LaunchPlan(
-        tuple(ClientPlan(rank, command, environ) for rank, environ in enumerate(environments)), options
+        tuple(
+            ClientPlan(rank, command, environ, options.max_restarts if lasting[rank] else 0)
+            for rank, environ in enumerate(environments)
+        ),
+        options,
     )
 
 
@@ -142,6 +160,8 @@ def _shared_environment(
         # Client 0 hosts the server, and nobody but this run's clients has to get in. A coordinator that runs
         # already has a token of its own, which the clients find as any client does.
         defaults["DMESH_TOKEN"] = secrets.token_hex(32)
+    if options.max_restarts:
+        defaults["DMESH_RESTART_POLICY"] = "rejoin"
     if options.cluster is not None:
         result["DMESH_CLUSTER"] = options.cluster
     if options.cpu_devices is not None:

@@ -16,6 +16,8 @@ from dmesh.launch.orphans import stand_alone
 from dmesh.launch.plan import ClientPlan
 
 _CHUNK = 64 * 1024
+RESTART_COUNT = "DMESH_RESTART_COUNT"
+"""Tells a client how often its rank was started before."""
 _MOST_CHUNKS = 256  # of one pipe in one go, should somebody never stop writing
 _EXEC_CLIENT = Path(__file__).with_name("exec_client.py")
 
@@ -61,10 +63,13 @@ class ClientProcess:
         out: Where its standard output goes, labeled.
         err: Where its standard error goes, labeled.
         now: Current time, seconds.
+        restarts: How often this rank was started before.
     """
 
-    def __init__(self, plan: ClientPlan, out: Output, err: Output, now: float) -> None:
+    def __init__(self, plan: ClientPlan, out: Output, err: Output, now: float, restarts: int = 0) -> None:
+        self.plan = plan
         self.rank = plan.rank
+        self.restarts = restarts
         self.started_at = now
         self.ended_at = now
         self.errors = ErrorTail()
@@ -78,7 +83,7 @@ class ClientProcess:
         """How many clients ended before it."""
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
             [*stand_alone(_EXEC_CLIENT), str(os.getpid()), *plan.command],
-            env=dict(plan.environment),
+            env={**plan.environment, RESTART_COUNT: str(restarts)},
             stdin=None if plan.rank == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -42,6 +42,14 @@ class Reporter:
             f"the others have {seconds:g} s to notice and end by themselves"
         )
 
+    def replacing(self, outcome: Outcome, number: int, limit: int) -> None:
+        """Says at once that a client failed and that another process takes its place."""
+        why = f" ({_shortened(outcome.traceback.exception)})" if outcome.traceback is not None else ""
+        self.notice(
+            f"rank {outcome.rank} (pid {outcome.pid}) {outcome.how()}{why}; "
+            f"starting it again, restart {number} of {limit}"
+        )
+
     def summary(self, failures: Sequence[Outcome], ended_well: Sequence[int]) -> None:
         """Reports a failed job.
 

@@ -15,7 +15,7 @@ from dmesh.launch.diagnosis import Outcome, rank_failures
 from dmesh.launch.escalation import Escalation, Phase
 from dmesh.launch.labels import Output
 from dmesh.launch.orphans import Guard, adopt_orphans
-from dmesh.launch.plan import LaunchPlan
+from dmesh.launch.plan import ClientPlan, LaunchPlan
 from dmesh.launch.process import ClientProcess, Stream
 from dmesh.launch.report import Reporter
 from dmesh.launch.signals import SignalInbox
@@ -62,6 +62,8 @@ class Supervisor:
         self._settled = 0
         self._leaving: dict[ClientProcess, float] = {}
         """Ended clients of which processes or unread output may be left; until when to wait for those."""
+        self._replacing: set[ClientProcess] = set()
+        """Those among them whose place another process is to take, once nothing is left of them."""
 
     def run(self) -> LaunchResult:
         """Runs the job.
@@ -94,13 +96,22 @@ class Supervisor:
         for plan in self._plan.clients:
             if self._escalation.requested is not None:
                 return
-            client = ClientProcess(plan, self._out, self._err, self._clock())
-            self._clients.append(client)
-            guard.watch(client.pid)
-            for stream in client.streams:
-                self._selector.register(stream, selectors.EVENT_READ, stream)
+            self._clients.append(self._start_one(plan, guard))
         if self._escalation.requested is not None:  # it came while the last one was started
             self._send(self._escalation.requested)
+
+    def _start_one(self, plan: ClientPlan, guard: Guard, restarts: int = 0) -> ClientProcess:
+        client = ClientProcess(plan, self._out, self._err, self._clock(), restarts)
+        guard.watch(client.pid)
+        for stream in client.streams:
+            self._selector.register(stream, selectors.EVENT_READ, stream)
+        return client
+
+    def _replace(self, client: ClientProcess, guard: Guard) -> None:
+        """Starts another process in the place of one that failed, if it is still wanted."""
+        self._replacing.discard(client)
+        if self._job_goes_on():
+            self._clients[client.rank] = self._start_one(client.plan, guard, client.restarts + 1)
 
     # The loop's steps ----------------------------------------------------------------------
 
@@ -132,7 +143,22 @@ class Supervisor:
             client.signal_group(signal.SIGTERM)
             self._leaving[client] = now + _LEFTOVER_GRACE
             if client.status != 0 and client.ended_by is None:
-                self._on_failure(client, now)
+                if self._may_be_replaced(client):
+                    self._replacing.add(client)
+                    self._reporter.replacing(client.outcome(), client.restarts + 1, client.plan.restarts)
+                else:
+                    self._on_failure(client, now)
+
+    def _may_be_replaced(self, client: ClientProcess) -> bool:
+        return client.restarts < client.plan.restarts and self._job_goes_on()
+
+    def _job_goes_on(self) -> bool:
+        """Whether there is something that another process can take part in."""
+        return (
+            self._escalation.phase is Phase.RUNNING
+            and self._escalation.requested is None
+            and any(client.order < 0 for client in self._clients)
+        )
 
     def _on_failure(self, client: ClientProcess, now: float) -> None:
         first = self._escalation.phase is Phase.RUNNING
@@ -158,6 +184,8 @@ class Supervisor:
                     self._selector.unregister(stream)
             client.close()
             del self._leaving[client]
+            if client in self._replacing:
+                self._replace(client, guard)
 
     def _escalate(self) -> None:
         if self._out.closed:
