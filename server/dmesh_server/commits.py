@@ -8,7 +8,7 @@ crash, hold nobody up: they go with the next commit, or by themselves a moment l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -116,23 +116,11 @@ class CommitPipeline:
             self._gathering.ordered |= any(record.kind not in _UNORDERED for record in records)
             self._commit_now()
 
-    def is_undurable(self, cluster: str, kind: str, keys: Collection[str] = (), prefix: str = "") -> bool:
-        """Tells whether the store has refused, so far, one of these records or one whose key has this prefix.
-
-        Args:
-            cluster: Whose records.
-            kind: Of which kind.
-            keys: Their keys; if empty, `prefix` counts.
-            prefix: How their keys begin.
-        """
-        if not self._undurable:
-            return False
-        if keys:
-            return any((cluster, kind, key) in self._undurable for key in keys)
-        return any(
-            (owner, what) == (cluster, kind) and key.startswith(prefix)
-            for owner, what, key in self._undurable
-        )
+    def is_undurable(self, cluster: str, kind: str, key: str | None = None) -> bool:
+        """Tells whether the store has refused, so far, this record, or any of its kind if `key` is None."""
+        if key is not None:
+            return (cluster, kind, key) in self._undurable
+        return any((owner, what) == (cluster, kind) for owner, what, _ in self._undurable)
 
     async def drain(self) -> None:
         """Waits until everything submitted is durable and released, or cannot be made so."""

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dmesh_server import announcements
+from dmesh_server import announcements, failpoints
 from dmesh_server.commits import CommitPipeline
+from dmesh_server.core import records
 from dmesh_server.core.core import Core
 from dmesh_server.core.effects import (
     Attached,
@@ -133,10 +134,10 @@ class Runtime:
 
     async def start(self) -> None:
         """Takes up what the store holds; the runtime is ready when this returns."""
-        records = await self._pipeline.load()
-        self._core.restore(records, self._clock())
+        found = await self._pipeline.load()
+        self._core.restore(found, self._clock())
         self._not_ready = None
-        logs.info("runtime_started", incarnation=f"{self.server_incarnation:016x}", records=len(records))
+        logs.info("runtime_started", incarnation=f"{self.server_incarnation:016x}", records=len(found))
         self._schedule()
         self._readiness_changed()
 
@@ -312,14 +313,32 @@ class Runtime:
                 f"the coordination server cannot change anything for now: {self._pipeline.failure}. Reads "
                 "go on. Retry when the operator has mended that.",
             )
+        if self._pipeline.failure is not None and self._would_show_undurable(event):
+            return CoreError(
+                ErrorKind.STORE_UNAVAILABLE,
+                "the latest change of what was asked for is not durable yet, so that a crash could undo it: "
+                f"{self._pipeline.failure}. Retry when the operator has mended that.",
+            )
         return None
+
+    def _would_show_undurable(self, event: Question) -> bool:
+        """Tells whether a read would show what the store has refused so far."""
+        match event:
+            case KvGet():
+                return self._pipeline.is_undurable(event.caller.cluster, records.KEY, event.key)
+            case KvGetMany() | KvList() | KvWatch():
+                # Their answers tell the latest revision.
+                return self._pipeline.is_undurable(event.caller.cluster, records.CHANGE)
+        return False
 
     def _apply(self, event: Event) -> None:
         if self._stopping:
             # Nothing that happens now may count: streams close because we close them, not because clients
             # died.
             return
+        failpoints.hit("runtime.before_apply")
         effects = self._core.apply(event, self._clock())
+        failpoints.hit("runtime.after_apply")
         if effects:
             self._pipeline.submit(effects)
         self._schedule()

@@ -172,26 +172,30 @@ async def test_memory_store_answers_without_a_thread_hop(driver: Driver) -> None
 async def test_failing_disk(driver: Driver, store: GatedStore) -> None:
     session = await driver.join(0)
     await driver.put("k", b"old")
+    await driver.put("quiet", b"kept")
     changes: list[str | None] = []
     driver.runtime.add_readiness_listener(lambda: changes.append(driver.runtime.readiness()))
     store.failure = "no space left"
     error = await refused(asyncio.ensure_future(driver.put("k", b"new", request_id="retry")))
-    assert error.kind is ErrorKind.INTERNAL
+    assert error.kind is ErrorKind.STORE_UNAVAILABLE
     assert "no space left" in error.message
     assert "no space left" in (driver.runtime.readiness() or "")
 
     later = await refused(asyncio.ensure_future(driver.put("other")))
-    assert (later.kind, "no space left" in later.message) == (ErrorKind.INTERNAL, True)
+    assert (later.kind, "no space left" in later.message) == (ErrorKind.STORE_UNAVAILABLE, True)
+    dirty = await refused(asyncio.ensure_future(driver.get("k")))
+    assert dirty.kind is ErrorKind.STORE_UNAVAILABLE, "a crash could undo what this would show"
     async with asyncio.timeout(PATIENCE):
-        assert (await driver.get("k")).key == "k", "reads go on"
+        assert (await driver.get("quiet")).value == b"kept", "reads go on"
         driver.runtime.send(events.Heartbeat(session.number, 1))
         assert await session.outbox.get() is not None, "heartbeats, too"
 
         store.failure = None
         while driver.runtime.readiness() is not None:
             await asyncio.sleep(0.01)
-        assert (await driver.put("k", b"new", request_id="retry")).revision == 2, "the change had one effect"
-        assert (await driver.put("other")).revision == 3
+        assert (await driver.put("k", b"new", request_id="retry")).revision == 3, "the change had one effect"
+        assert (await driver.get("k")).value == b"new"
+        assert (await driver.put("other")).revision == 4
     assert [reason is None for reason in changes] == [False, True]
 
 
