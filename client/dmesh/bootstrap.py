@@ -24,7 +24,7 @@ from dmesh.collectives.transport.tcp import TcpTransport
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
-from dmesh.coordination.credentials import Credentials
+from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
 from dmesh.device import DEVICE_TYPES
@@ -111,13 +111,14 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
     host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS")
     hosts_it = hosts_server(settings, settings.client_id)
     source = tokens.find(settings.token, settings.token_file)
-    credentials = Credentials(source)  # reads the token: what is wrong with it is said before anything starts
+    tls = ClientTls.of(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name)
+    credentials = Credentials(source, tls)  # reads the files: what is wrong with them is said before anything
     with contextlib.ExitStack() as undo:
         listener = _listen(settings, host, (settings.data_port or 0) if hosts_it else port)
         undo.callback(listener.close)
         server = None
         if hosts_it:
-            server = _start_embedded_server(_join(settings.bind_host or host, port), settings, source)
+            server = _start_embedded_server(_join(settings.bind_host or host, port), settings, source, tls)
             undo.callback(server.stop, grace=0.5)
         agent = Agent(
             settings.coordinator or settings.jobs[0],
@@ -324,12 +325,22 @@ def _whose(settings: Settings) -> str:
     )
 
 
-def _start_embedded_server(listen: str, settings: Settings, source: TokenSource | None) -> EmbeddedServer:
+def _start_embedded_server(
+    listen: str, settings: Settings, source: TokenSource | None, tls: ClientTls | None = None
+) -> EmbeddedServer:
     # The one place where the client needs the server's code: only the client that hosts it pays for the
     # import.
     from dmesh_server.embedded import start
 
+    certificates = None
+    if tls is not None:
+        if tls.identity is None:
+            raise ConfigurationError(
+                "DMESH_TLS_CA is set, so client 0, which hosts the coordination server, needs a certificate "
+                "of its own: set DMESH_TLS_CERT and DMESH_TLS_KEY"
+            )
+        certificates = (tls.identity, tls.ca)
     try:
-        return start(listen, tokens=source, insecure=settings.insecure)
+        return start(listen, tokens=source, certificates=certificates, insecure=settings.insecure)
     except AddressInUseError as error:
         raise _address_in_use(listen, settings) from error

@@ -60,6 +60,14 @@ class Settings:
     when there is none. Never shown."""
     token_file: str | None = None
     """`DMESH_TOKEN_FILE`: file that has the token. None: `~/.config/dmesh/token`, if there is one."""
+    tls_ca: str | None = None
+    """`DMESH_TLS_CA`: PEM file of the authority behind everybody's certificates. None: no TLS."""
+    tls_cert: str | None = None
+    """`DMESH_TLS_CERT`: PEM file of this process's own certificate."""
+    tls_key: str | None = None
+    """`DMESH_TLS_KEY`: PEM file of the key to it."""
+    tls_server_name: str | None = None
+    """`DMESH_TLS_SERVER_NAME`: name in the coordinator's certificate, if its address has another one."""
     insecure: bool = False
     """`DMESH_INSECURE`: host the server on an address that others can reach although there is no token."""
     num_cpu_devices: int | None = None
@@ -130,6 +138,10 @@ class Settings:
             bind_host=_bind_host(environ),
             token=_token(environ),
             token_file=_text(environ, "DMESH_TOKEN_FILE"),
+            tls_ca=_text(environ, "DMESH_TLS_CA"),
+            tls_cert=_text(environ, "DMESH_TLS_CERT"),
+            tls_key=_text(environ, "DMESH_TLS_KEY"),
+            tls_server_name=_text(environ, "DMESH_TLS_SERVER_NAME"),
             insecure=_flag(environ, "DMESH_INSECURE"),
             num_cpu_devices=read_num_cpu_devices(environ),
             init_timeout=_seconds(environ, "DMESH_INIT_TIMEOUT", cls.init_timeout),
@@ -171,6 +183,10 @@ VARIABLES: Mapping[str, str] = {
     "bind_host": "DMESH_BIND_HOST",
     "token": "DMESH_TOKEN",
     "token_file": "DMESH_TOKEN_FILE",
+    "tls_ca": "DMESH_TLS_CA",
+    "tls_cert": "DMESH_TLS_CERT",
+    "tls_key": "DMESH_TLS_KEY",
+    "tls_server_name": "DMESH_TLS_SERVER_NAME",
     "insecure": "DMESH_INSECURE",
     "num_cpu_devices": "DMESH_NUM_CPU_DEVICES",
     "init_timeout": "DMESH_INIT_TIMEOUT",

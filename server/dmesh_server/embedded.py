@@ -11,8 +11,10 @@ import atexit
 import os
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+from dmesh.certificates import IdentityFiles
 from dmesh.tokens import TokenSource
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
@@ -20,6 +22,7 @@ from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
 from dmesh_server.security.setup import kept_current, refuse_open_door
+from dmesh_server.security.tls import ServerTls, TlsSettings
 from dmesh_server.store.base import Store
 from dmesh_server.store.memory import MemoryStore
 from dmesh_server.telemetry import logs
@@ -31,9 +34,17 @@ _EXTRA = 5.0
 class EmbeddedServer:
     """A running server. Made by `start`."""
 
-    def __init__(self, listen: Address, limits: Limits, store: Store, access: Access | None) -> None:
+    def __init__(
+        self,
+        listen: Address,
+        limits: Limits,
+        store: Store,
+        access: Access | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
         """Makes a server that does not run yet; see `start`."""
         self._access = access
+        self._tls = tls
         self._listen = listen
         self._limits = limits
         self._store = store
@@ -83,9 +94,9 @@ class EmbeddedServer:
         runtime = Runtime(self._store, self._limits)
         try:
             await runtime.start()
-            server = RpcServer(runtime, access=self._access)
+            server = RpcServer(runtime, access=self._access, tls=self._tls)
             try:
-                async with kept_current(self._access):
+                async with kept_current(self._access, self._tls):
                     address = await server.start(self._listen)
                     with self._lock:
                         self._loop, self._stop = loop, stop
@@ -106,6 +117,7 @@ def start(
     store: Store | None = None,
     *,
     tokens: TokenSource | None = None,
+    certificates: tuple[IdentityFiles, Path] | None = None,
     insecure: bool = False,
 ) -> EmbeddedServer:
     """Starts a server in this process and returns when it accepts calls.
@@ -115,6 +127,8 @@ def start(
         limits: Bounds and times; the defaults if None.
         store: Where state becomes durable; memory if None.
         tokens: Which tokens callers must show; None: whoever can reach the address may do everything.
+        certificates: Certificate and key of the server, and the authority that must have signed those of the
+            clients; None for connections that are not encrypted.
         insecure: Accept an address that other machines can reach although there are no tokens.
 
     Raises:
@@ -131,8 +145,12 @@ def start(
             "client 0 if you trust everybody who can reach this address.",
         )
     access = None if tokens is None else Access(tokens)
+    tls = None
+    if certificates is not None:
+        files, ca = certificates
+        tls = ServerTls(TlsSettings(files, ca, names=("DMESH_TLS_CERT/DMESH_TLS_KEY", "DMESH_TLS_CA")))
     server = EmbeddedServer(
-        address, limits if limits is not None else Limits(), store or MemoryStore(), access
+        address, limits if limits is not None else Limits(), store or MemoryStore(), access, tls
     )
     server._begin()
     return server

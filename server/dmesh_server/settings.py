@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from dmesh.certificates import IdentityFiles
 from dmesh.errors import ConfigurationError
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
+from dmesh_server.security.tls import TlsSettings
 
 DEFAULT_LISTEN = "127.0.0.1:8470"
 """Where `dmesh serve` listens for clients if nothing else is said."""
@@ -31,6 +33,10 @@ class ServerSettings:
     """Directory in which state is kept across restarts; None: in memory only."""
     insecure: bool = False
     """Ask nobody for a token, whatever address it is that the server listens on."""
+    tls: TlsSettings | None = None
+    """How connections are encrypted; None for not at all."""
+    http_client_certs: bool = True
+    """With `tls.client_ca`: ask for a client certificate on the HTTP side, too."""
     token_file: Path | None = None
     """File with the tokens that are accepted; None: what the environment says, or the default path."""
     limits: Limits = field(default_factory=Limits)
@@ -84,6 +90,8 @@ class ServerSettings:
             if flags.no_http
             else Address.parse(DEFAULT_HTTP if flags.http is None else flags.http, "--http"),
             data_dir=None if flags.data_dir is None else Path(flags.data_dir),
+            tls=_tls(flags),
+            http_client_certs=not flags.http_no_client_certs,
             insecure=flags.insecure,
             token_file=None if flags.token_file is None else Path(flags.token_file),
             limits=limits,
@@ -92,6 +100,20 @@ class ServerSettings:
             log_format=flags.log_format,
             verbose=flags.verbose,
         )
+
+
+def _tls(flags: argparse.Namespace) -> TlsSettings | None:
+    if flags.tls_cert is None and flags.tls_key is None:
+        if flags.tls_client_ca is not None or flags.tls_allow:
+            raise ConfigurationError("--tls-client-ca and --tls-allow need --tls-cert and --tls-key")
+        return None
+    if flags.tls_cert is None or flags.tls_key is None:
+        raise ConfigurationError("--tls-cert and --tls-key belong together: give both")
+    return TlsSettings(
+        IdentityFiles(Path(flags.tls_cert), Path(flags.tls_key)),
+        None if flags.tls_client_ca is None else Path(flags.tls_client_ca),
+        tuple(flags.tls_allow or ()),
+    )
 
 
 def _seconds(flag: str, text: str | None, default: float) -> float:

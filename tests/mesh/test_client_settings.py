@@ -54,6 +54,10 @@ def test_everything_set():
             "DMESH_TOKEN": "s3cret",
             "DMESH_TOKEN_FILE": "/etc/dmesh/token",
             "DMESH_INSECURE": "1",
+            "DMESH_TLS_CA": "/tls/ca.pem",
+            "DMESH_TLS_CERT": "/tls/cert.pem",
+            "DMESH_TLS_KEY": "/tls/key.pem",
+            "DMESH_TLS_SERVER_NAME": "coordinator",
             "DMESH_NUM_CPU_DEVICES": "8",
             "DMESH_INIT_TIMEOUT": "0.5",
             "DMESH_SHUTDOWN_TIMEOUT": "1e3",
@@ -73,7 +77,13 @@ def test_everything_set():
         "other",
     )
     assert (settings.coordinator, settings.cluster) == ("[2001:db8::1]:7", "blue")
-    assert settings.insecure
+    assert (settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name) == (
+        "/tls/ca.pem",
+        "/tls/cert.pem",
+        "/tls/key.pem",
+        "coordinator",
+    )
+    assert (settings.token_file, settings.insecure) == ("/run/token", True)
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
     assert (settings.token_file, settings.restart_policy) == ("/etc/dmesh/token", "rejoin")

@@ -67,6 +67,21 @@ def add_parser(subparsers: Subparsers) -> None:
         help="tokens that are accepted (default: DMESH_TOKEN, DMESH_TOKEN_FILE, or ~/.config/dmesh/token, "
         "which is made at the first start)",
     )
+    add("--tls-cert", metavar="FILE", help="encrypt: the server's certificate, PEM (see `dmesh certs`)")
+    add("--tls-key", metavar="FILE", help="the key to it, PEM")
+    add("--tls-client-ca", metavar="FILE", help="ask clients for certificates that this authority signed")
+    add(
+        "--tls-allow",
+        metavar="NAME",
+        action="append",
+        help="of these clients, let in only those whose certificate has this name, or a name that begins "
+        "with this prefix, which must end in '/': spiffe://example.org/dmesh/; may be repeated",
+    )
+    add(
+        "--http-no-client-certs",
+        action="store_true",
+        help="with --tls-client-ca: let browsers and probes without a certificate reach the HTTP side",
+    )
     add(
         "--insecure",
         action="store_true",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from dmesh import tokens
 from dmesh._log import logger
+from dmesh.certificates import IdentityFiles, check_identity, read_pem
 from dmesh.coordination.channel import ChannelOptions
 from dmesh.errors import ConfigurationError
 from dmesh.tokens import TokenSource
@@ -19,43 +22,108 @@ from dmesh.watched_files import WatchedFiles
 Metadata = tuple[tuple[str, str], ...]
 _Listener = Callable[[grpc.ChannelConnectivity], None]
 
+_KEPT_CHANNELS = 4
+"""Channels with earlier certificates that are kept for the streams on them. Certificates are replaced every
+few days or hours; a stream that outlasts this many replacements is built up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How the channel to a coordinator is encrypted."""
+
+    ca: Path
+    """`DMESH_TLS_CA`: authority that signed the coordinator's certificate."""
+    identity: IdentityFiles | None = None
+    """`DMESH_TLS_CERT`, `DMESH_TLS_KEY`: this process's own certificate, for coordinators that ask for it."""
+    server_name: str | None = None
+    """`DMESH_TLS_SERVER_NAME`: name in the coordinator's certificate, if it is not the one in its address."""
+
+    @classmethod
+    def of(
+        cls, ca: str | None, cert: str | None, key: str | None, server_name: str | None
+    ) -> ClientTls | None:
+        """Takes the values of the four variables; None if none is set.
+
+        Raises:
+            ConfigurationError: One of them is missing.
+        """
+        if ca is None:
+            for name, value in (("CERT", cert), ("KEY", key), ("SERVER_NAME", server_name)):
+                if value is not None:
+                    raise ConfigurationError(
+                        f"DMESH_TLS_{name} is set but DMESH_TLS_CA is not; set it to the PEM file of the "
+                        "authority that signed the coordinator's certificate"
+                    )
+            return None
+        if (cert is None) != (key is None):
+            raise ConfigurationError("DMESH_TLS_CERT and DMESH_TLS_KEY belong together: set both, or none")
+        identity = IdentityFiles(Path(cert), Path(key)) if cert is not None and key is not None else None
+        return cls(Path(ca), identity, server_name)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files."""
+        return (self.ca, *((self.identity.cert, self.identity.key) if self.identity is not None else ()))
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Reads the files.
+
+        Raises:
+            ConfigurationError: One of them cannot be used, or the own certificate is not valid now.
+        """
+        ca = read_pem(self.ca, "DMESH_TLS_CA")
+        if self.identity is None:
+            return grpc.ssl_channel_credentials(ca)
+        check_identity(self.identity, "DMESH_TLS_CERT/DMESH_TLS_KEY")
+        cert, key = self.identity.cert.read_bytes(), self.identity.key.read_bytes()
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
 
 class Credentials:
-    """The token of this process. Thread-safe; its `repr` does not show the token.
+    """The token and the certificates of this process. Thread-safe; its `repr` does not show the token.
 
-    A token that came from a file is read again when the file changes, so that tokens can be replaced under
-    running clients: put the new one into the server's file beside the old one, then into the clients' files,
-    then take the old one out.
+    What came from a file is read again when the file changes, so that it can be replaced under running
+    clients. For a token: put the new one into the server's file beside the old one, then into the clients'
+    files, then take the old one out. For certificates: replace the files; streams that are up stay.
     """
 
-    def __init__(self, source: TokenSource | None) -> None:
+    def __init__(self, source: TokenSource | None, tls: ClientTls | None = None) -> None:
         """Reads the token.
 
         Args:
             source: Where it comes from; None to show none.
+            tls: How the channel is encrypted; None for not at all.
 
         Raises:
-            ConfigurationError: The source cannot be read.
+            ConfigurationError: The source cannot be read, or a certificate cannot be used.
         """
         self._source = source
+        self.tls = tls
+        """How the channel is encrypted; None for not at all."""
         self._lock = threading.Lock()
         path = source.path if source is not None else None
         self._files = WatchedFiles([path]) if path is not None else None
         self._metadata = _metadata(source)
+        if tls is not None:
+            tls.credentials()  # what is wrong with the files is said now
 
     def __repr__(self) -> str:
         origin = "no token" if self._source is None else f"token from {self._source.origin}"
-        return f"<{type(self).__name__}: {origin}>"
+        return f"<{type(self).__name__}: {origin}, {'no TLS' if self.tls is None else 'TLS'}>"
 
     @classmethod
     def of_environment(cls) -> Credentials:
-        """Takes the token from where the environment says, or from the default path.
+        """Takes token and certificates from where the environment says, the token also from the default path.
 
         Raises:
             ConfigurationError: A file that is named cannot be read.
         """
-        token, file = (os.environ.get(name, "").strip() for name in ("DMESH_TOKEN", "DMESH_TOKEN_FILE"))
-        return cls(tokens.find(token, file))
+
+        def text(name: str) -> str | None:
+            return os.environ.get(name, "").strip() or None
+
+        tls = ClientTls.of(*(text(f"DMESH_TLS_{name}") for name in ("CA", "CERT", "KEY", "SERVER_NAME")))
+        return cls(tokens.find(text("DMESH_TOKEN"), text("DMESH_TOKEN_FILE")), tls)
 
     def metadata(self) -> Metadata:
         """Returns what to send with a call."""
@@ -71,16 +139,12 @@ class Credentials:
             return self._metadata
 
     def channel(self, address: str, options: ChannelOptions) -> grpc.Channel:
-        """Opens a channel to a coordinator."""
-        return grpc.insecure_channel(address, options=options)
-
-    def authorized(self, channel: grpc.Channel) -> grpc.Channel:
-        """Returns a view of a channel, for stubs, whose calls all carry the token.
+        """Opens a channel to a coordinator, for stubs: all calls through it carry the token.
 
         gRPC's own call credentials work on encrypted channels only, and its interceptors cost a wrapper and a
-        thread-safe proxy for every call.
+        future of their own for every call.
         """
-        return _AuthorizedChannel(channel, self.metadata)
+        return _AuthorizedChannel(self, address, options)
 
 
 def _metadata(source: TokenSource | None) -> Metadata:
@@ -90,32 +154,64 @@ def _metadata(source: TokenSource | None) -> Metadata:
 
 
 class _AuthorizedChannel(grpc.Channel):
-    """Adds metadata to the calls of those methods that stubs use."""
+    """Adds the token to calls, and opens a new connection when the certificates have changed.
 
-    def __init__(self, channel: grpc.Channel, metadata: Callable[[], Metadata]) -> None:
-        self._channel = channel
-        self._metadata = metadata
+    gRPC's channels keep their certificates for life. So after a change, new calls go through a new channel,
+    and the old one stays for the streams that it carries.
+    """
+
+    def __init__(self, credentials: Credentials, address: str, options: ChannelOptions) -> None:
+        self._credentials = credentials
+        self._address = address
+        self._options: list[tuple[str, int | str]] = [*options]
+        tls = credentials.tls
+        self._files = WatchedFiles(tls.paths) if tls is not None else None
+        if tls is not None and tls.server_name is not None:
+            self._options.append(("grpc.ssl_target_name_override", tls.server_name))
+        self._lock = threading.Lock()
+        self._channels = [self._open()]
+        self._closed = False
+
+    def current(self) -> grpc.Channel:
+        """Returns the channel for new calls."""
+        if self._files is not None and self._files.changed():
+            try:
+                channel = self._open()
+            except (ConfigurationError, OSError) as error:  # as while they are being replaced
+                logger.warning("keeping the certificates that were read before: %s", error)
+            else:
+                self._take(channel)
+        with self._lock:
+            return self._channels[-1]
+
+    def metadata(self) -> Metadata:
+        """Returns what to send with a call."""
+        return self._credentials.metadata()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _AuthorizedMethod(self._channel.unary_unary(*args, **kwargs), self._metadata)
+        return _AuthorizedMethod(self, "unary_unary", args, kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _AuthorizedMethod(self._channel.unary_stream(*args, **kwargs), self._metadata)
+        return _AuthorizedMethod(self, "unary_stream", args, kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _AuthorizedMethod(self._channel.stream_unary(*args, **kwargs), self._metadata)
+        return _AuthorizedMethod(self, "stream_unary", args, kwargs)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _AuthorizedMethod(self._channel.stream_stream(*args, **kwargs), self._metadata)
+        return _AuthorizedMethod(self, "stream_stream", args, kwargs)
 
     def subscribe(self, callback: _Listener, try_to_connect: bool = False) -> None:
-        self._channel.subscribe(callback, try_to_connect)
+        self.current().subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: _Listener) -> None:
-        self._channel.unsubscribe(callback)
+        self.current().unsubscribe(callback)
 
     def close(self) -> None:
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+            channels = list(self._channels)
+        for channel in channels:
+            channel.close()
 
     def __enter__(self) -> _AuthorizedChannel:
         return self
@@ -123,16 +219,42 @@ class _AuthorizedChannel(grpc.Channel):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _open(self) -> grpc.Channel:
+        tls = self._credentials.tls
+        if tls is None:
+            return grpc.insecure_channel(self._address, options=self._options)
+        return grpc.secure_channel(self._address, tls.credentials(), options=self._options)
+
+    def _take(self, channel: grpc.Channel) -> None:
+        with self._lock:
+            self._channels.append(channel)
+            old = [] if len(self._channels) <= _KEPT_CHANNELS else [self._channels.pop(0)]
+            if self._closed:
+                old.append(channel)
+        for one in old:
+            one.close()
+
 
 class _AuthorizedMethod:
     """A method of a stub: called, or begun with `future`."""
 
-    def __init__(self, method: Any, metadata: Callable[[], Metadata]) -> None:
-        self._method = method
-        self._metadata = metadata
+    def __init__(
+        self, channel: _AuthorizedChannel, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._channel = channel
+        self._kind, self._args, self._kwargs = kind, args, kwargs
+        self._made: tuple[grpc.Channel | None, Any] = (None, None)
 
     def __call__(self, request: object, timeout: float | None = None) -> Any:
-        return self._method(request, timeout=timeout, metadata=self._metadata())
+        return self._method()(request, timeout=timeout, metadata=self._channel.metadata())
 
     def future(self, request: object, timeout: float | None = None) -> Any:
-        return self._method.future(request, timeout=timeout, metadata=self._metadata())
+        return self._method().future(request, timeout=timeout, metadata=self._channel.metadata())
+
+    def _method(self) -> Any:
+        current = self._channel.current()
+        channel, method = self._made
+        if channel is not current:
+            method = getattr(current, self._kind)(*self._args, **self._kwargs)
+            self._made = (current, method)
+        return method

@@ -87,6 +87,7 @@ _PASSING = frozenset(
 _TRANSIENT = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
+_HANDSHAKE_FAILURES = ("andshake failed", "Verification Check", "Socket closed", "reset", "Broken pipe")
 _BROKEN_STREAM = ("RST_STREAM", "Stream removed", "stream terminated")
 
 
@@ -133,6 +134,13 @@ class Fault:
     def keeps_out(self) -> bool:
         """True if the server does not accept who calls, which another token may change."""
         return self.kind in (pb.ERROR_KIND_UNAUTHENTICATED, pb.ERROR_KIND_PERMISSION_DENIED)
+
+    @property
+    def may_be_tls(self) -> bool:
+        """True if the connection broke in a way in which a failed TLS handshake breaks it."""
+        return self.code is grpc.StatusCode.UNAVAILABLE and any(
+            words in self.message for words in _HANDSHAKE_FAILURES
+        )
 
     @property
     def ends_barrier(self) -> bool:

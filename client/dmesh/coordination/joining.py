@@ -14,6 +14,7 @@ from dmesh.coordination.faults import Fault
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
+from dmesh.errors import AuthenticationError
 from dmesh.v1 import common_pb2
 
 _ENDING_PATIENCE = 20.0
@@ -63,6 +64,10 @@ def register(
             raise faults.not_a_coordinator(session.address, fault.message)
         elif not fault.transient:
             raise fault.exception()
+        elif fault.may_be_tls and (problem := session.tls_problem()) is not None:
+            raise AuthenticationError(
+                f"no encrypted connection to the coordinator at {session.address}: {problem}"
+            )
         elif left <= 0:
             raise session.unavailable(f"joining cluster {identity.cluster!r}")
         if announcer.due:

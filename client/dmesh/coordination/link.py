@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from dmesh.coordination.channel import Contact, channel_options
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
+from dmesh.coordination.tls_diagnosis import diagnose
 from dmesh.coordination.waiting import Errands
 from dmesh.v1.coordination_pb2 import SessionResponse
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
@@ -25,6 +27,8 @@ _Response = TypeVar("_Response", bound=Message)
 
 _LOOK = 0.5
 """Seconds between two looks at the state of the session while a call is under way."""
+_DIAGNOSE_AGAIN = 5.0
+"""Seconds between two attempts to find out what is wrong with TLS."""
 _CLOSE = 10.0
 """Seconds that closing the channel may take."""
 
@@ -55,14 +59,14 @@ class Link:
         self.contact = Contact()
         # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        credentials = Credentials.of_environment() if credentials is None else credentials
-        self._channel = credentials.channel(address, channel_options(patience, use_proxy=use_proxy))
-        calls = credentials.authorized(self._channel)
-        self.coordination = CoordinationServiceStub(calls)
-        self.session: grpc.StreamStreamMultiCallable[bytes, SessionResponse] = calls.stream_stream(
+        self._credentials = Credentials.of_environment() if credentials is None else credentials
+        self._diagnose_at = 0.0
+        self._channel = self._credentials.channel(address, channel_options(patience, use_proxy=use_proxy))
+        self.coordination = CoordinationServiceStub(self._channel)
+        self.session: grpc.StreamStreamMultiCallable[bytes, SessionResponse] = self._channel.stream_stream(
             "/dmesh.v1.CoordinationService/Session", None, SessionResponse.FromString
         )
-        self.key_value = KeyValueServiceStub(calls)
+        self.key_value = KeyValueServiceStub(self._channel)
         self._errands = Errands("dmesh-calls")
 
     def attempt(
@@ -108,6 +112,16 @@ class Link:
             # Jobs run in order: whatever was to be begun has been begun by then.
             self._errands.submit(lambda: [future.cancel() for future in begun])
             raise
+
+    def tls_problem(self) -> str | None:
+        """Finds out, by connecting, whether TLS is why the coordinator cannot be reached; None if not.
+
+        Asked after a failed attempt, and not more than once in a few seconds.
+        """
+        if self.contact.ever or time.monotonic() < self._diagnose_at:
+            return None
+        self._diagnose_at = time.monotonic() + _DIAGNOSE_AGAIN
+        return diagnose(self.address, self._credentials.tls)
 
     def cancel(self, call: grpc.Call) -> None:
         """Ends a call; its reader gets the status CANCELLED."""

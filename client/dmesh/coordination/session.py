@@ -157,6 +157,10 @@ class Session:
         """HOST:PORT of the coordinator."""
         return self._link.address
 
+    def tls_problem(self) -> str | None:
+        """Finds out, by connecting, whether TLS is why the coordinator cannot be reached; None if not."""
+        return self._link.tls_problem()
+
     @property
     def epoch(self) -> int:
         """The latest epoch heard of."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -13,8 +13,9 @@ from dmesh.tokens import Role, Token
 from dmesh.v1 import common_pb2
 from dmesh_server.rpc.errors import ERROR_METADATA, status_message
 from dmesh_server.security.access import Access, Verdict, audit, denial, may
-from dmesh_server.security.refusals import host_of
+from dmesh_server.security.refusals import RefusalLog, host_of
 from dmesh_server.security.roles import role_for_rpc
+from dmesh_server.security.tls import is_allowed
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -104,6 +105,83 @@ class TokenGate(grpc.aio.ServerInterceptor):
             else grpc.unary_stream_rpc_method_handler
         )
         return make(held, handler.request_deserializer, handler.response_serializer)
+
+
+class IdentityGate(grpc.aio.ServerInterceptor):
+    """Lets calls pass whose client certificate names somebody who is allowed."""
+
+    def __init__(self, allowed: Sequence[str], refusals: RefusalLog) -> None:
+        """Makes a gate.
+
+        Args:
+            allowed: Names and prefixes; see `TlsSettings.allowed`.
+            refusals: Where refusals are noted.
+        """
+        self._allowed = tuple(allowed)
+        self._refusals = refusals
+
+    async def intercept_service(
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        """Returns the call's handler, with a look at the certificate in front of it."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        found: Any = handler.stream_stream or handler.unary_stream
+        behavior: Any = found or handler.stream_unary or handler.unary_unary
+        # Who calls is known to the call's context only, so a body is decoded here, after the look; a stream's
+        # messages are decoded when the servicer reads them.
+        decoder = handler.request_deserializer
+        read: Callable[[Any], Any] = decoder if decoder and not handler.request_streaming else _as_is
+
+        if inspect.isasyncgenfunction(behavior):
+
+            async def checked_generator(request: Any, context: _Context) -> AsyncIterator[Any]:
+                await self._check(context)
+                async for response in behavior(read(request), context):
+                    yield response
+
+            checked: Callable[..., Any] = checked_generator
+        else:
+
+            async def checked_call(request: Any, context: _Context) -> Any:
+                await self._check(context)
+                return await behavior(read(request), context)
+
+            checked = checked_call
+        make = _MAKERS[handler.request_streaming, handler.response_streaming]
+        return make(checked, decoder if handler.request_streaming else None, handler.response_serializer)
+
+    async def _check(self, context: _Context) -> None:
+        names = [
+            name.decode(errors="replace")
+            for name in context.auth_context().get("x509_subject_alternative_name", ())
+        ]
+        if is_allowed(names, self._allowed):
+            return
+        shown = ", ".join(names)[:200] or "no name"
+        self._refusals.note(
+            "certificate_refused", host_of(context.peer()), names=shown, reason="none of --tls-allow"
+        )
+        await _abort(
+            context,
+            grpc.StatusCode.UNAUTHENTICATED,
+            common_pb2.ERROR_KIND_UNAUTHENTICATED,
+            f"this server does not accept the client certificate for {shown}: its names are none of those "
+            "that --tls-allow lists",
+        )
+
+
+_MAKERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def _as_is(request: Any) -> Any:
+    return request
 
 
 def _authorization(details: grpc.HandlerCallDetails) -> str | None:

@@ -13,10 +13,12 @@ from dmesh.errors import AddressInUseError, MissingExtraError
 from dmesh_server.listening import Address, bind
 from dmesh_server.rpc import coordination, key_value
 from dmesh_server.rpc.coordination import CoordinationServicer
-from dmesh_server.rpc.interceptors import TokenGate
+from dmesh_server.rpc.interceptors import IdentityGate, TokenGate
 from dmesh_server.rpc.key_value import KeyValueServicer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
+from dmesh_server.security.refusals import RefusalLog
+from dmesh_server.security.tls import ServerTls
 
 if TYPE_CHECKING:
     from grpc_health.v1 import health
@@ -74,6 +76,7 @@ class RpcServer:
         runtime: Runtime,
         *,
         access: Access | None = None,
+        tls: ServerTls | None = None,
         health: bool = False,
         reflection: bool = False,
     ) -> None:
@@ -82,11 +85,17 @@ class RpcServer:
         Args:
             runtime: Who answers.
             access: Knows whose token may do what; None if nobody has to prove who they are.
+            tls: How connections are encrypted; None for not at all.
             health: Offer `grpc.health.v1` (needs the server extra).
             reflection: Offer server reflection (needs the server extra).
         """
         self._runtime = runtime
-        gates = [] if access is None else [TokenGate(access)]
+        gates: list[grpc.aio.ServerInterceptor] = []
+        if tls is not None and tls.allowed:
+            gates.append(IdentityGate(tls.allowed, RefusalLog()))
+        if access is not None:
+            gates.append(TokenGate(access))
+        self._credentials = None if tls is None else tls.credentials()
         options = (*OPTIONS, *ping_options(runtime.limits.lease))
         self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,7 +137,10 @@ class RpcServer:
 
     def _listen(self, named: Address, address: Address) -> int:
         try:
-            port = self._server.add_insecure_port(str(address))
+            if self._credentials is None:
+                port = self._server.add_insecure_port(str(address))
+            else:
+                port = self._server.add_secure_port(str(address), self._credentials)
         except RuntimeError as error:
             raise AddressInUseError(f"cannot listen on {named}: {error}") from error
         if port == 0:

@@ -1,0 +1,93 @@
+"""`dmesh certs`: a private certificate authority and certificates for one's own clusters."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dmesh.errors import ConfigurationError, MissingExtraError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Makes a private authority, and certificates that it signs, for the servers and clients of your clusters:
+
+    dmesh certs init tls
+    dmesh certs issue tls --name server --host coordinator.example --host 10.0.0.7
+    dmesh certs issue tls --name worker-0 --host 10.0.1.1
+
+    dmesh serve --tls-cert tls/server.pem --tls-key tls/server.key --tls-client-ca tls/ca.pem
+    DMESH_TLS_CA=tls/ca.pem DMESH_TLS_CERT=tls/worker-0.pem DMESH_TLS_KEY=tls/worker-0.key python train.py"""
+_EPILOG = """\
+Keep ca.key off the machines of the cluster: whoever has it can make certificates that all of them accept.
+Files are readable by their owner only, and none is overwritten."""
+_MOST_DAYS = 36_500
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = subparsers.add_parser(
+        "certs",
+        help="make a private CA and certificates for TLS",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(title="verbs", dest="certs_verb", metavar="VERB", required=True)
+    init = verbs.add_parser("init", help="make the authority: DIR/ca.pem, DIR/ca.key", allow_abbrev=False)
+    init.add_argument("directory", metavar="DIR", help="made if it is not there")
+    init.add_argument("--days", metavar="N", default="3650", help="how long it is valid (default 3650)")
+    init.set_defaults(execute=_init)
+    issue = verbs.add_parser(
+        "issue", help="sign a certificate: DIR/NAME.pem, DIR/NAME.key", allow_abbrev=False
+    )
+    issue.add_argument("directory", metavar="DIR", help="where ca.pem and ca.key are")
+    issue.add_argument("--name", required=True, help="what the files are called, and the common name")
+    issue.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        help="host name, IP address or URI (spiffe://...) that the certificate is for; may be repeated",
+    )
+    issue.add_argument("--days", metavar="N", default="365", help="how long it is valid (default 365)")
+    issue.set_defaults(execute=_issue)
+
+
+def _init(args: argparse.Namespace) -> int:
+    directory = Path(args.directory)
+    certificate = _authority().create(directory, _days(args.days))
+    _tell(f"{directory / 'ca.pem'}, {directory / 'ca.key'}", certificate.not_valid_after_utc)
+    return 0
+
+
+def _issue(args: argparse.Namespace) -> int:
+    directory = Path(args.directory)
+    certificate = _authority().issue(directory, args.name, args.host, _days(args.days))
+    files = f"{directory / f'{args.name}.pem'}, {directory / f'{args.name}.key'}"
+    _tell(f"{files}: for {', '.join(args.host)}", certificate.not_valid_after_utc)
+    return 0
+
+
+def _authority() -> ModuleType:
+    try:
+        from dmesh import authority
+    except ImportError as error:
+        raise MissingExtraError(
+            f"`dmesh certs` needs the security extra ({error}): pip install 'dmesh[security]'"
+        ) from error
+    return authority
+
+
+def _days(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:9]) <= _MOST_DAYS:
+        raise ConfigurationError(f"--days is {text!r}; expected a whole number from 1 to {_MOST_DAYS}")
+    return int(text)
+
+
+def _tell(what: str, expires: object) -> None:
+    print(f"{what}: expires {expires:%Y-%m-%d %H:%M} UTC")  # noqa: T201
