@@ -143,4 +143,4 @@ def test_early_failures_are_remembered_within_bounds():
         receiver = ranks.communicators[0]
         for number in range(1000):
             receiver.on_control(1, encode(Abort(0, number, Failure(Cause.BROKEN, "x", (1,)))))
-        assert len(receiver._early_aborts) <= 256
+        assert len(receiver.letters._early) <= 256

@@ -278,8 +278,8 @@ def test_nothing_is_kept_of_former_generations():
         assert len(mailbox._closed) == 1
         assert not mailbox._early._frames
         assert len(mailbox._early._accounts) <= 1
-        assert not survivor._early_aborts
-        assert len(survivor._groups) == 1
+        assert not survivor.letters._early
+        assert len(survivor.groups) == 1
 
 
 def test_threads_that_call_while_it_renews_get_a_result_or_an_error():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -15,18 +14,8 @@ from dmesh.collectives.arguments import check_position
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.flight import FlightRecorder
 from dmesh.collectives.group import Group, group_id
-from dmesh.collectives.messages import (
-    Abort,
-    BadMessage,
-    Farewell,
-    Here,
-    Message,
-    State,
-    Where,
-    clean,
-    decode,
-    encode,
-)
+from dmesh.collectives.letters import RELAY_LIMIT, Letters
+from dmesh.collectives.messages import Farewell, Message, clean, encode
 from dmesh.collectives.observer import NoObserver, Observer
 from dmesh.collectives.patience import Patience
 from dmesh.collectives.roster import Roster
@@ -39,10 +28,6 @@ from dmesh.errors import (
     PeerLostError,
 )
 
-_REMEMBERED = 256
-"""How many failures are kept of groups that this client has not made yet."""
-_RELAY_LIMIT = 64
-"""Up to this size, members of a group pass on failures that they hear of."""
 _JOINING = (
     "this process has taken the seat of a client that was lost, and takes part in collectives from its first "
     'barrier with all other clients on: call dmesh.coordination.barrier("...") as they do'
@@ -100,15 +85,15 @@ class Communicator:
         self._on_gone = on_gone
         self.clock = clock
         self.flight = FlightRecorder(clock=clock)
-        self._lock = threading.Lock()  # never held while a group is called
+        self.lock = threading.Lock()  # never held while a group is called
         self._making = threading.Lock()
         self._renewing = threading.Lock()
-        self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+        self.groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._numbers: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._mesh_groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
         self._watched: set[int] = set()
-        self._early_aborts: OrderedDict[tuple[int, int], tuple[int, Failure]] = OrderedDict()
+        self.letters = Letters(self)
         self._closed: Failure | None = None
         self.world = self._add(group_id("world"), self._roster.ranks, "world")
         """The group of all clients."""
@@ -133,7 +118,7 @@ class Communicator:
         if not isinstance(name, str):
             raise CollectiveValueError(f"name of new_group must be a string, got {name!r}")
         checked = self._check_ranks(ranks, "new_group")
-        with self._lock:
+        with self.lock:
             count = self._made.get((checked, name), 0)
             self._made[checked, name] = count + 1
         return self._add(group_id("new", name, checked, count), checked, clean(name))
@@ -174,9 +159,9 @@ class Communicator:
         return checked
 
     def _add(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
-        with self._lock:
+        with self.lock:
             group = Group(self, number, ranks, name, self._joining)
-            self._groups[number] = self._numbers[number] = group
+            self.groups[number] = self._numbers[number] = group
             failure = self._known_failure(group)
             left = {rank: reason for rank, reason in self._roster.left.items() if rank in ranks}
         for rank, reason in left.items():
@@ -189,9 +174,9 @@ class Communicator:
         """What is already known to be wrong with a group that begins."""
         if self._closed is not None:
             return self._closed
-        source, failure = self._early_aborts.pop((self.generation, group.id), (-1, None))
-        if failure is not None and source in group.ranks:
-            return failure
+        early = self.letters.early_failure(self.generation, group.id)
+        if early is not None and early[0] in group.ranks:
+            return early[1]
         for rank in group.ranks:
             if (reason := self._roster.lost(rank)) is not None:
                 return Failure(Cause.LOST, f"lost {self.describe(rank)}: {reason}", (rank,), reason)
@@ -199,12 +184,17 @@ class Communicator:
 
     def register(self, number: int, group: Group) -> None:
         """Notes that a transport's group number is one of this group's."""
-        with self._lock:
+        with self.lock:
             self._numbers[number] = group
 
+    def find(self, number: int) -> Group | None:
+        """Returns the group of an id, if this client has made it."""
+        with self.lock:
+            return self.groups.get(number)
+
     def _groups_with(self, rank: int) -> list[Group]:
-        with self._lock:
-            return [group for group in self._groups.values() if rank in group.ranks]
+        with self.lock:
+            return [group for group in self.groups.values() if rank in group.ranks]
 
     # -- membership ------------------------------------------------------------------------------------------
 
@@ -249,11 +239,13 @@ class Communicator:
             incarnation: Which process of it; 0 for the present one. News of a process that has been replaced
                 since comes too late to matter.
         """
-        self._lose(rank, reason, incarnation)
+        # Not for ever: if the service names the same process as a member later, that is how it is.
+        self.lose(rank, reason, incarnation, hearsay=True)
 
-    def _lose(self, rank: int, reason: str, incarnation: int = 0, *, hearsay: bool = False) -> None:
+    def lose(self, rank: int, reason: str, incarnation: int = 0, *, hearsay: bool = False) -> None:
+        """A client is lost; see `Roster.lose`. Any thread."""
         reason = clean(reason)
-        with self._lock:
+        with self.lock:
             if self._closed is not None or not self._roster.lose(rank, reason, incarnation, hearsay=hearsay):
                 return
         for group in self._groups_with(rank):
@@ -266,7 +258,7 @@ class Communicator:
 
     def why_gone(self, rank: int) -> str | None:
         """Returns what is known of the departure of a client; None if it is not known to have departed."""
-        with self._lock:
+        with self.lock:
             return self._roster.lost(rank) or self._roster.left.get(rank)
 
     def describe(self, rank: int) -> str:
@@ -304,7 +296,7 @@ class Communicator:
                 is no coordination service (incarnations are 0).
         """
         with self._renewing:
-            with self._lock:
+            with self.lock:
                 if self._closed is not None:
                     raise self._closed.afterwards("the world")
                 if generation <= self.generation:
@@ -313,7 +305,7 @@ class Communicator:
                         f"{self.generation} already"
                     )
                 self._roster.check_successors(peers)
-                groups = list(self._groups.values())
+                groups = list(self.groups.values())
             over = Failure(
                 Cause.RENEWED,
                 f"generation {generation} of the collectives has begun, because the cluster's members have "
@@ -330,18 +322,12 @@ class Communicator:
 
     def _switch(self, peers: Sequence[Peer], generation: int, over: Failure) -> None:
         """Begins a generation. On the transport's thread: no report of the former one comes any more."""
-        with self._lock:
+        with self.lock:
             self._roster.renew(peers)
             self.generation = generation
             self._joining = None
-            groups = list(self._groups.values())
-            heard = [
-                (source, number, failure)
-                for (of, number), (source, failure) in self._early_aborts.items()
-                if of == generation
-            ]
-            for key in [key for key in self._early_aborts if key[0] <= generation]:
-                del self._early_aborts[key]
+            groups = list(self.groups.values())
+            heard = self.letters.begin(generation)
             left = dict(self._roster.left)
         for group in groups:
             group.renew(generation, over)
@@ -353,12 +339,12 @@ class Communicator:
             if self._closed is not None:
                 group.close(self._closed)
         for source, number, failure in heard:
-            self._on_abort(source, generation, number, failure)
+            self.letters.aborted(source, generation, number, failure)
         for rank in self._watched:
             self.transport.watch(rank)
 
     def _lost_now(self, rank: int) -> str | None:
-        with self._lock:
+        with self.lock:
             return self._roster.lost(rank)
 
     def shut_off(self, reason: str) -> None:
@@ -366,10 +352,10 @@ class Communicator:
         self._end(Failure(Cause.CLOSED, clean(reason)))
 
     def _end(self, failure: Failure) -> None:
-        with self._lock:
+        with self.lock:
             if self._closed is None:
                 self._closed = failure
-            ended, groups = self._closed, list(self._groups.values())
+            ended, groups = self._closed, list(self.groups.values())
         for group in groups:
             group.close(ended)
 
@@ -380,7 +366,7 @@ class Communicator:
             linger: Seconds for which what has been sent may still be delivered.
             reason: Why this client ends without a proper shutdown, for the others to report; else empty.
         """
-        if reason and self.world.size <= _RELAY_LIMIT:
+        if reason and self.world.size <= RELAY_LIMIT:
             for rank in self.world.ranks:
                 if rank != self.rank:
                     self.tell(rank, Farewell(reason))
@@ -399,6 +385,11 @@ class Communicator:
             # Whoever cannot be reached is lost, which the transport reports by itself.
             logger.debug("%s could not be told: %s", self.describe(rank), error)
 
+    @property
+    def is_joining(self) -> bool:
+        """True if this process has taken a seat, and has not met the others yet."""
+        return self._joining is not None
+
     def busy(self) -> str:
         """Returns what this client has been doing for longest; empty if nothing."""
         for record in self.flight.records():
@@ -410,96 +401,16 @@ class Communicator:
 
     def on_control(self, peer: int, message: bytes) -> None:
         """A message came from another client."""
-        try:
-            decoded = decode(message)
-        except BadMessage as error:
-            logger.warning("a message from %s makes no sense and is ignored: %s", self.describe(peer), error)
-            return
-        match decoded:
-            case Abort(generation, number, failure):
-                self._on_abort(peer, generation, number, failure)
-            case Where():
-                self._on_where(peer, decoded)
-            case Farewell(reason):
-                self._lose(peer, reason)
-            case Here(_, number):
-                group = self._find(self._groups, number)
-                if group is not None:
-                    group.answered(peer, decoded)
-
-    def _on_where(self, peer: int, where: Where) -> None:
-        group = self._find(self._groups, where.group)
-        if where.generation <= self.generation and (
-            self._joining is not None or where.generation < self.generation
-        ):
-            # Whom it asks for in that generation will never come.
-            self.tell(peer, Abort(where.generation, where.group, self._gone_on()))
-        elif group is not None and where.generation == self.generation:
-            group.asked(peer, where)
-        else:
-            state: State = "unknown" if where.generation == self.generation else "behind"
-            here = Here(
-                where.generation,
-                where.group,
-                where.pair,
-                where.sequence,
-                where.question,
-                state,
-                0,
-                "",
-                self.busy(),
-            )
-            self.tell(peer, here)
-
-    def _gone_on(self) -> Failure:
-        """What this client tells those who wait for it in a generation that is over here."""
-        if self._joining is None:
-            return Failure(
-                Cause.RENEWED,
-                f"{self.describe(self.rank)} has gone on to generation {self.generation} of the collectives, "
-                "because the cluster's members have changed. Pass a barrier of all clients to come there too",
-                (self.rank,),
-            )
-        reason = "another process has taken its seat and takes part from the next barrier of all clients on"
-        return Failure(Cause.LOST, f"lost {self.describe(self.rank)}: {reason}", (self.rank,), reason)
-
-    def _on_abort(self, peer: int, generation: int, number: int, failure: Failure) -> None:
-        lost = failure.ranks[0] if failure.cause is Cause.LOST and failure.ranks else None
-        failed_us = lost == self.rank
-        if failed_us:
-            reason = f"it has given up on this client ({failure.reason})"
-            lost, failure = (
-                peer,
-                Failure(Cause.LOST, f"lost {self.describe(peer)}: {reason}", (peer,), reason),
-            )
-        with self._lock:
-            if generation < self.generation:
-                return
-            current = generation == self.generation
-            group = self._groups.get(number) if current else None
-            if group is None:
-                self._early_aborts.setdefault((generation, number), (peer, failure))
-                while len(self._early_aborts) > _REMEMBERED:
-                    self._early_aborts.popitem(last=False)
-        if group is not None:
-            if peer not in group.ranks or not set(failure.ranks) <= set(group.ranks):
-                return
-            # Passed on, so that nobody sees this process end before the cause has reached it on another way;
-            # in large groups that would be too many messages.
-            group.fail(failure, tell=None if group.size <= _RELAY_LIMIT else False)
-        if lost is not None and current and (lost != peer or failed_us):
-            # It is lost to the other groups, too, and this client may have no connection with it that would
-            # show it.
-            self._lose(lost, failure.reason, hearsay=not failed_us)
+        self.letters.receive(peer, message)
 
     def on_peer_lost(self, peer: int, reason: str) -> None:
         """A client's connection ended without a goodbye."""
-        self._lose(peer, reason)
+        self.lose(peer, reason)
 
     def on_peer_left(self, peer: int) -> None:
         """A client said goodbye."""
         reason = "it has left the cluster"
-        with self._lock:
+        with self.lock:
             news = self._roster.leave(peer, reason)
         for group in self._groups_with(peer):
             group.member_left(peer, reason)
@@ -508,10 +419,7 @@ class Communicator:
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         """A client's message for one of this client's calls is of another call."""
-        found = self._find(self._numbers, group)
+        with self.lock:
+            found = self._numbers.get(group)
         if found is not None:
             found.mismatched(generation, group, sequence, peer, clean(signature.decode("utf-8", "replace")))
-
-    def _find(self, groups: weakref.WeakValueDictionary[int, Group], number: int) -> Group | None:
-        with self._lock:
-            return groups.get(number)

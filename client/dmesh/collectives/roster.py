@@ -16,7 +16,7 @@ class Loss:
     reason: str
     """How it showed."""
     hearsay: bool
-    """Whether only another client has said so."""
+    """Whether others have said so, and not this client's own connection with it."""
 
 
 class Roster:
@@ -97,7 +97,7 @@ class Roster:
             rank: The client.
             reason: How it showed.
             incarnation: Which process of it is meant; 0 for the present one.
-            hearsay: Whether only another client has said so.
+            hearsay: Whether others have said so, and not this client's own connection with it.
         """
         peer = self._peers.get(rank)
         if peer is None or rank == self._rank or (incarnation and incarnation != peer.incarnation):
