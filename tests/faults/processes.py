@@ -302,6 +302,7 @@ class ClientProcess:
         environ: Variables on top of the test's own.
         prefix: Put in front of the command line; must `exec` what follows.
         options: Keyword arguments of `Agent`, as Python source, e.g. "patience=Patience(give_up=5)".
+        settings: Keyword arguments of `ClusterSettings`, as Python source; not with `sdk`: set DMESH_*.
         name: For messages and artefacts.
     """
 
@@ -319,11 +320,12 @@ class ClientProcess:
         environ: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         options: str = "",
+        settings: str = "",
         name: str | None = None,
     ) -> None:
         self.index = index
         self.name = name or f"client-{index}"
-        variables = {"FAULTS_OPTIONS": options, **(environ or {})}
+        variables = {"FAULTS_OPTIONS": options, "FAULTS_SETTINGS": settings, **(environ or {})}
         if sdk:
             hosts = hosts or ["127.0.0.1"] * size
             variables = {

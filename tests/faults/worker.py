@@ -6,6 +6,7 @@ they are. Ends when its standard input ends.
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import queue
@@ -43,7 +44,7 @@ def plain(value):
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
-    if hasattr(value, "task") and hasattr(value, "incarnation"):
+    if hasattr(value, "rank") and hasattr(value, "incarnation"):
         return member(value)
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
@@ -53,8 +54,8 @@ def plain(value):
 def member(who) -> dict:
     process = getattr(who, "process", None)
     told = {
-        "rank": who.task.index,
-        "task": str(who.task),
+        "rank": who.rank,
+        "task": who.task,
         "incarnation": who.incarnation,
         "state": who.state.name,
         "host": getattr(process, "host", ""),
@@ -64,7 +65,7 @@ def member(who) -> dict:
     for name in ("last_seen_age", "registered_age", "liveness", "activity"):
         if hasattr(who, name):
             value = getattr(who, name)
-            told[name] = getattr(value, "name", None) or value
+            told[name] = value.name if isinstance(value, enum.Enum) else value
     return told
 
 
@@ -151,7 +152,13 @@ names = {
 
 if mode == "agent":
     jobs = {"worker": tuple(f"host:{port}" for port in range(1, size + 1))}
-    identity = Identity.of_this_process("worker", index, jobs, cluster=cluster)
+    wishes = {}
+    if os.environ.get("FAULTS_SETTINGS"):
+        from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
+
+        names["RestartPolicy"] = RestartPolicy
+        wishes["settings"] = ClusterSettings(**eval(f"dict({os.environ['FAULTS_SETTINGS']})", names))
+    identity = Identity.of_this_process("worker", index, jobs, cluster=cluster, **wishes)
     names["identity"] = identity
     options = eval(f"dict({os.environ.get('FAULTS_OPTIONS', '')})", names)
     options.setdefault("connect_timeout", 90.0)
