@@ -11,10 +11,8 @@ SIZE = 8
 
 
 def arrived(client, name: str) -> int:
-    return client.do(
-        f"next((len(b.arrived) for b in agent.cluster_state().barriers if b.name == {name!r}), 0)",
-        thread=True,
-    )
+    found = f"[len(b.arrived) for b in agent.cluster_state().barriers if b.name == {name!r}]"
+    return sum(client.do(found, thread=True))
 
 
 @pytest.mark.parametrize("kept", ["sqlite", "memory"])

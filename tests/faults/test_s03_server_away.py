@@ -20,10 +20,8 @@ def test_nobody_dies_of_the_servers_absence(how, make_server, make_cluster, figu
     clients = make_cluster(4, server.address, options="patience=Patience(give_up=60)")
     clients[0].do("agent.key_value_set('before', 'x')")
     waiting = clients[0].submit("agent.barrier('across', timeout=80)")
-    eventually(
-        lambda: clients[1].do("[len(b.arrived) for b in agent.cluster_state().barriers]") == [1],
-        "the arrival",
-    )
+    arrivals = "[len(b.arrived) for b in agent.cluster_state().barriers]"
+    eventually(lambda: clients[1].do(arrivals) == [1], "the arrival")
     away = 2.5 * LEASE
     if how == "killed":
         server.restart(down=away)
@@ -33,9 +31,7 @@ def test_nobody_dies_of_the_servers_absence(how, make_server, make_cluster, figu
         time.sleep(away)  # the freeze is what is injected
         back = time.monotonic()
         server.thaw()
-    ends = results(
-        [waiting, *(client.submit("agent.barrier('across', timeout=80)") for client in clients[1:])]
-    )
+    ends = results([waiting, *(c.submit("agent.barrier('across', timeout=80)") for c in clients[1:])])
     figures.add(f"all served after {how} for 2.5 leases", max(answer.ended for answer in ends) - back)
     for client in clients:
         states = client.do("[(m.rank, m.state.name) for m in agent.members()]")

@@ -25,6 +25,16 @@ def look(client, rank: int) -> dict:
     return client.do(f"[m for m in agent.members() if m.rank == {rank}][0]", thread=True)
 
 
+def named(client, rank: int) -> dict:
+    """Waits until a member is called stuck; returns how the server sees it then."""
+
+    def stuck() -> dict | None:
+        seen = look(client, rank)
+        return seen if seen.get("liveness") == "STUCK" else None
+
+    return eventually(stuck, "the straggler to be named")
+
+
 def test_the_straggler_is_named_with_its_stack_and_never_killed(make_server, make_cluster, figures, tmp_path):
     server = make_server().start()
     clients = make_cluster(3, server.address, settings=SETTINGS)
@@ -32,10 +42,7 @@ def test_the_straggler_is_named_with_its_stack_and_never_killed(make_server, mak
     stuck = clients[1].submit(HANG.format(path=str(go_on)))
     started = time.monotonic()
     waiting = [clients[rank].submit("agent.barrier('b', timeout=80)") for rank in (0, 2)]
-    seen = eventually(
-        lambda: (found := look(clients[0], 1)).get("liveness") == "STUCK" and found,
-        "the straggler to be named",
-    )
+    seen = named(clients[0], 1)
     figures.add(f"last arrival to STUCK (stuck_after {STUCK_AFTER:g} s)", time.monotonic() - started)
     assert "barrier 'b'" in seen["reason"]
     assert "hang_in_the_data_loader" in seen["activity"]
@@ -75,10 +82,7 @@ def test_a_straggler_in_a_collective_is_named(make_server, make_cluster, tmp_pat
         HANG.format(path=str(go_on)).replace("agent.barrier('b', timeout=80)", "dmesh.collectives.barrier()")
     )
     waiting = clients[0].submit("dmesh.collectives.barrier(timeout=80)")
-    seen = eventually(
-        lambda: (found := look(clients[0], 1)).get("liveness") == "STUCK" and found,
-        "the straggler to be named",
-    )
+    seen = named(clients[0], 1)
     assert "hang_in_the_data_loader" in seen["activity"]
     go_on.touch()
     results([stuck, waiting])

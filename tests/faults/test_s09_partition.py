@@ -82,10 +82,8 @@ def test_fail_fast_the_others_are_told_and_the_seat_stays_empty(make_network, ma
     network = make_network(3)
     home = network.hosts[0]
     server = make_server(*OPTIONS, host=home.address, prefix=home.prefix).start()
-    clients = [
-        make_client(rank, 2, server.address, prefix=host.prefix)
-        for rank, host in enumerate(network.hosts[1:])
-    ]
+    places = enumerate(network.hosts[1:])
+    clients = [make_client(rank, 2, server.address, prefix=place.prefix) for rank, place in places]
     results([client.submit("join()") for client in clients])
     waiting = clients[0].submit("agent.barrier('b', timeout=80)")
     network.isolate(network.hosts[2])

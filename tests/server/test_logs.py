@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -33,7 +34,9 @@ def test_text_line() -> None:
     logs.info("registered", task="/job:w/task:0", host="a b", age=1.5, none=None, quote='"')
     stamp, rest = stream.getvalue().split(" ", 1)
     assert stamp.endswith("Z")
-    assert rest == 'INFO registered task=/job:w/task:0 host="a b" age=1.5 none=None quote="\\""\n'
+    line, monotonic = rest.split(" monotonic=")
+    assert line == 'INFO registered task=/job:w/task:0 host="a b" age=1.5 none=None quote="\\""'
+    assert 0 <= time.monotonic() - float(monotonic) < 60
 
 
 def test_json_line() -> None:
