@@ -101,9 +101,7 @@ def test_soak(make_server, make_client, chance, figures, artefacts):
                 chosen = [chance.choice(faults.names)]
                 if chance.random() < 0.3:
                     # A second one at the same time, but not to the same process.
-                    others = [
-                        n for n in faults.names if n not in chosen and not (server_is_hit and "server" in n)
-                    ]
+                    others = [name for name in faults.names if not clash(name, chosen[0])]
                     chosen.append(chance.choice(others))
                 log.write(json.dumps({"at": round(elapsed, 3), "faults": chosen, "for": length}) + "\n")
                 undo = [getattr(faults, f"do_{name}")() for name in chosen]
