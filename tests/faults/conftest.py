@@ -23,7 +23,7 @@ from tests.e2e.clients import free_ports
 from tests.faults import clocks as _clocks
 from tests.faults import disks as _disks
 from tests.faults import network as _network
-from tests.faults.figures import Figures
+from tests.faults.figures import Figures, keep, scenario_of
 from tests.faults.processes import ClientProcess, ServerProcess
 
 # Read before the fixture that hides DMESH_* from the tests does its work.
@@ -47,6 +47,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()
+    if report.when == "call" or report.outcome != "passed":
+        file = item.path.name
+        keep({"scenario": scenario_of(item.path), "file": file, "test": item.name, "outcome": report.outcome})
     kept = getattr(item, "faults_artefacts", None)
     if report.failed and kept is not None:
         seed = getattr(item, "faults_seed", SEED)
@@ -81,8 +84,7 @@ def artefacts(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def figures(request: pytest.FixtureRequest, seed: int) -> Figures:
     """Takes measured figures for docs/robustness.md, under the scenario that the file is named after."""
-    match = re.search(r"test_(s\d+|[a-z]+)", request.node.path.name)
-    return Figures(match[1] if match else request.node.path.stem, seed)
+    return Figures(scenario_of(request.node.path), seed)
 
 
 @pytest.fixture

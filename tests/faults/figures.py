@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,6 +16,19 @@ from pathlib import Path
 
 DEFAULT_FILE = Path(__file__).resolve().parents[2] / ".faults" / "figures.jsonl"
 FILE = Path(os.environ.get("DMESH_FAULTS_FIGURES", DEFAULT_FILE))
+
+
+def scenario_of(path: Path) -> str:
+    """Which scenario a file of tests is about: `test_s04_client_killed.py` is s04."""
+    match = re.match(r"test_(s\d+|kill|[a-z]+)", path.name)
+    return match[1] if match else path.stem
+
+
+def keep(line: dict[str, object]) -> None:
+    """Adds one line to the file."""
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    with FILE.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 class Figures:
@@ -33,7 +47,6 @@ class Figures:
         """Keeps one figure, or many of one kind."""
         many = [float(value) for value in values] if isinstance(values, Sequence) else [float(values)]
         assert many, f"no values for {name}"
-        FILE.parent.mkdir(parents=True, exist_ok=True)
         line = {
             "scenario": self._scenario,
             "name": name,
@@ -42,8 +55,7 @@ class Figures:
             "seed": self._seed,
             "at": round(time.time()),
         }
-        with FILE.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        keep(line)
         print(f"{self._scenario} {name}: {summary(many, unit)}")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-PATIENCE = 90.0
+PATIENCE = float(os.environ.get("DMESH_FAULTS_PATIENCE") or 90.0)
 """Seconds after which a test has failed; nothing waits this long unless something is broken."""
 
 WORKER = Path(__file__).with_name("worker.py")

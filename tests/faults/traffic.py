@@ -1,8 +1,8 @@
 """What clients do while a test breaks things, and what must hold of it afterwards.
 
 `Traffic` runs in the client's process (`worker.py` imports it) and writes down what it did; `check` reads
-what all clients wrote and finds every acknowledged write that is lost, every increment that counted twice, every
-barrier that let somebody through too early or told two outcomes.
+what all clients wrote and finds every acknowledged write that is lost, every increment that counted twice,
+every barrier that let somebody through too early or told two outcomes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,147 @@
+# ruff: noqa: E501 -- the rows of a table
+"""Fills the table of docs/robustness.md: `python -m tests.faults.report` after `make faults`.
+
+What is injected, what must hold and where the tests are stands here; the results come from the lines that the
+tests added to the figures' file (see `figures.py`). Prints the table; with `--write`, puts it between the
+marks in the document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.figures import FILE, summary
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "robustness.md"
+BEGIN, END = (
+    "<!-- table: begin (make faults; python -m tests.faults.report --write) -->",
+    "<!-- table: end -->",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scenario."""
+
+    key: str
+    """As in the tests' file names, `test_KEY_...`."""
+    injected: str
+    """What is done to whom."""
+    criterion: str
+    """What must hold."""
+
+
+ROWS = (
+    Row("kill", "`kill -9` of the server 100 times at random instants (during traffic, while clients come back, "
+        "while it starts), 4 clients that set, delete, increment and meet at barriers all the time",
+        "no acknowledged write lost, no increment counted twice, no barrier passed early, twice or by some only, "
+        "no false death; the programs see nothing but latency"),
+    Row("s01", "`kill -9` of the server with 1-7 of 8 at a barrier, or right after the last arrival; restart",
+        "clients come back by themselves; the barrier completes exactly once for each, within 5 s of the port; "
+        "the new incarnation is reported; with SQLite and with the memory store"),
+    Row("s02", "the server dies at each step of a commit and of a compaction (failpoints)",
+        "every acknowledged write there, none by half, revisions never go back"),
+    Row("s03", "server away, or stopped, for 2.5 leases", "nobody is declared dead, then or a lease later"),
+    Row("s04", "`kill -9` of a client that three wait for", "each waiter's error names rank, host, pid and "
+        "last-seen age, within lease + heartbeat; fail-fast: the seat stays empty; rejoin: the others wait for "
+        "the successor and go on"),
+    Row("s05", "SIGSTOP of a client for half a lease (and, scenario 6, for three leases)",
+        "half: nothing happens. Three: declared dead, the waiters are told; when it wakes up its first and every "
+        "later call is refused as fenced, and nothing it writes is accepted"),
+    Row("s07", "a client's main thread hangs in its own code while others wait in a barrier or a collective",
+        "named as stuck with the operation that waits and its stack, on all members; never killed; live again when "
+        "it goes on; a timeout's message says it, too"),
+    Row("s08", "C code holds a client's interpreter lock for 9 s (lease 3 s) and 30 s (lease 15 s)",
+        "reported as blocked to all members, not dead; goes on afterwards"),
+    Row("s09", "packets between one client and the server dropped: both directions, and each alone; healed",
+        "both sides notice; the seat's new holder is the only owner; the former one is fenced; a short cut is "
+        "only latency"),
+    Row("s10", "packets between two clients dropped, in one direction and in both, with the server reachable",
+        "the collective fails on all ranks within its time-out and names the pair"),
+    Row("s11", "two to four processes with one client id, at once and one after the other; a stopped holder",
+        "exactly one holds it; the others are told who (host, pid); free again only after the holder was "
+        "declared dead, and the holder is then fenced"),
+    Row("s12", "lost replies: requests are sent again", "same answer, one effect, one revision"),
+    Row("s13", "barriers entered with other participants, by outsiders, late; one rank never comes",
+        "refused at once; a late caller gets the same outcome; every missing rank is listed"),
+    Row("s14", "wall clock set by +1 h and -1 h on server and client; other monotonic clocks; the server's "
+        "monotonic clock differs after a restart, as after a reboot",
+        "nobody expires, timers keep their pace; log lines carry both clocks"),
+    Row("s15", "disk full, read-only, EIO at fsync", "no acknowledgement; reads and heartbeats go on; "
+        "`/readyz` says why; recovers with space; never acknowledges after a failed fsync on the same descriptor"),
+    Row("s16", "torn tails at every offset, flipped bits, empty and newer files",
+        "repaired with a backup, or refused with the place; never a silent loss"),
+    Row("s17", "fuzzed requests and raw bytes", "refused; process alive; no growth"),
+    Row("s18", "values up to the limit and beyond, many keys, quota", "typed errors; others are not slowed down"),
+    Row("s20", "floods of connections and calls", "admitted clients' heartbeats go on"),
+    Row("s21", "a reader that does not read", "bounded; dropped with a reason; nobody else is affected"),
+    Row("s22", "watches under kills and partitions", "ordered, unique, complete, resumable"),
+    Row("s23", "8 clients' operations under faults, recorded", "linearizable"),
+    Row("s24", "no token, wrong token, another server's", "refused in constant time; no token in any output"),
+    Row("s25", "right token, wrong role", "refused, with an audit line"),
+    Row("s26", "certificates that are wrong in every way; rotation", "refused by name; streams go on"),
+    Row("s29", "path traversal, symbolic links in the data directory", "refused; keys never become files"),
+    Row("s30", "no token on an address that others reach", "refuses to start"),
+    Row("s31", "SIGTERM and Ctrl-C, once and twice, to server, worker and `dmesh run`; `kill -9` of `dmesh run`",
+        "server ends with 0 within 10 s and its port is free, its clients go on with its successor; no orphans"),
+    Row("s32", "clients of older and newer protocol versions", "works, or refused with both versions"),
+    Row("s33", "peers without the secret, of another epoch, with broken frames", "refused before allocation"),
+    Row("s34", "random faults for a minute (an hour with DMESH_FAULTS_SOAK=3600): kills, stops and freezes of the "
+        "server, frozen clients, delay, drop, throttle, reset, refusal by proxy, alone and in pairs",
+        "all that the kill loop checks; memory, descriptors and threads do not grow"),
+)  # fmt: skip
+
+
+def table(lines: list[dict]) -> str:
+    """The rows of which there is a result, as Markdown."""
+    values: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    outcomes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    files: dict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        if "outcome" in line:
+            outcomes[line["scenario"]][line["outcome"]] += 1
+            files[line["scenario"]].add(line["file"])
+        else:
+            values[line["scenario"]][line["name"], line["unit"]] += line["values"]
+    out = ["| scenario | injected | must hold | result | tests |", "|---|---|---|---|---|"]
+    for row in ROWS:
+        counted = outcomes.get(row.key)
+        if not counted:
+            continue
+        runs = sum(counted.values()) - counted["skipped"]
+        result = f"{counted['passed']} of {runs} runs passed"
+        if counted["skipped"]:
+            result += f", {counted['skipped']} skipped"
+        for (name, unit), found in values[row.key].items():
+            result += f"<br>{name}: {summary(found, unit)}"
+        where = ", ".join(f"`{file}`" for file in sorted(files[row.key]))
+        number = row.key.removeprefix("s0").removeprefix("s")
+        number = {"kill": "kill loop", "5": "5, 6"}.get(number, number)
+        out.append(f"| {number} | {row.injected} | {row.criterion} | {result} | {where} |")
+    return "\n".join(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/robustness.md")
+    arguments = parser.parse_args()
+    lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+    made = table(lines)
+    if not arguments.write:
+        print(made)
+        return
+    text = DOCUMENT.read_text()
+    new, count = re.subn(
+        f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: f"{BEGIN}\n{made}\n{END}", text, flags=re.S
+    )
+    assert count == 1, f"{DOCUMENT} has no marks for the table"
+    DOCUMENT.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
