@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RANKS ?= 4
 
-.PHONY: help demo hello test faults lint format bench bench-coordination bench-peers load protos clean
+.PHONY: help demo hello test faults lint format bench bench-coordination bench-peers load load-10k protos clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,7 +32,10 @@ faults: $(READY) ## Kill, freeze, partition and starve real processes (root for 
 		$(BIN)/python -m pytest -m "faults or not faults" $(or $(ARGS),tests/faults)
 
 load: $(READY) ## Register 1,000 clients over real connections, pass a barrier, leave.
-	$(BIN)/python benchmarks/clients.py
+	$(BIN)/python benchmarks/clients.py $(ARGS)
+
+load-10k: $(READY) ## The same with 10,000 clients, 5 minutes of heartbeats and a mass disconnect; holds its limits.
+	$(BIN)/python benchmarks/clients.py --clients 10000 --heartbeat 300 --ending vanish --check $(ARGS)
 
 bench-peers: $(READY) ## Make the environment with JAX's coordination service, outside of this directory.
 	$(BIN)/python benchmarks/coordination.py --prepare

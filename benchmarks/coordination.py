@@ -9,7 +9,7 @@ Systems: `memory` and `sqlite` are `dmesh serve` with either store and the SDK's
 C++ service and client, from an environment of its own (made at the first use in the user's cache directory).
 Every client is a process. In each round each system has its turn, in rotating order, so that whatever else
 the machine does strikes all of them; the tables have the median of the rounds, their range, and the median of
-the ratios to JAX within a round. What other processes used of the machine's cores meanwhile is in the last table:
+the ratios to JAX within a round. What others used of the machine's cores meanwhile is in the last table:
 figures from a machine with much of that are good for their ratios at best.
 """
 
