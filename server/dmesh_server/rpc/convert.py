@@ -6,7 +6,7 @@ negative); what is allowed in a cluster is the core's to say.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from dmesh.v1 import common_pb2, coordination_pb2, key_value_pb2
 from dmesh_server.core import effects, events
@@ -61,9 +61,25 @@ def task(message: common_pb2.Task) -> Task:
     return Task(message.job, message.index)
 
 
-def jobs(messages: Iterable[common_pb2.Job]) -> tuple[Job, ...]:
-    """Reads job lists."""
-    return tuple(Job(message.name, tuple(message.addresses)) for message in messages)
+class JobLists:
+    """Reads job lists, and remembers the last one.
+
+    All clients of a cluster send the same: with ten thousand of them, making each one's list of addresses
+    into strings is much of the work of letting them in.
+    """
+
+    def __init__(self) -> None:
+        """Makes a reader that remembers nothing."""
+        self._encoded: list[bytes] = []
+        self._jobs: tuple[Job, ...] = ()
+
+    def read(self, messages: Sequence[common_pb2.Job]) -> tuple[Job, ...]:
+        """Reads a list."""
+        encoded = [message.SerializeToString() for message in messages]
+        if encoded != self._encoded:
+            self._jobs = tuple(Job(message.name, tuple(message.addresses)) for message in messages)
+            self._encoded = encoded
+        return self._jobs
 
 
 def process(message: common_pb2.Process) -> Process:

@@ -42,6 +42,7 @@ class CoordinationServicer:
         """
         self._runtime = runtime
         self._table = MemberTable()
+        self._jobs = convert.JobLists()
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Returns the handler of each method."""
@@ -64,7 +65,7 @@ class CoordinationServicer:
             runtime.next_number(),
             caller,
             request.request_id,
-            convert.jobs(request.jobs),
+            self._jobs.read(request.jobs),
             convert.process(request.process),
             convert.devices(request.devices),
             tuple(request.peer_addresses),
