@@ -281,6 +281,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.register(index)
         if back:
             self.attach(index, again=False)
+        for incarnation in self.former.get(index, ()):
+            self.stays_out(self.d.register(index, incarnation, request_id="new", settings=self.settings))
 
     @rule()
     def heartbeats(self) -> None:
@@ -334,16 +336,15 @@ class ClusterMachine(RuleBasedStateMachine):
     def rise_from_the_dead(self, index: int, data: st.DataObject) -> None:
         if self.former.get(index):
             incarnation = data.draw(st.sampled_from(self.former[index]))
-            register = self.d.register(index, incarnation, request_id="new", settings=self.settings)
             caller = self.d.caller(index, incarnation)
-            for event in (
-                register,
-                Attach(self.d.token(), caller, -1),
-                dataclasses.replace(self.d.set("a"), caller=caller),
-            ):
-                answer = self.do(event)
-                assert isinstance(answer, CoreError)
-                assert answer.kind is ErrorKind.FENCED
+            self.stays_out(self.d.register(index, incarnation, request_id="new", settings=self.settings))
+            self.stays_out(Attach(self.d.token(), caller, -1))
+            self.stays_out(dataclasses.replace(self.d.set("a"), caller=caller))
+
+    def stays_out(self, event: Any) -> None:
+        answer = self.do(event)
+        assert isinstance(answer, CoreError)
+        assert answer.kind is ErrorKind.FENCED
 
     # Barriers.
 
@@ -386,6 +387,22 @@ class ClusterMachine(RuleBasedStateMachine):
             self.kill_server(0)
         for index in range(TASKS):
             self.attach(index, again=False)
+
+    @rule(victim=WORKERS, name=st.sampled_from(sorted(PARTICIPANTS)), blind=st.booleans(), last=WORKERS)
+    def replace_a_process_amid_a_crash(self, victim: int, name: str, blind: bool, last: int) -> None:
+        """One participant does not hear of a success, the server forgets it, the process is replaced."""
+        self.join_all()
+        self.enter(victim, name, None)
+        self.break_session(victim)
+        self.meet(name)
+        self.kill_server(0)
+        self.attach(victim, again=False)
+        if blind:
+            self.replace_a_process(victim, back=True)
+            self.enter(victim, name, None)
+        for index in range(TASKS):
+            if index != last:
+                self.attach(index, again=False)
 
     @rule(index=WORKERS, name=st.sampled_from(sorted(PARTICIPANTS)))
     def cancel(self, index: int, name: str) -> None:
