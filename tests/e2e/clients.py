@@ -35,10 +35,11 @@ def free_ports(count: int) -> list[int]:
 class Process:
     """A child whose output can be waited for line by line."""
 
-    def __init__(self, arguments: list[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, arguments: list[str], environ: Mapping[str, str], *, stdin: bool = False) -> None:
         self._process = subprocess.Popen(
             arguments,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
+            stdin=subprocess.PIPE if stdin else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -105,9 +106,15 @@ class Process:
         if self._process.poll() is None:
             self._process.send_signal(number)
 
+    def close_stdin(self) -> None:
+        """Ends its standard input, which was opened for it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def end(self) -> None:
         """Kills it, if it still runs, and reaps it."""
         self.signal(signal.SIGKILL)
+        self.close_stdin()
         self._process.wait(10)
         for reader in self._readers:
             reader.join(10)
@@ -122,21 +129,26 @@ def run_clients(
     per_client: Mapping[int, Mapping[str, str]] | None = None,
     only: tuple[int, ...] | None = None,
     ports: list[int] | None = None,
+    stdin: bool = False,
 ) -> Iterator[dict[int, Process]]:
-    """Starts `script` as each of `count` clients of one cluster; none is left when the block ends."""
+    """Starts `script` as each of `count` clients of one cluster; none is left when the block ends.
+
+    The script is its text, or its path if that ends in ".py".
+    """
     ports = ports or free_ports(count)
     jobs = ",".join(f"127.0.0.1:{port}" for port in ports)
     clients: dict[int, Process] = {}
     try:
         for rank in only if only is not None else range(count):
             clients[rank] = Process(
-                [sys.executable, "-c", script],
+                [sys.executable, script] if script.endswith(".py") else [sys.executable, "-c", script],
                 {
                     "DTENSOR_JOBS": jobs,
                     "DTENSOR_CLIENT_ID": str(rank),
                     **(environ or {}),
                     **(per_client or {}).get(rank, {}),
                 },
+                stdin=stdin,
             )
         yield clients
     finally:

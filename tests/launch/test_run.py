@@ -336,3 +336,87 @@ def test_an_interpreter_is_not_needed_on_the_path(start, script) -> None:
     run = start("-n", "1", script("import sys; print(sys.executable)"), env={"PATH": "/nowhere"})
     assert run.wait() == 0
     assert run.out == [f"[0] {sys.executable}"]
+
+
+# Clients that are started again -----------------------------------------------------------------------------
+
+FALLS = """
+    import os, signal, sys, time
+    rank, count = os.environ["RANK"], int(os.environ["DMESH_RESTART_COUNT"])
+    print("up", count, os.environ.get("DMESH_RESTART_POLICY"), flush=True)
+    if rank == "1" and count < {falls}:
+        {how}
+    if rank == "1":
+        open("risen", "w").close()
+    while not os.path.exists("risen"):
+        time.sleep(0.01)
+"""
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [(KILLED, "was killed by SIGKILL"), ("raise KeyError('x')", "ended with exit code 1 (KeyError: 'x')")],
+)
+def test_a_client_that_fails_is_started_again(start, script, how, words) -> None:
+    run = start("-n", "3", "--max-restarts", "2", script(FALLS.format(falls=2, how=how)))
+    assert run.wait() == 0
+    notices = [line for line in run.err if line.startswith("dmesh run: ")]
+    assert len(notices) == 2
+    for number, notice in enumerate(notices, 1):
+        assert words in notice
+        assert notice.endswith(f"; starting it again, restart {number} of 2")
+    assert sorted(line for line in run.out if line.startswith("[1]")) == [
+        f"[1] up {count} rejoin" for count in range(3)
+    ]
+    assert "[2] up 0 rejoin" in run.out
+
+
+def test_there_is_an_end_to_restarts(start, script) -> None:
+    run = start("-n", "2", "--max-restarts", "1", script(FALLS.format(falls=9, how="sys.exit(7)")))
+    assert run.wait() == 7
+    assert [line for line in run.out if line.startswith("[1]")] == ["[1] up 0 rejoin", "[1] up 1 rejoin"]
+    assert any("FAILED: rank 1" in line and "exit code 7" in line for line in run.err)
+
+
+def test_the_host_of_the_server_cannot_be_replaced(start, script) -> None:
+    run = start(
+        "-n",
+        "2",
+        "--max-restarts",
+        "3",
+        script(FALLS.replace('"1"', '"0"').format(falls=9, how="sys.exit(7)")),
+    )
+    assert run.wait() == 7
+    assert not any("starting it again" in line for line in run.err)
+
+
+def test_rank_0_can_be_replaced_where_the_server_is_elsewhere(start, script) -> None:
+    path = script(FALLS.replace('"1"', '"0"').format(falls=1, how=KILLED))
+    run = start("-n", "2", "--max-restarts", "1", "--coordinator", "127.0.0.1:1", path)
+    assert run.wait() == 0
+    assert "[0] up 1 rejoin" in run.out
+
+
+def test_nobody_is_started_again_after_the_end_was_asked_for(start, script) -> None:
+    path = script("""
+        import os, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        print("up", flush=True)
+        while True:
+            signal.pause()
+    """)
+    run = start("-n", "3", "--max-restarts", "5", path)
+    run.expect("] up", times=3)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM
+    assert len([line for line in run.out if line.endswith("up")]) == 3
+
+
+def test_restarts_need_the_policy(start, script) -> None:
+    run = start("-n", "2", "--max-restarts", "1", script("pass"), env={"DMESH_RESTART_POLICY": "fail-fast"})
+    assert run.wait() == 2
+    assert "--max-restarts needs DMESH_RESTART_POLICY=rejoin, but it is 'fail-fast'" in run.err[0]
+    run = start("-n", "2", "--max-restarts", "-1", script("pass"))
+    assert run.wait() == 2
+    assert "--max-restarts must be at least 0" in run.err[0]
