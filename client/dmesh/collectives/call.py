@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.flight import Record
 from dmesh.collectives.messages import Here, Where
+from dmesh.collectives.roster import NAMED, ranks_text
 from dmesh.collectives.signature import as_called
 from dmesh.collectives.term import Lane, Term
 from dmesh.collectives.transport.base import Channel, Completion
@@ -16,8 +17,6 @@ from dmesh.collectives.transport.base import Channel, Completion
 if TYPE_CHECKING:
     from dmesh.collectives.group import Group
 
-_NAMED = 8
-"""At most so many ranks are described in one message."""
 _SMALL = 64
 """Up to this size, all members of a group are asked where they are."""
 _LAST_LOOKS = 0.02
@@ -83,6 +82,7 @@ class Call:
     def begin(self, channel: Channel) -> None:
         """The time begins to run."""
         self.channel = channel
+        self.record.waits_for = channel.waiting_for
         self._deadline = self._now() + self.timeout
 
     def abort(self, failure: Failure) -> None:
@@ -200,7 +200,7 @@ class Call:
         missing = self._missing()
         message = (
             f"{self.label}: rank {self.group.world_rank} waited {round(self.timeout, 2):g} s in "
-            f"{self.text(self.group.world_rank)} for {_ranks_text(missing)}: {self._details(missing)}"
+            f"{self.text(self.group.world_rank)} for {ranks_text(missing)}: {self._details(missing)}"
         )
         self.term.fail(Failure(Cause.TIMEOUT, message, missing))
         attempt(0.0)  # raises it
@@ -229,13 +229,13 @@ class Call:
         missing = self._missing()
         return (
             f"rank {self.group.world_rank} has waited {seconds:.0f} s in {self} "
-            f"for {_ranks_text(missing)}: {self._details(missing)}"
+            f"for {ranks_text(missing)}: {self._details(missing)}"
         )
 
     def _details(self, ranks: Sequence[int]) -> str:
-        parts = [self._detail(rank) for rank in ranks[:_NAMED]]
-        if len(ranks) > _NAMED:
-            parts.append(f"and {len(ranks) - _NAMED} more")
+        parts = [self._detail(rank) for rank in ranks[:NAMED]]
+        if len(ranks) > NAMED:
+            parts.append(f"and {len(ranks) - NAMED} more")
         return "; ".join(parts)
 
     def _detail(self, rank: int) -> str:
@@ -258,7 +258,7 @@ class Call:
             case "running":
                 where = f"is at #{self.sequence}, too"
                 if answer.waits_for:
-                    where += f", and waits for {_ranks_text(answer.waits_for)}"
+                    where += f", and waits for {ranks_text(answer.waits_for)}"
             case "finished":
                 where = f"has finished #{self.sequence}"
         if answer.busy and answer.state != "running":
@@ -279,9 +279,3 @@ def called_text(group: Group, lane: Lane, rank: int, signature: str) -> str:
     if lane.pair is None:
         return as_called(signature, None)
     return as_called(signature, group.ranks[lane.pair[0]] == rank)
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:_NAMED])
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

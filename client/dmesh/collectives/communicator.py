@@ -18,7 +18,7 @@ from dmesh.collectives.letters import RELAY_LIMIT, Letters
 from dmesh.collectives.messages import Farewell, Message, clean, encode
 from dmesh.collectives.observer import NoObserver, Observer
 from dmesh.collectives.patience import Patience
-from dmesh.collectives.roster import Roster
+from dmesh.collectives.roster import Roster, ranks_text
 from dmesh.collectives.transport.base import Peer, Transport
 from dmesh.errors import (
     CollectiveError,
@@ -394,7 +394,10 @@ class Communicator:
         """Returns what this client has been doing for longest; empty if nothing."""
         for record in self.flight.records():
             if record.began is not None and record.ended is None:
-                return f"{record.call}, #{record.sequence} of group {record.group}"
+                text = f"{record.call}, #{record.sequence} of group {record.group}"
+                ask = record.waits_for
+                waits_for = () if ask is None else ask()
+                return f"{text}, and waits for {ranks_text(waits_for)}" if waits_for else text
         return ""
 
     # -- what the transport reports; on its thread -----------------------------------------------------------

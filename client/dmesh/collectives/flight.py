@@ -31,6 +31,8 @@ class Record:
     """When it ended."""
     error: str | None = None
     """What it failed with, if it did."""
+    waits_for: Callable[[], tuple[int, ...]] | None = None
+    """While it goes on with peers: returns the ranks that it waits for."""
 
 
 class FlightRecorder:
@@ -60,6 +62,7 @@ class FlightRecorder:
     def ended(self, record: Record, error: BaseException | None = None) -> None:
         """Notes that a call is over."""
         record.ended = self.clock()
+        record.waits_for = None
         if error is not None:
             record.error = f"{type(error).__name__}: {error}"[:1000]
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 RELAY_LIMIT = 64
 """Up to this size, members of a group pass on failures that they hear of."""
+_COMPLAINTS = 10
+"""How many meaningless messages of each client are logged in a generation."""
 _REMEMBERED = 256
 """How many failures are kept of groups that this client has not made yet, or not in that generation."""
 
@@ -31,6 +33,7 @@ class Letters:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._early: OrderedDict[tuple[int, int], tuple[int, Failure]] = OrderedDict()
+        self._complaints: dict[int, int] = {}
 
     def early_failure(self, generation: int, number: int) -> tuple[int, Failure] | None:
         """Hands out who has said that a group has failed before it was made here, and why.
@@ -49,6 +52,7 @@ class Letters:
             for (of, number), (source, failure) in self._early.items()
             if of == generation
         ]
+        self._complaints.clear()
         for key in [key for key in self._early if key[0] <= generation]:
             del self._early[key]
         return heard
@@ -59,9 +63,7 @@ class Letters:
         try:
             decoded = decode(message)
         except BadMessage as error:
-            logger.warning(
-                "a message from %s makes no sense and is ignored: %s", communicator.describe(peer), error
-            )
+            self._complain(peer, error)
             return
         match decoded:
             case Abort(generation, number, failure):
@@ -74,6 +76,16 @@ class Letters:
                 group = communicator.find(number)
                 if group is not None:
                     group.answered(peer, decoded)
+
+    def _complain(self, peer: int, error: BadMessage) -> None:
+        """Logs a message that makes no sense, but does not let a peer fill the log."""
+        count = self._complaints.get(peer, 0) + 1
+        if count > _COMPLAINTS:
+            return
+        self._complaints[peer] = count
+        last = "; more of this kind is not reported" if count == _COMPLAINTS else ""
+        who = self._communicator.describe(peer)
+        logger.warning("a message from %s makes no sense and is ignored: %s%s", who, error, last)
 
     def _on_where(self, peer: int, where: Where) -> None:
         communicator = self._communicator

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from dmesh.collectives.transport.base import Peer
 from dmesh.errors import CollectiveValueError
 
+NAMED = 8
+"""At most so many ranks are named in one message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -126,3 +129,10 @@ class Roster:
         """Names a client to a person."""
         peer = self._peers.get(rank)
         return f"rank {rank}" if peer is None else f"rank {rank}, {peer.description}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Names ranks to a person, not too many of them."""
+    shown = ", ".join(str(rank) for rank in ranks[:NAMED])
+    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

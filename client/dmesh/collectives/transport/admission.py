@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -17,6 +18,7 @@ HANDSHAKE_TIMEOUT: Final = 5.0
 """Seconds for a handshake."""
 _ACCEPTS_AT_ONCE: Final = 32
 _PAUSE: Final = 0.2
+_YOUNG: Final = 0.25
 _WARNINGS: Final = 20
 _LEFTOVERS: Final = 64 * 1024
 
@@ -25,7 +27,9 @@ class Admission:
     """Accepts connections for one client. Everything happens on the engine's thread.
 
     A stranger costs a socket and a few hundred bytes for a few seconds, and can do nothing to the cluster:
-    who has not proven to be a peer is only ever refused.
+    who has not proven to be a peer is only ever refused. When there are too many, whoever has been there for
+    longest has to go: a peer's handshake takes milliseconds, so a crowd that says nothing does not keep peers
+    out.
 
     Args:
         engine: Waits for the sockets.
@@ -59,7 +63,7 @@ class Admission:
         self._on_admitted = on_admitted
         self._limit = strangers
         self._timeout = timeout
-        self._strangers: set[_Stranger] = set()
+        self._strangers: dict[_Stranger, None] = {}  # in the order of their coming
         self._warned = 0
         self._closed = False
 
@@ -99,15 +103,18 @@ class Admission:
                 self._engine.after(_PAUSE, self.begin)
                 return
             if len(self._strangers) >= self._limit:
-                sock.close()
-                continue
+                oldest = next(iter(self._strangers))
+                if time.monotonic() - oldest.began < _YOUNG:
+                    sock.close()  # all have just come: a whole cluster may be connecting at once
+                    continue
+                oldest.close()
             sock.setblocking(False)
             acceptor = Acceptor(self._credentials, self._incarnations)
-            self._strangers.add(_Stranger(self, self._engine, sock, acceptor, self._timeout))
+            self._strangers[_Stranger(self, self._engine, sock, acceptor, self._timeout)] = None
 
     def forget(self, stranger: _Stranger) -> None:
         """A connection is not in its handshake any more."""
-        self._strangers.discard(stranger)
+        self._strangers.pop(stranger, None)
 
     def may_enter(self, peer: int, incarnation: int) -> bool:
         """Says whether a peer is expected."""
@@ -140,6 +147,7 @@ class _Stranger:
     def __init__(
         self, admission: Admission, engine: Engine, sock: socket.socket, handshake: Acceptor, timeout: float
     ) -> None:
+        self.began = time.monotonic()
         self._admission = admission
         self._engine = engine
         self._socket = sock

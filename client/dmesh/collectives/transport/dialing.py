@@ -15,6 +15,7 @@ from typing import Any
 from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.engine import Engine, Timer
 from dmesh.collectives.transport.handshake import Credentials, Dialer, Refused, Status
+from dmesh.collectives.transport.silence import is_silent, tune
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
@@ -39,6 +40,7 @@ class Dial:
         peer: Whom to connect to.
         patience: Seconds for which refused connections are tried again.
         connect_timeout: Seconds in which an address must answer at all.
+        silence: Seconds without an answer of its host after which a connection counts as cut.
         on_connected: Called with the proven connection.
         on_failed: Called with the last problem, and with the refusal if that was one.
     """
@@ -51,6 +53,7 @@ class Dial:
         *,
         patience: float,
         connect_timeout: float,
+        silence: float,
         on_connected: Callable[[socket.socket], None],
         on_failed: Callable[[str, Refused | None], None],
     ) -> None:
@@ -60,6 +63,7 @@ class Dial:
         self._peer = peer
         self._patience = patience
         self._connect_timeout = connect_timeout
+        self._silence = silence
         self._on_connected = on_connected
         self._on_failed = on_failed
         self._began = 0.0
@@ -81,6 +85,12 @@ class Dial:
     def extend(self, patience: float) -> None:
         """Tries for so many seconds from now on, if that is longer."""
         self._patience = max(self._patience, time.monotonic() - self._began + patience)
+
+    def check(self) -> None:
+        """Gives up an attempt if the address does not answer any more after it has accepted."""
+        sock = self._socket
+        if sock is not None and self._handshake is not None and is_silent(sock, self._silence):
+            self._failed(f"its host has not answered for {self._silence:g} s")
 
     def cancel(self) -> None:
         """Gives up without a word."""
@@ -155,6 +165,7 @@ class Dial:
             return
         assert self._timer is not None
         self._timer.cancel()
+        tune(sock, self._silence)
         peer = self._peer
         self._handshake = Dialer(self._credentials, peer.rank, peer.incarnation, peer.description)
         self.problem = f"{self._where} accepted the connection but has not answered yet"

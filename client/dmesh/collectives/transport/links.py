@@ -12,11 +12,10 @@ from dmesh.collectives.transport.mailbox import Mailbox
 from dmesh.collectives.transport.reader import FrameReader, Progress
 from dmesh.collectives.transport.records import Send
 from dmesh.collectives.transport.sendqueue import Pushed, SendQueue
+from dmesh.collectives.transport.silence import is_silent
 from dmesh.errors import CollectiveError
 
 _SCRATCH_SIZE = 256 * 1024
-# Generous, because the kernel counts a peer that is alive and does not read against it, too.
-_USER_TIMEOUT_MS = 120_000
 
 
 class LinkOwner(Protocol):
@@ -83,7 +82,6 @@ class Link:
 
     def adopt(self, sock: socket.socket) -> None:
         """The connection is there: begins to read, and to write what has waited."""
-        _tune(sock)
         self._socket = sock
         self._reader = FrameReader(sock, self.peer, self._mailbox, self._on_goodbye, only_goodbye=self.dialed)
         self._queue.attach(sock)
@@ -94,6 +92,11 @@ class Link:
         """There is room again for what the peer sends."""
         if self._socket is not None and not self._events & selectors.EVENT_READ:
             self._on_readable()
+
+    def check(self, silence: float) -> None:
+        """Ends the link if the peer's host has not answered for `silence` seconds."""
+        if self._socket is not None and is_silent(self._socket, silence):
+            self._end(f"its host has not answered for {silence:g} s")
 
     def leave(self, farewell: Frame) -> None:
         """Says goodbye after what is queued; the link ends when the peer has closed its side, too."""
@@ -188,20 +191,6 @@ class Link:
             return
         self.drop()
         self._owner.link_ended(self, reason)
-
-
-def _tune(sock: socket.socket) -> None:
-    """Small frames go at once; a host that is gone without a word is noticed."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 15),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 6),
-        ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def goodbye(other_follows: bool) -> Frame:

@@ -32,7 +32,10 @@ from dmesh.collectives.transport.handshake import Credentials, Refused
 from dmesh.collectives.transport.links import Link, goodbye
 from dmesh.collectives.transport.mailbox import EARLY_LIMIT, Mailbox
 from dmesh.collectives.transport.records import Send
+from dmesh.collectives.transport.silence import tune
 from dmesh.errors import CollectiveError, CollectiveValueError
+
+_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class TcpOptions:
     """Seconds that such a connection has for its proof."""
     grace: float = 0.5
     """Seconds that a peer's other connection has to bring its last words after one has ended."""
+    silence: float = 60.0
+    """Seconds for which a peer's host may answer nothing, also while the connection is idle, before the peer
+    counts as lost: about the longest time that a partition of the network stays unnoticed."""
 
 
 class TcpTransport(Transport):
@@ -112,6 +118,7 @@ class TcpTransport(Transport):
             timeout=self.options.handshake_timeout,
         )
         self._engine.call(self._admission.begin)
+        self._engine.call(self._listen_for_silence)
         self._engine.start()
 
     def connect_all(
@@ -271,10 +278,21 @@ class TcpTransport(Transport):
             self._peers[peer],
             patience=self.options.dial_patience,
             connect_timeout=self.options.connect_timeout,
+            silence=self.options.silence,
             on_connected=lambda sock: self._on_connected(link, sock),
             on_failed=lambda problem, refused: self._on_unreachable(link, problem, refused),
         )
         dial.begin()
+
+    def _listen_for_silence(self) -> None:
+        """Looks, a few times in the time allowed, at whether some peer's host does not answer any more."""
+        silence = self.options.silence
+        for dial in tuple(self._dials.values()):
+            dial.check()
+        for links in (self._dialed, self._accepted):
+            for link in tuple(links.values()):
+                link.check(silence)
+        self._engine.after(silence / _LOOKS, self._listen_for_silence)
 
     def _be_patient(self, seconds: float) -> None:
         for dial in self._dials.values():
@@ -302,6 +320,7 @@ class TcpTransport(Transport):
         )
 
     def _on_admitted(self, peer: int, sock: socket.socket) -> None:
+        tune(sock, self.options.silence)
         link = self._accepted[peer] = Link(self._engine, self.mailbox, peer, False, self)
         link.adopt(sock)
 
