@@ -25,6 +25,7 @@ from dmesh_server.store.base import Store, StoreError, StoreRefusedError
 from dmesh_server.store.memory import MemoryStore
 from dmesh_server.telemetry import logs
 from dmesh_server.web.app import create_app
+from dmesh_server.web.listener import HttpLimits
 from dmesh_server.web.server import WebServer
 
 EXIT_DATA_REFUSED = 3
@@ -75,7 +76,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
     async with contextlib.AsyncExitStack() as undo:
         _handle_signals(stop)
         # Ports first: if one is taken, the store was not touched.
-        web = WebServer(settings.http, settings.http_client_certs) if settings.http is not None else None
+        web = _web_server(settings)
         if web is not None:
             undo.push_async_callback(web.stop)
         access = None if settings.insecure else server_access(settings.token_file, os.environ)
@@ -86,7 +87,12 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
             await runtime.start()
         await undo.enter_async_context(kept_current(access, tls))
         rpc = RpcServer(
-            runtime, access=access, tls=tls, health=settings.health, reflection=settings.reflection
+            runtime,
+            access=access,
+            tls=tls,
+            peer_limits=settings.peer_limits,
+            health=settings.health,
+            reflection=settings.reflection,
         )
         undo.push_async_callback(rpc.stop, settings.shutdown_grace)
         address = await rpc.start(settings.listen)
@@ -105,6 +111,13 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         await stop.wait()
         await runtime.shutdown()
     logs.info("server_stopped")
+
+
+def _web_server(settings: ServerSettings) -> WebServer | None:
+    if settings.http is None:
+        return None
+    limits = HttpLimits(settings.http_connections, settings.http_connections_per_host)
+    return WebServer(settings.http, settings.http_client_certs, limits)
 
 
 def _warn_of_open_doors(settings: ServerSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,10 +13,17 @@ from dmesh.certificates import IdentityFiles
 from dmesh.errors import ConfigurationError
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
+from dmesh_server.security.limits import PeerLimits
 from dmesh_server.security.tls import TlsSettings
 
 DEFAULT_LISTEN = "127.0.0.1:8470"
 """Where `dmesh serve` listens for clients if nothing else is said."""
+
+_AROUND_A_VALUE = 16 << 10
+_LARGEST_REQUEST = (1 << 31) - 1
+_MOST = 10_000_000
+_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?", re.ASCII)
+_UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 DEFAULT_HTTP = "127.0.0.1:8471"
 """Where `dmesh serve` listens for operators if nothing else is said."""
@@ -37,6 +45,12 @@ class ServerSettings:
     """How connections are encrypted; None for not at all."""
     http_client_certs: bool = True
     """With `tls.client_ca`: ask for a client certificate on the HTTP side, too."""
+    peer_limits: PeerLimits = field(default_factory=PeerLimits)
+    """What peers may take of the gRPC side."""
+    http_connections: int = 512
+    """Open connections to the HTTP side in all."""
+    http_connections_per_host: int = 64
+    """Open connections to the HTTP side from one host."""
     token_file: Path | None = None
     """File with the tokens that are accepted; None: what the environment says, or the default path."""
     limits: Limits = field(default_factory=Limits)
@@ -81,6 +95,11 @@ class ServerSettings:
                 lease=lease,
                 heartbeat_interval=_seconds("--heartbeat-interval", flags.heartbeat_interval, interval),
                 session_grace=_seconds("--session-grace", flags.session_grace, standard.session_grace),
+                max_clusters=_count("--max-clusters", flags.max_clusters, standard.max_clusters),
+                max_tasks=_count("--max-tasks", flags.max_tasks, standard.max_tasks),
+                max_key_bytes=_size("--max-key-size", flags.max_key_size, standard.max_key_bytes),
+                max_value_bytes=_size("--max-value-size", flags.max_value_size, standard.max_value_bytes),
+                max_store_bytes=_size("--max-store-size", flags.max_store_size, standard.max_store_bytes),
             )
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
@@ -91,6 +110,15 @@ class ServerSettings:
             else Address.parse(DEFAULT_HTTP if flags.http is None else flags.http, "--http"),
             data_dir=None if flags.data_dir is None else Path(flags.data_dir),
             tls=_tls(flags),
+            peer_limits=_peer_limits(flags, limits),
+            http_connections=_count(
+                "--max-http-connections", flags.max_http_connections, cls.http_connections
+            ),
+            http_connections_per_host=_count(
+                "--max-http-connections-per-host",
+                flags.max_http_connections_per_host,
+                cls.http_connections_per_host,
+            ),
             http_client_certs=not flags.http_no_client_certs,
             insecure=flags.insecure,
             token_file=None if flags.token_file is None else Path(flags.token_file),
@@ -114,6 +142,47 @@ def _tls(flags: argparse.Namespace) -> TlsSettings | None:
         None if flags.tls_client_ca is None else Path(flags.tls_client_ca),
         tuple(flags.tls_allow or ()),
     )
+
+
+def _peer_limits(flags: argparse.Namespace, limits: Limits) -> PeerLimits:
+    standard = PeerLimits()
+    # A value of the size that is allowed must get in, with its key and what is around it.
+    least = limits.max_value_bytes + limits.max_key_bytes + _AROUND_A_VALUE
+    size = _size("--max-request-size", flags.max_request_size, max(standard.request_bytes, least))
+    if size < least:
+        raise ConfigurationError(
+            f"--max-request-size is {flags.max_request_size!r}; a value of --max-value-size with its key "
+            f"needs {least} bytes"
+        )
+    if size > _LARGEST_REQUEST:
+        raise ConfigurationError(f"a request of {size} bytes is more than gRPC carries ({_LARGEST_REQUEST})")
+    return PeerLimits(
+        connections=_count("--max-connections", flags.max_connections, standard.connections),
+        calls_per_connection=_count(
+            "--max-calls-per-connection", flags.max_calls_per_connection, standard.calls_per_connection
+        ),
+        request_bytes=size,
+    )
+
+
+def _count(flag: str, text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:10]) <= _MOST:
+        raise ConfigurationError(f"{flag} is {text!r}; expected a whole number from 1 to {_MOST}")
+    return int(text)
+
+
+def _size(flag: str, text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    found = _SIZE.fullmatch(text)
+    size = int(found[1]) << _UNITS[found[2] or ""] if found else 0
+    if not 1 <= size <= 1 << 40:
+        raise ConfigurationError(
+            f"{flag} is {text!r}; expected a number of bytes, or of KiB, MiB or GiB, such as 256MiB"
+        )
+    return size
 
 
 def _seconds(flag: str, text: str | None, default: float) -> float:

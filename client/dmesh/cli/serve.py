@@ -60,6 +60,20 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="S",
         help="time for calls under way when the server stops, seconds (default 2)",
     )
+    limits = parser.add_argument_group("limits", "numbers, and sizes such as 1MiB")
+    bound = limits.add_argument
+    bound(
+        "--max-connections", metavar="N", help="clients' connections (default: as many as fit)"
+    )
+    bound("--max-calls-per-connection", metavar="N", help="calls under way on each of them (default 4096)")
+    bound("--max-request-size", metavar="SIZE", help="one request or message (default 1.5 MiB)")
+    bound("--max-http-connections", metavar="N", help="HTTP connections (default 512)")
+    bound("--max-http-connections-per-host", metavar="N", help="of these, from one host (default 64)")
+    bound("--max-clusters", metavar="N", help="clusters on this server (default 1000)")
+    bound("--max-tasks", metavar="N", help="tasks in one cluster (default 100000)")
+    bound("--max-key-size", metavar="SIZE", help="a key (default 1KiB)")
+    bound("--max-value-size", metavar="SIZE", help="a value (default 1MiB)")
+    bound("--max-store-size", metavar="SIZE", help="keys and values of one cluster (default 256MiB)")
     add("--reflection", action="store_true", help="let gRPC tools list the services")
     add(
         "--token-file",

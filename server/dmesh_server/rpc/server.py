@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dmesh import protocol
 from dmesh.errors import AddressInUseError, MissingExtraError
 from dmesh_server.listening import Address, bind
 from dmesh_server.rpc import coordination, key_value
@@ -17,14 +16,12 @@ from dmesh_server.rpc.interceptors import IdentityGate, TokenGate
 from dmesh_server.rpc.key_value import KeyValueServicer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
+from dmesh_server.security.limits import PeerLimits
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.security.tls import ServerTls
 
 if TYPE_CHECKING:
     from grpc_health.v1 import health
-
-MAX_REQUEST_BYTES = protocol.MAX_REQUEST_BYTES
-"""Size of a request: some keys of the largest size, or a registration with the addresses of 100,000 tasks."""
 
 MAX_RESPONSE_BYTES = 64 << 20
 """Size of a response: the table of members of the largest cluster, or as many values as the core gives at a
@@ -46,7 +43,6 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     # A process whose interpreter was blocked answers and sends in a burst when it goes on; to close its
     # connection for that (GOAWAY, too_many_pings) would make it look dead just when it is back.
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 32 << 10),
@@ -82,6 +78,7 @@ class RpcServer:
         *,
         access: Access | None = None,
         tls: ServerTls | None = None,
+        peer_limits: PeerLimits | None = None,
         health: bool = False,
         reflection: bool = False,
     ) -> None:
@@ -91,6 +88,7 @@ class RpcServer:
             runtime: Who answers.
             access: Knows whose token may do what; None if nobody has to prove who they are.
             tls: How connections are encrypted; None for not at all.
+            peer_limits: What peers may take; the defaults if None.
             health: Offer `grpc.health.v1` (needs the server extra).
             reflection: Offer server reflection (needs the server extra).
         """
@@ -101,7 +99,8 @@ class RpcServer:
         if access is not None:
             gates.append(TokenGate(access))
         self._credentials = None if tls is None else tls.credentials()
-        options = (*OPTIONS, *ping_options(runtime.limits.lease))
+        bounds = peer_limits if peer_limits is not None else PeerLimits()
+        options = (*OPTIONS, *bounds.options(), *ping_options(runtime.limits.lease))
         self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
         coordination_handlers = CoordinationServicer(runtime).handlers()
