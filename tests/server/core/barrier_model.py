@@ -104,6 +104,10 @@ class BarrierHistory:
                 "two clients were told different results"
             )
             self._results[key] = result
+        if result.error is None:
+            assert self._first_told[key] > client.born, (
+                "a client was told of a success of others"
+            )
         if client.rejoined and result.error is None:
             missed = [
                 other
