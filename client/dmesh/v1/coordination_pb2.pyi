@@ -528,9 +528,9 @@ class EnterBarrier(_message.Message):
     name: _builtins.str
     """Name, 1-256 characters."""
     instance: _builtins.int
-    """How many instances of this name the caller has finished so far; -1 for "whichever is next". For a member that
-    took the seat of another (`rejoined`), -1 is the first one that ended after it had registered, as long as there
-    was no later one: it counts on from there once it was told a result.
+    """How many instances of this name the caller has finished so far; -1 for "whichever is next". A member that took
+    the seat of another (`rejoined`) gives -1 until it was told a result, and counts on from that one; a result that
+    came after it had registered is told to it again.
     """
     timeout_ms: _builtins.int
     """Time that the first arrival gives all the others, milliseconds from its arrival; 0 for no limit."""

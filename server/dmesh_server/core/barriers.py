@@ -284,6 +284,8 @@ class Barriers:
             advice.append(
                 "Those that are alive are late, stuck, or do not call this barrier: see their logs."
             )
+        if self._rejoin and any(member.state.departed for member in missing):
+            advice.append("Those that are gone can be replaced: start a new process for each of them.")
         error = CoreError(
             ErrorKind.BARRIER_TIMEOUT,
             f"{_title(name, current.number)} timed out after {wording.seconds(current.timeout or 0.0)}: "

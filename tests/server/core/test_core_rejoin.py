@@ -145,6 +145,7 @@ def test_the_deadline_stands() -> None:
     assert result.error is not None
     assert result.error.kind is ErrorKind.BARRIER_TIMEOUT
     assert "host2, pid 72, last seen 5.0 s ago, was lost: its connection closed" in result.error.message
+    assert "start a new process for each of them" in result.error.message
 
 
 def test_a_barrier_begun_without_the_departed_waits_as_well() -> None:
