@@ -16,13 +16,14 @@ from dmesh_server.core.effects import (
     Clusters,
     HeartbeatAck,
     KvRevision,
+    LivenessChange,
     MembershipChange,
     Record,
     Registered,
     SessionEnd,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import Caller, Job, KeyValue, MemberState, Process, Task
+from dmesh_server.core.model import Caller, Job, KeyValue, Liveness, Process, Task
 from dmesh_server.runtime import Runtime
 from dmesh_server.sessions import Session
 from dmesh_server.store.base import Store
@@ -332,7 +333,7 @@ async def test_time_is_the_injected_clocks(store: GatedStore) -> None:
     runtime = Runtime(store, replace(PATIENT, lease=15.0), clock=clock)
     await runtime.start()
     driver = Driver(runtime)
-    silent, alive = await driver.join(0), await driver.join(1)
+    _, alive = await driver.join(0), await driver.join(1)
     for _ in range(15):
         clock.now += 1.0
         runtime.send(events.Heartbeat(alive.number, 1))
@@ -341,15 +342,13 @@ async def test_time_is_the_injected_clocks(store: GatedStore) -> None:
     runtime.tick()
     async with asyncio.timeout(PATIENCE):
         while (notice := await alive.outbox.get()) is not None:
-            if isinstance(notice.message, MembershipChange):
+            if isinstance(notice.message, LivenessChange):
                 break
         assert notice is not None
-        assert isinstance(notice.message, MembershipChange)
-        [gone] = notice.message.departed
-        assert (gone.task.index, gone.state) == (0, MemberState.LOST)
-        end = await silent.outbox.get()
-    assert end is not None
-    assert isinstance(end.message, SessionEnd)
+        assert isinstance(notice.message, LivenessChange)
+        # Its session is open, so its process is there.
+        [blocked] = notice.message.members
+        assert (blocked.task.index, blocked.liveness) == (0, Liveness.BLOCKED)
     await runtime.close()
 
 
