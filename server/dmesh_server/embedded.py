@@ -16,6 +16,7 @@ from typing import Any
 
 from dmesh.certificates import IdentityFiles
 from dmesh.tokens import TokenSource
+from dmesh_server import event_loop
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
 from dmesh_server.rpc.server import RpcServer
@@ -80,7 +81,7 @@ class EmbeddedServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            event_loop.run(self._serve())
         except BaseException as error:  # noqa: BLE001 -- this is the thread's last frame
             if self._started.done():
                 logs.error("embedded_server_failed", exc_info=True, address=self.address)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from dmesh.errors import ConfigurationError
-from dmesh_server import failpoints
+from dmesh_server import event_loop, failpoints
 from dmesh_server.core.records import RecordError
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
@@ -58,8 +58,7 @@ def serve(settings: ServerSettings, announce: Callable[[str], None] | None = Non
     if failpoints.enabled():
         logs.warning("failpoints_enabled", points=", ".join(failpoints.enabled()))
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, announce or _print_line))
+        event_loop.run(_serve(settings, announce or _print_line))
     except StoreRefusedError as error:
         sys.stderr.write(f"dmesh serve: error: --data-dir {settings.data_dir} is refused: {error}\n")
         return EXIT_DATA_REFUSED
@@ -155,15 +154,6 @@ def _blame(settings: ServerSettings) -> Iterator[None]:
     except OSError as error:
         reason = str(error) if isinstance(error, StoreError) else error.strerror
         raise ConfigurationError(f"--data-dir {settings.data_dir} cannot be used: {reason}") from error
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Returns what makes the faster event loop, if it is installed; None for asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _handle_signals(stop: asyncio.Event) -> None:

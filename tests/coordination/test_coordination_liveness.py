@@ -98,5 +98,4 @@ def test_a_blocked_coordinator_is_waited_for(server, join, spawn, background) ->
         found = re.search(r"has been blocked for (\d+) s: its connection lives", said.get(timeout=60))
         blocked_for = int(found[1]) if found else 0
     waiting.result(60)
-    agent.leave()
     assert host.wait() == 0, host.errors

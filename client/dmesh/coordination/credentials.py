@@ -138,7 +138,7 @@ class Credentials:
         with self._lock:
             return self._metadata
 
-    def channel(self, address: str, options: ChannelOptions) -> grpc.Channel:
+    def channel(self, address: str, options: ChannelOptions) -> _AuthorizedChannel:
         """Opens a channel to a coordinator, for stubs: all calls through it carry the token.
 
         gRPC's own call credentials work on encrypted channels only, and its interceptors cost a wrapper and a

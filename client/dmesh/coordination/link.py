@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import grpc
@@ -16,9 +16,9 @@ from dmesh.coordination.channel import Contact, channel_options
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
+from dmesh.coordination.stream import Stream, open_stream
 from dmesh.coordination.tls_diagnosis import diagnose
 from dmesh.coordination.waiting import Errands
-from dmesh.v1.coordination_pb2 import SessionResponse
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
 from dmesh.v1.key_value_pb2_grpc import KeyValueServiceStub
 
@@ -43,7 +43,6 @@ class Link:
         address: HOST:PORT of the coordinator.
         contact: When it was last heard of.
         coordination: Stub for membership and barriers.
-        session: Opens a session stream, for requests that are encoded already.
         key_value: Stub for the key-value store.
     """
 
@@ -63,11 +62,16 @@ class Link:
         self._diagnose_at = 0.0
         self._channel = self._credentials.channel(address, channel_options(patience, use_proxy=use_proxy))
         self.coordination = CoordinationServiceStub(self._channel)
-        self.session: grpc.StreamStreamMultiCallable[bytes, SessionResponse] = self._channel.stream_stream(
-            "/dmesh.v1.CoordinationService/Session", None, SessionResponse.FromString
-        )
         self.key_value = KeyValueServiceStub(self._channel)
         self._errands = Errands("dmesh-calls")
+
+    def open_session(self, requests: Iterator[bytes]) -> Stream:
+        """Opens a session stream, for requests that are encoded already.
+
+        Raises:
+            ValueError: The channel is closed.
+        """
+        return open_stream(self._channel.current(), requests, self._channel.metadata())
 
     def attempt(
         self,
@@ -123,7 +127,7 @@ class Link:
         self._diagnose_at = time.monotonic() + _DIAGNOSE_AGAIN
         return diagnose(self.address, self._credentials.tls)
 
-    def cancel(self, call: grpc.Call) -> None:
+    def cancel(self, call: grpc.Call | Stream) -> None:
         """Ends a call; its reader gets the status CANCELLED."""
         self._errands.submit(call.cancel)
 

@@ -20,6 +20,7 @@ from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
 from dmesh.coordination.outbox import Outbox
 from dmesh.coordination.retry import Patience
+from dmesh.coordination.stream import Stream
 from dmesh.coordination.waiting import Bell, Worker
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
 from dmesh.v1 import common_pb2, coordination_pb2
@@ -138,7 +139,7 @@ class Session:
         self._closed = False
         self._leaving = False
         self._failure: Callable[[], CoordinationError] | None = None
-        self._stream: tuple[Outbox, grpc.Call] | None = None
+        self._stream: tuple[Outbox, Stream] | None = None
         self._worker = Worker(self._run, "dmesh-session")
         self._last_words = "nothing was tried yet"
 
@@ -341,7 +342,7 @@ class Session:
         outbox.put(pb.SessionRequest(attach=attach))
         end: Fault | None = None
         try:
-            call = self._link.session(outbox)
+            call = self._link.open_session(outbox)
         except ValueError:
             return CHANNEL_CLOSED
         with self._lock:
