@@ -98,6 +98,8 @@ class Client:
             # The others have given this client up; whatever it computed with them now would be wrong.
             self.fenced = isinstance(error, FencedError)
             self.communicator.shut_off(str(error))
+            if self.fenced:  # the program may not ask for anything for a long time
+                announce(str(error))
         elif 0 not in self._departed or self.settings.coordinator is not None:
             announce(str(error))
 
