@@ -2,10 +2,11 @@
 
 import contextlib
 import signal
+import sys
 import time
 
 import pytest
-from tests.e2e.clients import DEADLINE, free_ports, run_clients, run_server
+from tests.e2e.clients import DEADLINE, Process, free_ports, run_clients, run_server
 
 STEPS = 40
 TRAIN = """
@@ -221,3 +222,19 @@ def wait_for_either(clients, text):
                     return line
         time.sleep(0.02)
     raise AssertionError([(client.out, client.err) for client in clients.values()])
+
+
+def test_dmesh_run_starts_the_killed_client_again(tmp_path):
+    """The whole story with one command: kill -9 in the middle, and exit code 0."""
+    script = tmp_path / "train.py"
+    script.write_text(train("rank == 1 and step == 10 and not coordination.rejoined()"))
+    run = Process([sys.executable, "-m", "dmesh", "run", "-n", "3", "--max-restarts", "1", str(script)], {})
+    try:
+        assert run.wait() == 0, run.err
+        assert "was killed by SIGKILL; starting it again, restart 1 of 1" in run.err
+        for rank in range(3):
+            assert f"[{rank}] {RIGHT}" in run.out
+        for rank in (0, 2):
+            assert f"[{rank}] lost" in run.out
+    finally:
+        run.end()
