@@ -1,0 +1,166 @@
+"""The TCP transport when a peer's process is another one from now on: who is let in, when, and who is not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from tests.collectives.transport.harness import (
+    CLUSTER,
+    LIMIT,
+    SECRET,
+    Cluster,
+    Recorder,
+    eventually,
+    finish,
+    tcp_listener,
+)
+
+from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.handshake import (
+    CHALLENGE_SIZE,
+    WELCOME_SIZE,
+    Credentials,
+    Dialer,
+    Refused,
+    Status,
+)
+from dmesh.collectives.transport.tcp import TcpTransport
+from dmesh.errors import CollectiveError
+
+
+def nothing() -> None:
+    """What `renew` switches in a test that looks at the transport alone."""
+
+
+class Successor:
+    """A new process of rank 1, which came at epoch 2."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.listener = Recorder()
+        sock = tcp_listener()
+        self.peer = Peer(1, (f"127.0.0.1:{sock.getsockname()[1]}",), 777, "the successor")
+        self.peers = (cluster.peers[0], self.peer, *cluster.peers[2:])
+        self.transport = TcpTransport(1, sock, lambda: SECRET, CLUSTER, self.peer.incarnation)
+        self.transport.start(self.listener, self.peers, 2)
+
+
+@pytest.fixture
+def succeeded(make_tcp):
+    """Rank 0 of two has lost rank 1, whose seat is taken."""
+    cluster = make_tcp(2)
+    cluster.fence(0, 1)
+    cluster.fence(1, 0)
+    former = cluster.transports[0]._dialed[1]
+    cluster.kill(1)
+    cluster.listeners[0].wait_for("lost", 1)
+    successor = Successor(cluster)
+    yield cluster, successor, former
+    successor.transport.close(1.0)
+
+
+def test_frames_go_both_ways_after_both_have_renewed(succeeded):
+    cluster, successor, _ = succeeded
+    for transport in (cluster.transports[0], successor.transport):
+        transport.renew(successor.peers, 3, nothing)
+    here = cluster.transports[0].open(7, 1, b"x", 3)
+    there = successor.transport.open(7, 1, b"x", 3)
+    into = bytearray(3), bytearray(3)
+    here.send(1, 0, memoryview(b"abc"))
+    there.send(0, 0, memoryview(b"def"))
+    finish(here, [here.receive(1, 0, memoryview(into[0]))])
+    finish(there, [there.receive(0, 0, memoryview(into[1]))])
+    assert into == (b"def", b"abc")
+
+
+def test_a_successor_that_is_early_is_let_in_as_soon_as_it_is_known(succeeded):
+    cluster, successor, _ = succeeded
+    successor.transport.renew(successor.peers, 3, nothing)
+    there = successor.transport.open(7, 1, b"x", 3)
+    there.send(0, 0, memoryview(b"abc"))
+    successor.transport.control(0, b"hello")
+    eventually(lambda: successor.transport._dials[0].problem.endswith("takes part"), "a first refusal")
+    assert ("control", 1, b"hello") not in cluster.listeners[0].events
+    cluster.transports[0].renew(successor.peers, 3, nothing)
+    cluster.listeners[0].wait_for("control", 1, b"hello")
+    here = cluster.transports[0].open(7, 1, b"x", 3)
+    into = bytearray(3)
+    finish(here, [here.receive(1, 0, memoryview(into))])
+    assert into == b"abc"
+    assert successor.listener.of("lost") == []
+    there.close()
+
+
+def test_a_stranger_to_the_table_that_knows_nothing_newer_is_refused_for_good(succeeded):
+    cluster, successor, _ = succeeded
+    cluster.transports[0].renew(successor.peers, 3, nothing)
+    sock = tcp_listener()
+    zombie = TcpTransport(1, sock, lambda: SECRET, CLUSTER, cluster.peers[1].incarnation)
+    told = Recorder()
+    zombie.start(told, cluster.peers)
+    zombie.control(0, b"I am still here")
+    assert "one of the two processes was restarted" in told.wait_for("lost", 0)[2]
+    zombie.close(0.0)
+    assert cluster.listeners[0].of("lost")[1:] == []
+
+
+def test_the_late_end_of_a_former_connection_is_no_loss_of_the_successor(succeeded):
+    cluster, successor, former = succeeded
+    transport = cluster.transports[0]
+    transport.renew(successor.peers, 3, nothing)
+    before = list(cluster.listeners[0].events)
+    done = threading.Event()
+    for act in (
+        lambda: transport._decide(former, "its connection was closed without a goodbye"),
+        lambda: transport._decide_unless_accepted(former),
+        lambda: transport._on_unreachable(former, "refused", None),
+        done.set,
+    ):
+        transport._engine.call(act)
+    assert done.wait(LIMIT)
+    assert cluster.listeners[0].events == before
+    assert not transport.mailbox.gone(1)
+
+
+def test_a_former_process_in_the_middle_of_its_handshake_is_not_let_in(make_tcp):
+    """It said who it is when that was still right, and proves it when it is not any more."""
+    cluster = make_tcp(2)
+    host, _, port = cluster.peers[0].addresses[0].rpartition(":")
+    me = Credentials(1, cluster.peers[1].incarnation, CLUSTER, lambda: SECRET)
+    dialer = Dialer(me, 0, cluster.peers[0].incarnation, "rank 0")
+    with socket.create_connection((host, int(port)), timeout=LIMIT) as sock:
+        sock.sendall(dialer.begin())
+        proof = dialer.feed(sock.recv(CHALLENGE_SIZE, socket.MSG_WAITALL))
+        successor = Successor(cluster)
+        cluster.transports[0].renew(successor.peers, 3, nothing)
+        sock.sendall(proof)
+        with pytest.raises(Refused) as caught:
+            dialer.feed(sock.recv(WELCOME_SIZE, socket.MSG_WAITALL))
+    assert caught.value.status is Status.CONNECTED
+    successor.transport.renew(successor.peers, 3, nothing)
+    successor.transport.control(0, b"hello")
+    cluster.listeners[0].wait_for("control", 1, b"hello")
+    successor.transport.close(1.0)
+
+
+def test_what_is_told_before_the_switch_is_of_the_former_process(succeeded):
+    cluster, successor, _ = succeeded
+    transport = cluster.transports[0]
+    seen: list[object] = []
+
+    def switch() -> None:
+        assert transport._engine.is_current
+        seen.append(transport.mailbox.generation)
+        seen.append(transport.mailbox.gone(1))
+
+    assert transport.mailbox.gone(1)
+    transport.renew(successor.peers, 3, switch)
+    assert seen == [3, False]
+
+
+def test_a_closed_transport_does_not_renew(make_tcp):
+    cluster = make_tcp(2)
+    cluster.transports[0].close(0.0)
+    with pytest.raises(CollectiveError, match="closed"):
+        cluster.transports[0].renew(cluster.peers, 1, nothing)
