@@ -98,7 +98,7 @@ def job():
 
 @pytest.mark.timeout(300)
 def test_killed_and_replaced_over_and_over(job):
-    """Everything goes on with the same bits, and the one that survives them all keeps nothing of the others."""
+    """All goes on with the same bits, and the one that survives them all keeps nothing of the others."""
     expected = job.all("use", size=SIZE)
     assert len({answer["world"] for answer in expected}) == 1
     figures: list[dict[str, int]] = []
