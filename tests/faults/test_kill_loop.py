@@ -13,6 +13,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
 KILLS = int(os.environ.get("DMESH_FAULTS_KILLS") or 100)
 CLIENTS = 4
+# By default a program gives up 20 s after the server was last heard of; a machine with much else to do may
+# need longer than that to start one.
+PATIENT = "patience=Patience(give_up=300)"
 
 
 def start_traffic(clients, artefacts, **options):
@@ -33,11 +36,14 @@ def stop_traffic(clients, running, paths):
 
 def test_a_hundred_kills_at_random_instants(make_server, make_cluster, chance, figures, artefacts):
     server = make_server().start()
-    clients = make_cluster(CLIENTS, server.address)
+    clients = make_cluster(CLIENTS, server.address, options=PATIENT)
     paths, running = start_traffic(clients, artefacts)
     recoveries = []
 
     def steps() -> int:
+        for future in running:
+            if future.done():
+                future.result()  # nobody ends by itself: this raises what went wrong
         return clients[0].do("t.steps", thread=True)
 
     for _ in range(KILLS):

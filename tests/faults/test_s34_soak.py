@@ -13,7 +13,7 @@ import os
 import time
 
 import pytest
-from tests.faults.test_kill_loop import start_traffic, stop_traffic
+from tests.faults.test_kill_loop import PATIENT, start_traffic, stop_traffic
 from tests.faults.traffic import describe, percentile
 
 from dmesh.testing import FaultProxy
@@ -89,7 +89,9 @@ def test_soak(make_server, make_client, chance, figures, artefacts):
             stack.enter_context(FaultProxy(server.address, seed=chance.getrandbits(32)))
             for _ in range(CLIENTS)
         ]
-        clients = [make_client(rank, CLIENTS, proxies[rank].address) for rank in range(CLIENTS)]
+        clients = [
+            make_client(rank, CLIENTS, proxies[rank].address, options=PATIENT) for rank in range(CLIENTS)
+        ]
         for future in [client.submit("join()") for client in clients]:
             future.result(90)
         paths, running = start_traffic(clients, artefacts, keep=50, pause=0.01)
