@@ -401,7 +401,7 @@ class ClientProcess:
         self.do("join()", timeout=timeout)
         return self
 
-    def wait_event(self, kind: str, timeout: float = PATIENCE, **fields: Any) -> dict[str, Any]:
+    def wait_event(self, kind: str, /, timeout: float = PATIENCE, **fields: Any) -> dict[str, Any]:
         """Waits for an event of this kind with these fields; returns it. Earlier ones count."""
 
         def find() -> dict[str, Any] | None:
@@ -417,7 +417,7 @@ class ClientProcess:
         )
         return event
 
-    def told(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+    def told(self, kind: str, /, **fields: Any) -> list[dict[str, Any]]:
         """The events of this kind with these fields so far."""
         with self._changed:
             return [event for event in self.events if {"event": kind, **fields}.items() <= event.items()]

@@ -9,7 +9,8 @@ from tests.faults.processes import RemoteError, errors, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-OPTIONS = ("--lease", "3", "--heartbeat-interval", "0.6")
+LEASE, INTERVAL = 6.0, 1.2
+OPTIONS = ("--lease", str(LEASE), "--heartbeat-interval", str(INTERVAL))
 REJOIN = "restart_policy=RestartPolicy.REJOIN"
 
 
@@ -56,13 +57,13 @@ def test_a_dead_holders_id_is_free_after_it_was_declared_dead(make_server, make_
     server = make_server(*OPTIONS).start()
     other = make_client(1, 2, server.address, settings=REJOIN).join()
     first = make_client(0, 2, server.address, settings=REJOIN).join()
+    successor = make_client(0, 2, server.address, settings=REJOIN)
+    successor.do("1")  # it is up: from now on it is quick
     first.freeze()
-    # It may come back: until it is declared dead, nobody else may be it.
-    rival = make_client(0, 2, server.address, settings=REJOIN)
-    [error] = errors([rival.submit("join()")])
-    holder_is_named(error, first.pid)
-    other.wait_event("departed", rank=0)
-    successor = make_client(0, 2, server.address, settings=REJOIN).join()
+    # The holder may come back: until it is declared dead, nobody else may be it. A successor waits for that.
+    joined = successor.submit("join()").result(90)
+    assert joined.ended >= other.wait_event("departed", rank=0)["at"] - INTERVAL
+    assert joined.ended - joined.started >= 0.6 * LEASE - INTERVAL, "nobody is declared dead so soon"
     first.thaw()
     eventually(lambda: first.told("failure", kind="FencedError"), "the former holder to be fenced")
     with pytest.raises(RemoteError) as caught:
