@@ -3,7 +3,8 @@
     python history_worker.py ADDRESS INDEX SIZE FILE SEED
 
 Ends when its standard input does, or with 3 when it is fenced. Every line of FILE is written at once, and
-before what it announces is done, so that a kill -9 at any time leaves a history that says what may have happened; see `history.load`.
+before what it announces is done, so that a kill -9 at any time leaves a history that says what may have
+happened; see `history.load`.
 """
 
 from __future__ import annotations
