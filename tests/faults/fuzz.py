@@ -19,6 +19,7 @@ TEXTS = (
     "\N{PILE OF POO}", "\u202eright to left", "<img src=x onerror=alert(1)>", "line\r\nbreak", "%s%n{0}", " ",
     "x" * 129, "x" * 257, "x" * 1025, "a" * 5000, "-1", "9" * 30, "CPU", "TPU", "127.0.0.1:0", ":99999",
 )  # fmt: skip
+PLAIN = ("a", "worker", "c", "k", "k/1", "127.0.0.1:80")
 NUMBERS = (0, 1, 2, 3, 7, -1, -2, 64, 255, 1 << 16, (1 << 31) - 1, -(1 << 31), (1 << 63) - 1, -(1 << 63))
 LONG = "y" * (2 << 20)
 
@@ -39,7 +40,7 @@ class Fuzzer:
 
     Args:
         chance: Where all choices come from.
-        caller: A caller that the server knows; put into half of the messages, to get past the first check.
+        caller: A caller that the server knows; put into most of the messages, to get past the first check.
     """
 
     def __init__(self, chance: random.Random, caller: Message) -> None:
@@ -52,11 +53,11 @@ class Fuzzer:
         made = message_factory.GetMessageClass(descriptor)()
         chosen: dict[str, Field] = {}
         for field in descriptor.fields:
-            if chance.random() < 0.7:
+            if chance.random() < 0.85:
                 oneof = field.containing_oneof
                 chosen[oneof.name if oneof is not None else field.name] = field
         for field in chosen.values():
-            if field.name == "caller" and chance.random() < 0.5:
+            if field.name == "caller" and chance.random() < 0.8:
                 made.caller.CopyFrom(self._caller)  # type: ignore[attr-defined]
             elif field.message_type is not None:
                 self._fill(made, field, depth)
@@ -112,6 +113,10 @@ class Fuzzer:
     def _value(self, field: Field) -> Any:
         chance = self._chance
         match field.type:
+            case Field.TYPE_STRING if field.name == "request_id" and chance.random() < 0.7:
+                return chance.randbytes(8).hex()
+            case Field.TYPE_STRING if chance.random() < 0.5:
+                return chance.choice(PLAIN)
             case Field.TYPE_STRING:
                 return LONG if chance.random() < 0.0005 else chance.choice(TEXTS)
             case Field.TYPE_BYTES:

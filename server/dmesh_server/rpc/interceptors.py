@@ -50,9 +50,10 @@ class TokenGate(grpc.aio.ServerInterceptor):
         token = verdict.token
         if token is None:
             return self._unauthenticated(verdict, method)
-        if not may(token, needed):
-            return self._denied(token, needed, method)
         handler = await continuation(handler_call_details)
+        if handler is not None and not may(token, needed):
+            return self._denied(token, needed, method)
+        # Who may call at all is told what there is not: a newer client, say, which asks for what came later.
         if handler is None or not handler.response_streaming:
             return handler
         return self._held(handler, token)
