@@ -62,9 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     limits = parser.add_argument_group("limits", "numbers, and sizes such as 1MiB")
     bound = limits.add_argument
-    bound(
-        "--max-connections", metavar="N", help="clients' connections (default: as many as fit)"
-    )
+    bound("--max-connections", metavar="N", help="clients' connections (default: as many as fit)")
     bound("--max-calls-per-connection", metavar="N", help="calls under way on each of them (default 4096)")
     bound("--max-request-size", metavar="SIZE", help="one request or message (default 1.5 MiB)")
     bound("--max-http-connections", metavar="N", help="HTTP connections (default 512)")

@@ -105,9 +105,7 @@ class BarrierHistory:
             )
             self._results[key] = result
         if result.error is None:
-            assert self._first_told[key] > client.born, (
-                "a client was told of a success of others"
-            )
+            assert self._first_told[key] > client.born, "a client was told of a success of others"
         if client.rejoined and result.error is None:
             missed = [
                 other
