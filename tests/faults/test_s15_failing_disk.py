@@ -244,6 +244,32 @@ async def test_a_disk_that_fails(
     await again.close()
 
 
+@pytest.mark.parametrize("point", ["store.before_checkpoint", "store.mid_checkpoint"])
+async def test_a_power_failure_while_it_recovers(
+    make_server: Make, tmp_path: Path, point: str, chance: random.Random
+) -> None:
+    # The kernel shows a failed write as if it were on the disk. Whoever builds on it is lost now.
+    disk = FailingDisk(tmp_path / "data", tmp_path)
+    server = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ)
+    server.environ[failpoints.VARIABLE] = f"{point}=kill:after=1"
+    server.start()
+    client = await Client(server).join()
+    for _ in range(5):
+        await client.set()
+    disk.fail("sync", errno.EIO, "-wal")
+    await client.refused()
+    disk.work()
+    assert server.process.wait() == -signal.SIGKILL
+    await client.close()
+    disk.lose_power(chance)
+    del server.environ[failpoints.VARIABLE]
+    server.start()
+    again = await Client(server).join()
+    again.acknowledged = client.acknowledged
+    await again.all_there()
+    await again.close()
+
+
 @pytest.mark.parametrize("point", ["store.before_write", "store.before_commit", "store.after_commit"])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 async def test_a_commit_that_fails_once(make_server: Make, point: str, error: str, figures: Figures) -> None:
