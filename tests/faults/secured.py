@@ -95,7 +95,10 @@ def ask(
     method: str = "GetClusterState",
     cluster: str = "nothing",
 ) -> grpc.StatusCode:
-    """Makes a call with a token; returns the status code. NOT_FOUND is that of a call that got through."""
+    """Makes a call with a token; returns the status code.
+
+    FAILED_PRECONDITION is that of a call that got through: nobody has formed the cluster that it asks for.
+    """
     own = channel if channel is not None else grpc.insecure_channel(address)
     try:
         stub = coordination_pb2_grpc.CoordinationServiceStub(own)
