@@ -83,7 +83,7 @@ def test_everything_set():
         "/tls/key.pem",
         "coordinator",
     )
-    assert (settings.token_file, settings.insecure) == ("/run/token", True)
+    assert (settings.token_file, settings.insecure) == ("/etc/dmesh/token", True)
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
     assert (settings.token_file, settings.restart_policy) == ("/etc/dmesh/token", "rejoin")
