@@ -307,7 +307,7 @@ def reached_preemption_sync_point(step: int) -> bool:
             break
     ```
 
-    It takes a microsecond as long as nobody announced anything. When somebody did, it waits until all clients
+    It takes microseconds as long as nobody announced anything. When somebody did, it waits until all clients
     have said where they are, which each does by itself once it has called this function; a client that is
     lost is done without. A client that took the place of a lost one and was not there when the step was
     agreed on keeps to it, too.
