@@ -159,7 +159,14 @@ class FakeCluster:
             )
             for rank, own in enumerate(identities)
         )  # fmt: skip
-        peers = [Peer(member.rank, member.peer_addresses, 0, member.describe()) for member in members]
+        network = self._network
+        peers = [
+            Peer(
+                member.rank, member.peer_addresses, network.transport(member.rank).incarnation,
+                member.describe(),
+            )
+            for member in members
+        ]  # fmt: skip
         self._ranks: list[_Rank] = []
         for rank in range(size):
             communicator = Communicator(
