@@ -11,7 +11,5 @@ from __future__ import annotations
 
 VERSION = 2
 """What this side speaks."""
-MAX_REQUEST_BYTES = 4 << 20
-"""Size of one request, or of one message of a session: a larger one would break the session."""
 OLDEST_CLIENT = 1
 """The oldest version of clients that a server of `VERSION` serves."""

@@ -168,7 +168,7 @@ def test_too_large_a_value_is_refused(agent) -> None:
 
 def test_a_value_larger_than_a_message_is_refused(agent) -> None:
     with pytest.raises(LimitExceededError):
-        agent.key_value_set("k", b"x" * (4 << 20))
+        agent.key_value_set("k", b"x" * (3 << 19))
     agent.key_value_set("k", b"x" * (1 << 20))
 
 

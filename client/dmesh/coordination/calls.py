@@ -130,7 +130,7 @@ class Calls:
             while True:
                 self._session.check()
                 generation = self._session.generation
-                self._questions.ask(question)
+                self._questions.ask(question, self._session.registration.max_request_bytes)
                 while (reply := question.wait(_LOOK)) is None:
                     self._session.check()
                     announcer = announcer or Announcer(
@@ -200,7 +200,7 @@ class Calls:
             while True:
                 self._session.check()
                 generation = self._session.generation
-                self._questions.ask(question)
+                self._questions.ask(question, self._session.registration.max_request_bytes)
                 while (
                     reply := question.wait(
                         max(0.0, min(_LOOK, announcer.left, started + limit - time.monotonic()))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
-from dmesh import protocol
 from dmesh.errors import LimitExceededError
 from dmesh.v1 import coordination_pb2 as pb
 
@@ -39,23 +38,12 @@ class Question:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def encode(self) -> bytes:
-        """Makes the message that asks it.
-
-        Raises:
-            LimitExceededError: It is too large to be sent.
-        """
+        """Makes the message that asks it."""
         message = pb.SessionRequest()
         call = message.key_value_call
         call.id = self.id
         getattr(call, self.kind).CopyFrom(self.request())
-        encoded = message.SerializeToString()
-        if len(encoded) > protocol.MAX_REQUEST_BYTES:
-            raise LimitExceededError(
-                f"the request has {len(encoded)} bytes; one message to the coordinator may have "
-                f"{protocol.MAX_REQUEST_BYTES}. Nothing was asked: ask for less at a time, or keep large "
-                "data elsewhere."
-            )
-        return encoded
+        return message.SerializeToString()
 
     def wait(self, seconds: float) -> pb.KeyValueReply | None:
         """Waits for the answer. May return early without one, when woken."""
@@ -86,17 +74,28 @@ class Questions:
         self._waiting: dict[int, Question] = {}
         self._send: Send | None = None
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: Question, max_bytes: int) -> None:
         """Asks, now or as soon as there is a session. To be paired with `withdraw`.
 
+        Args:
+            question: The question.
+            max_bytes: Size of the largest message that the server reads: a larger one would break the session
+                again and again.
+
         Raises:
-            LimitExceededError: The question is too large to be sent.
+            LimitExceededError: The question is larger.
         """
         with self._lock:
             self._last_id += 1
             question.id = self._last_id
             question.reply = None
             encoded = question.encode()
+            if len(encoded) > max_bytes:
+                raise LimitExceededError(
+                    f"the request has {len(encoded)} bytes; one message to the coordinator may have "
+                    f"{max_bytes}. Nothing was asked: ask for less at a time, keep large data elsewhere, or "
+                    "start the server with a larger --max-request-size."
+                )
             if len(self._asked) >= MAX_UNANSWERED:
                 self._waiting[question.id] = question
                 return

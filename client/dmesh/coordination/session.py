@@ -106,6 +106,8 @@ class Registration:
     """The cluster's settings."""
     rejoined: bool = False
     """Whether the seat had an earlier holder in this life of the cluster: the others have started already."""
+    max_request_bytes: int = 3 << 19
+    """Size of the largest message that the server reads; a larger one would break the session."""
 
 
 class Session:
@@ -234,6 +236,7 @@ class Session:
             epoch=response.epoch,
             settings=ClusterSettings.from_proto(response.settings),
             rejoined=response.rejoined,
+            max_request_bytes=response.max_request_bytes,
         )
         with self._lock:
             same_server = (

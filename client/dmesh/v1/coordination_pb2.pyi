@@ -160,6 +160,7 @@ class RegisterResponse(_message.Message):
     SESSION_GRACE_MS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     REJOINED_FIELD_NUMBER: _builtins.int
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     server_incarnation: _builtins.int
     """Random number that the server drew when it started."""
     cluster_incarnation: _builtins.int
@@ -182,6 +183,10 @@ class RegisterResponse(_message.Message):
     """The seat had an earlier holder in this life of the cluster: the others have started already. Only with the
     restart policy REJOIN.
     """
+    max_request_bytes: _builtins.int
+    """Size of the largest request, and of the largest message on a session, that the server reads, bytes: a larger one
+    breaks the session.
+    """
     @_builtins.property
     def settings(self) -> Global___ClusterSettings:
         """The cluster's settings, all of them."""
@@ -198,10 +203,11 @@ class RegisterResponse(_message.Message):
         session_grace_ms: _builtins.int = ...,
         settings: Global___ClusterSettings | None = ...,
         rejoined: _builtins.bool = ...,
+        max_request_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "peer_secret", b"peer_secret", "rejoined", b"rejoined", "server_incarnation", b"server_incarnation", "session_grace_ms", b"session_grace_ms", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "max_request_bytes", b"max_request_bytes", "peer_secret", b"peer_secret", "rejoined", b"rejoined", "server_incarnation", b"server_incarnation", "session_grace_ms", b"session_grace_ms", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,13 +34,15 @@ _ATTACH_WITHIN = 10.0
 class CoordinationServicer:
     """Answers the calls of `CoordinationService`."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, max_request_bytes: int) -> None:
         """Makes a servicer.
 
         Args:
             runtime: Who knows the answers.
+            max_request_bytes: The largest request that gets through to it, for clients to know.
         """
         self._runtime = runtime
+        self._max_request_bytes = max_request_bytes
         self._table = MemberTable()
         self._jobs = convert.JobLists()
 
@@ -94,6 +96,7 @@ class CoordinationServicer:
             session_grace_ms=round(limits.session_grace * 1000),
             settings=convert.cluster_settings_to_proto(settings),
             rejoined=answer.rejoined,
+            max_request_bytes=self._max_request_bytes,
         )
 
     async def cancel_barrier(

@@ -103,7 +103,7 @@ class RpcServer:
         options = (*OPTIONS, *bounds.options(), *ping_options(runtime.limits.lease))
         self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
-        coordination_handlers = CoordinationServicer(runtime).handlers()
+        coordination_handlers = CoordinationServicer(runtime, bounds.request_bytes).handlers()
         key_value_handlers = KeyValueServicer(runtime).handlers()
         self._server.add_generic_rpc_handlers(
             (
