@@ -25,6 +25,8 @@ from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.tokens import TokenSource
 
+pytestmark = pytest.mark.faults
+
 TOKEN = tokens.generate()
 FLOOD = int(os.environ.get("DMESH_FLOOD", "2000"))
 HEARTBEAT = 3.0
