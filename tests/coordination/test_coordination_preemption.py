@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from dmesh.coordination.preemption import PREFIX
 from dmesh.errors import ConfigurationError, CoordinationError, FencedError
 
 PATIENCE = 60.0
@@ -252,6 +253,16 @@ def test_a_restart_of_the_coordinator_without_its_store(join, standalone, backgr
     stop = first.run()
     coordinator.kill()
     coordinator.start()
+    assert late.run().result(PATIENCE) == stop.result(PATIENCE)
+
+
+def test_a_notice_is_lost_with_the_store_before_its_author_posts(runners, eventually):
+    """The post then reaches a store that knows of no notice: who posted says it again."""
+    first, late = runners(2)
+    first.agent.preemption.announce("")
+    eventually(lambda: held(first))
+    first.agent.key_value_delete(f"{PREFIX}notice/1")
+    stop = first.run()
     assert late.run().result(PATIENCE) == stop.result(PATIENCE)
 
 

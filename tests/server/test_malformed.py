@@ -159,11 +159,15 @@ def test_unknown_paths(channel: grpc.Channel, path: str) -> None:
     assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_huge_strings(channel: grpc.Channel) -> None:
-    caller = common_pb2.Caller(cluster="x" * (2 << 20), task=common_pb2.Task(job="w"), incarnation=1)
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(1 << 20, grpc.StatusCode.INVALID_ARGUMENT), (2 << 20, grpc.StatusCode.RESOURCE_EXHAUSTED)],
+)
+def test_huge_strings(channel: grpc.Channel, size: int, expected: grpc.StatusCode) -> None:
+    caller = common_pb2.Caller(cluster="x" * size, task=common_pb2.Task(job="w"), incarnation=1)
     request = coordination_pb2.RegisterRequest(caller=caller, request_id="r")
     stub = coordination_pb2_grpc.CoordinationServiceStub(channel)
     code, error = outcome(lambda: stub.Register(request, timeout=DEADLINE))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert code is expected
     assert len(error.message) < 2000
     join(channel)

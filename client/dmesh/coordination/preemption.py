@@ -327,8 +327,8 @@ class PreemptionSync:
     def _decide(self) -> tuple[Member, ...]:
         """Sets the sync point if everybody has posted; returns who has not."""
         posts, missing = self._posts(self._round)
-        if any(member.incarnation == self._own.incarnation for member in missing):
-            # The store was lost with its server. What was in it is said again.
+        if any(member.incarnation == self._own.incarnation for member in missing) or not self._told():
+            # The store was lost with its server, before this member posted or after. All is said again.
             assert self._notice is not None
             self._join_again(self._notice)
             return missing
@@ -336,6 +336,9 @@ class PreemptionSync:
             self._set_once(f"sync/{self._round}", str(max(posts)))
             self._store.key_value_delete(f"{PREFIX}step/{self._round}/", is_prefix=True)
         return missing
+
+    def _told(self) -> bool:
+        return self._store.key_value_try_get(f"{PREFIX}notice/{self._round}") is not None
 
     def _join_again(self, notice: PreemptionNotice) -> None:
         content = {"task": notice.task, "host": notice.host, "pid": notice.pid, "reason": notice.reason}

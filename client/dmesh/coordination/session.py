@@ -45,6 +45,9 @@ _FINAL = frozenset(
     }
 )
 
+STANDARD_REQUEST_BYTES = 3 << 19
+"""Size of the largest message that a server reads which does not say."""
+
 
 class SessionListener(Protocol):
     """Who is told of what comes through the session, on the session's thread; must not block for long."""
@@ -106,7 +109,7 @@ class Registration:
     """The cluster's settings."""
     rejoined: bool = False
     """Whether the seat had an earlier holder in this life of the cluster: the others have started already."""
-    max_request_bytes: int = 3 << 19
+    max_request_bytes: int = STANDARD_REQUEST_BYTES
     """Size of the largest message that the server reads; a larger one would break the session."""
 
 
@@ -236,7 +239,8 @@ class Session:
             epoch=response.epoch,
             settings=ClusterSettings.from_proto(response.settings),
             rejoined=response.rejoined,
-            max_request_bytes=response.max_request_bytes,
+            # A server of an earlier release does not say; its limit was this one.
+            max_request_bytes=response.max_request_bytes or STANDARD_REQUEST_BYTES,
         )
         with self._lock:
             same_server = (
