@@ -251,7 +251,7 @@ async def test_a_power_failure_while_it_recovers(
     # The kernel shows a failed write as if it were on the disk. Whoever builds on it is lost now.
     disk = FailingDisk(tmp_path / "data", tmp_path)
     server = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ)
-    server.environ[failpoints.VARIABLE] = f"{point}=kill:after=1"
+    server.environ[failpoints.VARIABLE] = f"{point}=kill"
     server.start()
     client = await Client(server).join()
     for _ in range(5):

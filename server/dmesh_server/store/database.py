@@ -121,7 +121,7 @@ def page_size_of(path: Path) -> int:
 
 
 def create(path: Path, page_size: int) -> None:
-    """Makes an empty database, complete and synced, in a file that is there and empty.
+    """Makes an empty database, complete but not synced, in a file that is there and empty.
 
     Raises:
         sqlite3.Error: It cannot be written.
@@ -129,8 +129,10 @@ def create(path: Path, page_size: int) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute(f"PRAGMA page_size = {page_size}")
-        # Without a log, so that the file describes itself from the first moment.
-        connection.execute("PRAGMA synchronous = EXTRA")
+        # Without a log, so that the file describes itself from the first moment; and without any care, since
+        # the file has no name yet by which anybody would find it after a crash.
+        connection.execute("PRAGMA journal_mode = MEMORY").fetchall()
+        connection.execute("PRAGMA synchronous = OFF")
         connection.execute("BEGIN EXCLUSIVE")
         for statement in _SCHEMA:
             connection.execute(statement)

@@ -70,6 +70,7 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._log = -1
         self._checkpoint_at = log_limit
+        self._copied: wal.Acknowledged | None = None
         self._written = 0
         self._noted = True
         self._found: Sequence[Record] | None = None
@@ -243,7 +244,7 @@ class SqliteStore:
             )
             seal.note_all_pages(sums)
         seal.note(content.commits, log.salts or bytes(8), log.end)
-        self._noted = True
+        self._noted, self._copied = True, None
         self._written = max(self._written, content.written)
         self._connection = database.connect_to_write(self._path)
         try:
@@ -308,6 +309,8 @@ class SqliteStore:
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Copies the log into the database; the next commit overwrites it from the start."""
         assert self._seal is not None
+        if self._seal.acknowledged in (self._copied, wal.Acknowledged(self._seal.acknowledged.salts, 0)):
+            return
         failpoints.hit("store.before_checkpoint")
         sums = self._logged_sums(self._seal.acknowledged.end)
         busy, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -319,6 +322,7 @@ class SqliteStore:
                 logs.warning("store_log_long", file=self._log_path, bytes=self._seal.acknowledged.end)
             return
         self._seal.note_pages(sums.items())
+        self._copied = self._seal.acknowledged
         failpoints.hit("store.after_checkpoint")
 
     def _logged_sums(self, end: int) -> dict[int, int]:
