@@ -280,7 +280,8 @@ class Runtime:
             CoreError: The watch was refused.
         """
         # A watch may lag by as much as the server remembers; beyond that it could not be resumed either.
-        watch = Watch(event.token, max(self.limits.watch_history, 1))
+        limits = self.limits
+        watch = Watch(event.token, max(limits.watch_history, 1), max(limits.watch_history_bytes, 1))
         self._watches[event.token] = watch
         try:
             watch.revision = (await self.request(event, KvRevision)).revision
@@ -383,7 +384,7 @@ class Runtime:
             elif isinstance(effect, WatchPush):
                 watch = self._watches.get(effect.token)
                 if watch is not None:
-                    watch.outbox.put(effect)
+                    watch.outbox.put(effect, effect.size)
 
     def _refuse(self, effects: Sequence[Effect], reason: str) -> list[Effect]:
         """Does what can be done of the effects of a failed commit; returns what must wait for the next."""

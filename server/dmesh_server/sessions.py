@@ -61,10 +61,10 @@ class Session:
 class Watch:
     """A watch in place."""
 
-    def __init__(self, token: int, queue_limit: int) -> None:
-        """Makes a watch that may fall `queue_limit` revisions behind."""
+    def __init__(self, token: int, queue_limit: int, max_bytes: int) -> None:
+        """Makes a watch that may fall `queue_limit` revisions, or `max_bytes` of keys and values behind."""
         self.token = token
-        self.outbox: Outbox[WatchPush] = Outbox(queue_limit)
+        self.outbox: Outbox[WatchPush] = Outbox(queue_limit, max_bytes)
         self.revision = 0
 
 

@@ -273,8 +273,9 @@ async def test_session_that_does_not_read_is_dropped(
     assert await diligent.outbox.get() is not None
 
 
-async def test_watch_that_does_not_read_is_dropped(store: GatedStore) -> None:
-    runtime = Runtime(store, replace(PATIENT, watch_history=3))
+@pytest.mark.parametrize("bounds", [{"watch_history": 3}, {"watch_history_bytes": 10}])
+async def test_watch_that_does_not_read_is_dropped(store: GatedStore, bounds: dict[str, int]) -> None:
+    runtime = Runtime(store, replace(PATIENT, **bounds))
     await runtime.start()
     driver = Driver(runtime)
     await driver.register(0)

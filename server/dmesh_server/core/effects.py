@@ -201,6 +201,11 @@ class WatchPush:
     events: tuple[KeyEvent, ...]
     error: CoreError | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the keys and values in it."""
+        return sum(event.size for event in self.events)
+
 
 Effect = Persist | Reply | Push | WatchPush
 """Everything that can be asked of the runtime."""

@@ -188,6 +188,11 @@ class KeyEvent:
     deleted: bool = False
     """Whether it was deleted."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of its key and value."""
+        return len(self.kv.key) + len(self.kv.value)
+
 
 @dataclass(frozen=True, slots=True)
 class PassedBarrier:

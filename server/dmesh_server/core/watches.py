@@ -53,7 +53,7 @@ class History:
 
 
 def _size(events: tuple[KeyEvent, ...]) -> int:
-    return sum(len(event.kv.key) + len(event.kv.value) for event in events)
+    return sum(event.size for event in events)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -68,10 +68,12 @@ class KeyValueServicer:
             await context.write(pb.WatchResponse(revision=watch.revision))
             await until_first_done(watch.outbox, _write_changes(watch, context))
             if watch.outbox.overflowed:
+                limits = self._runtime.limits
                 raise CoreError(
                     ErrorKind.COMPACTED,
-                    f"the watch fell more than {self._runtime.limits.watch_history} revisions behind and was "
-                    f"dropped; read the keys again and watch from there",
+                    f"the watch fell more than {limits.watch_history} revisions or "
+                    f"{limits.watch_history_bytes} bytes behind and was dropped; read the keys again and "
+                    "watch from there",
                 )
             raise CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN)
         finally:
