@@ -37,6 +37,8 @@ class ServerSettings:
     """Where clients connect (gRPC); port 0 for any free one."""
     http: Address | None = field(default_factory=lambda: Address.parse(DEFAULT_HTTP, "--http"))
     """Where operators look (HTTP); None for not at all."""
+    express_port: int | None = 0
+    """Where express connections are taken, on the host of `listen`; 0 for any free port, None for nowhere."""
     data_dir: Path | None = None
     """Directory in which state is kept across restarts; None: in memory only."""
     insecure: bool = False
@@ -108,6 +110,7 @@ class ServerSettings:
             http=None
             if flags.no_http
             else Address.parse(DEFAULT_HTTP if flags.http is None else flags.http, "--http"),
+            express_port=_express_port(flags.express_port),
             data_dir=None if flags.data_dir is None else Path(flags.data_dir),
             tls=_tls(flags),
             peer_limits=_peer_limits(flags, limits),
@@ -128,6 +131,16 @@ class ServerSettings:
             log_format=flags.log_format,
             verbose=flags.verbose,
         )
+
+
+def _express_port(text: str | None) -> int | None:
+    if text is None:
+        return ServerSettings.express_port
+    if text == "off":
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text[:6]) > 65535:
+        raise ConfigurationError(f"--express-port is {text!r}; expected a port, 0 for any free one, or off")
+    return int(text)
 
 
 def _tls(flags: argparse.Namespace) -> TlsSettings | None:

@@ -230,17 +230,21 @@ def test_who_ignores_sigterm_is_killed(start, script) -> None:
     assert any("rank 0" in line and "was ended by dmesh run (SIGKILL)" in line for line in run.err)
 
 
+@pytest.fixture
+def heeded(number):
+    """Has the programs that are started heed a signal, although these tests may run under `nohup`."""
+    before = signal.signal(number, signal.default_int_handler)
+    yield
+    signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_are_passed_on(start, script, number) -> None:
+def test_signals_are_passed_on(start, script, number, heeded) -> None:
     path = script(f"""
-        import signal, sys
-        def end(number, frame):
-            print("got", signal.Signals(number).name, flush=True)
-            sys.exit(0)
-        signal.signal({int(number)}, end)
+        import signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
         print("up", flush=True)
-        while True:
-            signal.pause()
+        print("got", signal.Signals(signal.sigwait([{int(number)}])).name, flush=True)
     """)
     run = start("-n", "2", path)
     run.expect("] up", times=2)
@@ -261,10 +265,10 @@ def test_a_client_that_dies_of_the_users_signal_is_no_failure(start, script) -> 
 def test_the_second_signal_kills(start, script) -> None:
     path = script("""
         import signal
-        signal.signal(signal.SIGINT, lambda *_: print("not yet", flush=True))
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         print("up", flush=True)
-        while True:
-            signal.pause()
+        while signal.sigwait([signal.SIGINT]):
+            print("not yet", flush=True)
     """)
     run = start("-n", "2", path)
     run.expect("] up", times=2)

@@ -28,6 +28,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--http", "127.0.0.1:0", "--no-http"], "exclude each other"),
         (["--insecure", "--token-file", "t"], "exclude each other"),
         (["--max-tasks", "0"], "--max-tasks is '0'"),
+        (["--express-port", "on"], "--express-port is 'on'"),
+        (["--express-port", "65536"], "--express-port is '65536'"),
         (["--max-store-size", "much"], "such as 256MiB"),
         (["--max-value-size", "2MiB", "--max-request-size", "1MiB"], "--max-request-size is '1MiB'"),
         (["--tls-cert", "c.pem"], "give both"),

@@ -45,6 +45,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="health and state as JSON; port 0: any free one (default 127.0.0.1:8471)",
     )
     add("--no-http", action="store_true", help="do not serve HTTP")
+    add(
+        "--express-port",
+        metavar="PORT",
+        help="where busy clients take a faster way than gRPC; off: nowhere (default: any free one)",
+    )
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--data-dir", metavar="DIR", help="keep state here, across restarts")
     kept.add_argument("--memory", action="store_true", help="keep state in memory only (the default)")

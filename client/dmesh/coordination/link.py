@@ -65,6 +65,17 @@ class Link:
         self.key_value = KeyValueServiceStub(self._channel)
         self._errands = Errands("dmesh-calls")
 
+    @property
+    def host(self) -> str:
+        """The coordinator's host, without brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The coordinator's port; 0 if the address names none."""
+        port = self.address.rpartition(":")[2]
+        return int(port) if port.isdigit() else 0
+
     def open_session(self, requests: Iterator[bytes]) -> Stream:
         """Opens a session stream, for requests that are encoded already.
 

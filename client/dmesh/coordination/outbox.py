@@ -1,12 +1,19 @@
-"""What a session sends: an iterator for gRPC to draw from, which adds the heartbeats by itself."""
+"""What a session sends: an iterator for gRPC to draw from, which adds the heartbeats by itself.
+
+All but the heartbeats can be diverted to a faster way once there is one.
+"""
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 from dmesh.v1 import coordination_pb2 as pb
+
+_BUSY = 8
+"""Messages after which a session is known to have more to say than to join and to meet once or twice."""
 
 
 class Outbox(Iterator[bytes]):
@@ -32,8 +39,33 @@ class Outbox(Iterator[bytes]):
         self._beating = False
         self._sequence = 0
         self._due = clock() + interval
-        self.send = self._queue.put
+        self._lock = threading.Lock()
+        self._sink: Callable[[bytes], None] = self._queue.put
+        self._until_busy = _BUSY
+        self._when_busy: Callable[[], None] | None = None
+
+    def send(self, request: bytes) -> None:
         """Sends an encoded request after those before it; nothing happens if the outbox is closed."""
+        with self._lock:
+            self._sink(request)
+            if self._when_busy is None:
+                return
+            self._until_busy -= 1
+            if self._until_busy > 0:
+                return
+            begin, self._when_busy = self._when_busy, None
+        begin()
+
+    def when_busy(self, begin: Callable[[], None]) -> None:
+        """Has `begin` called, once, when this session turns out to have much to say."""
+        with self._lock:
+            self._when_busy = begin
+
+    def divert(self, mark: pb.SessionRequest, sink: Callable[[bytes], None]) -> None:
+        """Sends `mark`, and all requests after it through `sink`; heartbeats go on as before."""
+        with self._lock:
+            self._sink(mark.SerializeToString())
+            self._sink = sink
 
     def put(self, request: pb.SessionRequest) -> None:
         """Sends a request after those before it; nothing happens if the outbox is closed."""

@@ -13,8 +13,9 @@ import grpc
 
 from dmesh import protocol
 from dmesh._log import logger
-from dmesh.coordination import faults
+from dmesh.coordination import express, faults
 from dmesh.coordination.cluster_settings import NO_WISHES, ClusterSettings
+from dmesh.coordination.express import Express
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
@@ -30,6 +31,8 @@ _JOIN = 10.0
 """Seconds that the thread may take to end."""
 _SETTLED = 1.0
 """Seconds after which a session that breaks counts as having worked: its successor is tried for at once."""
+_EXPRESS_AGAIN = 10.0
+"""Seconds without express connections after a session that ended with one: it may have been the reason."""
 
 # Refusals that no patience changes. Everything else may be over in a moment, and a session is worth trying
 # for.
@@ -145,6 +148,9 @@ class Session:
         self._leaving = False
         self._failure: Callable[[], CoordinationError] | None = None
         self._stream: tuple[Outbox, Stream] | None = None
+        self._express: Express | None = None
+        self._express_from = 0.0
+        self._settled = False
         self._worker = Worker(self._run, "dmesh-session")
         self._last_words = "nothing was tried yet"
 
@@ -310,13 +316,13 @@ class Session:
         while not self._over():
             fault: Fault | None
             if registered:
-                opened = time.monotonic()
+                opened, self._settled = time.monotonic(), False
                 fault = self._serve_stream()
-                lived = time.monotonic() - opened
+                self._settled = self._settled or time.monotonic() - opened >= _SETTLED
             else:
                 # The same id in all attempts of one registration, another one for the next.
                 request_id = request_id or secrets.token_hex(16)
-                fault, lived = self.register(request_id, self._patience.attempt), 0.0
+                fault, self._settled = self.register(request_id, self._patience.attempt), False
             if self._over():
                 return
             if fault is None:  # only a registration succeeds for good
@@ -337,7 +343,7 @@ class Session:
                 self._listener.on_failure(self.unavailable("keeping the session"), final=False)
             if not self.gone:
                 told = False
-            if lived >= _SETTLED:
+            if self._settled:
                 delays, registrations = self._patience.retry.delays(), 0
                 continue
             self.pause(next(delays), self.generation)
@@ -346,6 +352,8 @@ class Session:
         """Opens a stream, attaches, and reads until it ends; returns why it did."""
         outbox = Outbox(self.registration.heartbeat_interval, self._listener.progress)
         attach = pb.Attach(caller=self._caller, passed=self._listener.passed())
+        if express.AVAILABLE and time.monotonic() >= self._express_from:
+            attach.port = self._link.port
         outbox.put(pb.SessionRequest(attach=attach))
         end: Fault | None = None
         try:
@@ -368,6 +376,7 @@ class Session:
                 was_attached, self._attached = self._attached, False
             self._link.contact.disconnected(sum(self._patience.pings))
             outbox.close()
+            self._end_express()
             call.cancel()
             if was_attached:
                 self._listener.on_detached()
@@ -404,12 +413,25 @@ class Session:
                 self._listener.on_rejoined(
                     change.epoch, [Member.from_proto(member) for member in change.rejoined]
                 )
+        elif kind == "express_begins":
+            if self._express is not None:
+                mark = pb.SessionRequest(express_begins=pb.ExpressBegins())
+                outbox.divert(mark, self._express.send)
+                self._express.begin()
         elif kind == "session_end":
             return faults.from_error(response.session_end.error)
         return None
 
     def _on_attached(self, attached: coordination_pb2.Attached, outbox: Outbox) -> None:
         outbox.start_heartbeats()
+        if attached.HasField("express"):
+            self._express = Express(
+                self._link.host,
+                attached.express,
+                lambda response: self._receive_express(response, outbox),
+                lambda: self._on_express_broken(outbox),
+            )
+            outbox.when_busy(self._express.start)
         self._link.contact.connected()
         with self._lock:
             self._attached = True
@@ -426,6 +448,30 @@ class Session:
             # Only now: whoever waited for the session finds everything in place.
             self._generation += 1
         self._bell.ring()
+
+    def _receive_express(self, response: pb.SessionResponse, outbox: Outbox) -> None:
+        """Handles a message of the express connection, unless the session that it belongs to is over."""
+        with self._lock:
+            stream = self._stream
+        if stream is not None and stream[0] is outbox:
+            self._receive(response, outbox)
+
+    def _on_express_broken(self, outbox: Outbox) -> None:
+        """Ends the stream, too: what was on its way is said again in a new session."""
+        with self._lock:
+            stream = self._stream
+        if stream is not None and stream[0] is outbox:
+            self._link.cancel(stream[1])
+
+    def _end_express(self) -> None:
+        """The session is over. That it had an express connection shows that it had worked."""
+        if self._express is None:
+            return
+        self._express.close()
+        if self._express.carrying:
+            self._express_from = time.monotonic() + _EXPRESS_AGAIN
+            self._settled = True
+        self._express = None
 
     def _over(self) -> bool:
         with self._lock:

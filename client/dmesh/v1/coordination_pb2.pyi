@@ -226,6 +226,7 @@ class SessionRequest(_message.Message):
     ABANDON_CALL_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    EXPRESS_BEGINS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach:
         """First message of a stream, and only there."""
@@ -254,6 +255,12 @@ class SessionRequest(_message.Message):
     def waiting(self) -> Global___Waiting:
         """Waits for other members outside of the server's sight."""
 
+    @_builtins.property
+    def express_begins(self) -> Global___ExpressBegins:
+        """Answers the server's: what the client says from here on, but for heartbeats, comes through the express
+        connection.
+        """
+
     def __init__(
         self,
         *,
@@ -264,12 +271,13 @@ class SessionRequest(_message.Message):
         abandon_call: Global___AbandonCall | None = ...,
         status: Global___Status | None = ...,
         waiting: Global___Waiting | None = ...,
+        express_begins: Global___ExpressBegins | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier", "key_value_call", "abandon_call", "status", "waiting"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier", "key_value_call", "abandon_call", "status", "waiting", "express_begins"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -283,6 +291,11 @@ class Attach(_message.Message):
 
     CALLER_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """The port that the caller has connected to; 0: it does not want an express connection. If it is not the server's
+    own, something stands between the two that does not know of other ports.
+    """
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who attaches; must be registered."""
@@ -298,14 +311,66 @@ class Attach(_message.Message):
         *,
         caller: _common_pb2.Caller | None = ...,
         passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
+        port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "passed", b"passed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "passed", b"passed", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attach: _TypeAlias = Attach  # noqa: Y015
+
+@_typing.final
+class Express(_message.Message):
+    """An express connection carries the messages of one session as frames of TCP, for less processor time than gRPC
+    takes. The stream goes on: its end is the session's, and the end of the express connection is the stream's.
+
+    The client connects to `port` of the server's host and sends the ticket's bytes. The server says `express_begins` on
+    the stream, as the last message there but for HeartbeatAck and SessionEnd; the client answers with its own
+    `express_begins` on the stream, as its last message there but for Heartbeat. What follows in each direction is on the
+    express connection: the length of a message in 4 bytes, most significant first, and the message, a SessionRequest or
+    SessionResponse.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """Where to connect."""
+    ticket: _builtins.bytes
+    """Shows whose connection it is: 32 random bytes, good for one connection as long as the session lives."""
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        ticket: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Express: _TypeAlias = Express  # noqa: Y015
+
+@_typing.final
+class ExpressBegins(_message.Message):
+    """What follows comes through the express connection."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpressBegins: _TypeAlias = ExpressBegins  # noqa: Y015
 
 @_typing.final
 class PassedBarrier(_message.Message):
@@ -574,6 +639,7 @@ class SessionResponse(_message.Message):
     KEY_VALUE_REPLY_FIELD_NUMBER: _builtins.int
     STATUS_REQUEST_FIELD_NUMBER: _builtins.int
     LIVENESS_CHANGE_FIELD_NUMBER: _builtins.int
+    EXPRESS_BEGINS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached:
         """Answers `attach`."""
@@ -606,6 +672,10 @@ class SessionResponse(_message.Message):
     def liveness_change(self) -> Global___LivenessChange:
         """Members have become blocked or stuck, or live again."""
 
+    @_builtins.property
+    def express_begins(self) -> Global___ExpressBegins:
+        """What the server says from here on, but for HeartbeatAck and SessionEnd, comes through the express connection."""
+
     def __init__(
         self,
         *,
@@ -617,12 +687,13 @@ class SessionResponse(_message.Message):
         key_value_reply: Global___KeyValueReply | None = ...,
         status_request: Global___StatusRequest | None = ...,
         liveness_change: Global___LivenessChange | None = ...,
+        express_begins: Global___ExpressBegins | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end", "key_value_reply", "status_request", "liveness_change"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end", "key_value_reply", "status_request", "liveness_change", "express_begins"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -636,19 +707,25 @@ class Attached(_message.Message):
 
     SERVER_INCARNATION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    EXPRESS_FIELD_NUMBER: _builtins.int
     server_incarnation: _builtins.int
     """As in RegisterResponse."""
     epoch: _builtins.int
     """As in RegisterResponse."""
+    @_builtins.property
+    def express(self) -> Global___Express:
+        """How to speak with less effort; unset if this server, or this connection, does not offer that."""
+
     def __init__(
         self,
         *,
         server_incarnation: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        express: Global___Express | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["express", b"express"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "server_incarnation", b"server_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "express", b"express", "server_incarnation", b"server_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

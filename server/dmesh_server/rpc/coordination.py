@@ -14,18 +14,16 @@ from dmesh_server.core.effects import Done, Registered
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller, ClusterState
 from dmesh_server.rpc import convert
-from dmesh_server.rpc.delivery import until_first_done
+from dmesh_server.rpc.delivery import encoded, until_first_done
+from dmesh_server.rpc.express import ExpressServer
 from dmesh_server.rpc.handlers import Context, Reader, two_way_stream, unary
 from dmesh_server.rpc.member_table import MemberTable
-from dmesh_server.rpc.session_calls import SessionCalls
+from dmesh_server.rpc.session_input import SessionInput
 from dmesh_server.runtime import Runtime
 from dmesh_server.sessions import Session, describe_caller
 from dmesh_server.telemetry import logs
 
 SERVICE = "dmesh.v1.CoordinationService"
-
-_LONGEST_ECHO = 4096
-"""Characters of a barrier name beyond which the session ends; up to it, only the barrier is refused."""
 
 _ATTACH_WITHIN = 10.0
 """Seconds that a new session stream has for its first message."""
@@ -34,14 +32,18 @@ _ATTACH_WITHIN = 10.0
 class CoordinationServicer:
     """Answers the calls of `CoordinationService`."""
 
-    def __init__(self, runtime: Runtime, max_request_bytes: int) -> None:
+    def __init__(
+        self, runtime: Runtime, max_request_bytes: int, express: ExpressServer | None = None
+    ) -> None:
         """Makes a servicer.
 
         Args:
             runtime: Who knows the answers.
             max_request_bytes: The largest request that gets through to it, for clients to know.
+            express: Takes express connections; None if there are none.
         """
         self._runtime = runtime
+        self._express = express
         self._max_request_bytes = max_request_bytes
         self._table = MemberTable()
         self._jobs = convert.JobLists()
@@ -148,26 +150,31 @@ class CoordinationServicer:
         attach = await self._read_attach(read)
         caller = convert.caller(attach.caller, attach.HasField("caller"))
         session, attached = await self._runtime.open_session(caller, convert.passed_barriers(attach.passed))
-        calls = SessionCalls(self._runtime, session)
+        said = SessionInput(self._runtime, session)
         try:
-            await context.write(
-                pb.SessionResponse(
-                    attached=pb.Attached(
-                        server_incarnation=self._runtime.server_incarnation, epoch=attached.epoch
-                    )
-                )
-            )
-            await until_first_done(
-                session.outbox, self._speak(session, context), self._listen(read, session, calls)
-            )
-            if session.outbox.overflowed:
-                raise CoreError(
-                    ErrorKind.LIMIT_EXCEEDED,
-                    "the session was dropped because it did not read what it was sent; attach again",
-                )
+            answer = pb.Attached(server_incarnation=self._runtime.server_incarnation, epoch=attached.epoch)
+            if self._express is not None:
+                said.express = self._express.offer(session, said, attach.port)
+                if said.express is not None:
+                    answer.express.CopyFrom(said.express.offer)
+            await context.write(pb.SessionResponse(attached=answer))
+            await until_first_done(session.outbox, self._speak(session, context), self._listen(read, said))
+            if session.fault is not None:
+                raise session.fault
         finally:
-            calls.close()
+            said.close()
             self._runtime.close_session(session)
+
+    async def _listen(self, read: Reader[pb.SessionRequest], said: SessionInput) -> None:
+        while (request := await read()) is not None:
+            said.take(request)
+            if said.crowded:
+                await said.room()
+
+    async def _speak(self, session: Session, context: Context) -> None:
+        get, write, now = session.outbox.get, context.write, self._runtime.now
+        while (item := await get()) is not None:
+            await write(encoded(item, now()))
 
     async def _read_attach(self, read: Reader[pb.SessionRequest]) -> pb.Attach:
         try:
@@ -180,55 +187,6 @@ class CoordinationServicer:
         if first is None or first.WhichOneof("kind") != "attach":
             raise convert.invalid("the first message of a session must be `attach`")
         return first.attach
-
-    async def _listen(self, read: Reader[pb.SessionRequest], session: Session, calls: SessionCalls) -> None:
-        runtime, number = self._runtime, session.number
-        while (request := await read()) is not None:
-            match request.WhichOneof("kind"):
-                case "key_value_call":
-                    calls.begin(request.key_value_call)
-                    await calls.room()
-                case "enter_barrier":
-                    self._enter_barrier(session, request.enter_barrier)
-                case "heartbeat":
-                    beat = request.heartbeat
-                    runtime.send(events.Heartbeat(number, beat.sequence, beat.progress))
-                case "abandon_call":
-                    calls.abandon(request.abandon_call.id)
-                case "status":
-                    activity = convert.activity(request.status.activity)
-                    runtime.send(events.ReportStatus(number, request.status.id, activity))
-                case "waiting":
-                    runtime.send(convert.waiting(number, request.waiting))
-                case "attach":
-                    raise convert.invalid(
-                        "this session is attached already; `attach` comes first and only once"
-                    )
-                case _:
-                    raise convert.invalid(
-                        "a session message says nothing that this server understands; is the client newer?"
-                    )
-
-    def _enter_barrier(self, session: Session, request: pb.EnterBarrier) -> None:
-        if len(request.name) > _LONGEST_ECHO:
-            # Results carry the name; a client that does not read must not fill the queue with its own words.
-            raise convert.invalid(f"the barrier name has {len(request.name)} characters; it may have 256")
-        timeout = convert.barrier_timeout(request.timeout_ms)
-        participants = tuple(convert.task(task) for task in request.participants)
-        self._runtime.send(
-            events.EnterBarrier(session.number, request.name, request.instance, participants, timeout)
-        )
-
-    async def _speak(self, session: Session, context: Context) -> None:
-        get, write = session.outbox.get, context.write
-        while (item := await get()) is not None:
-            if isinstance(item, bytes):
-                await write(item)
-                continue
-            if item.encoded is None:
-                message = convert.session_message_to_proto(item.message, self._runtime.now())
-                item.encoded = message.SerializeToString()
-            await write(item.encoded)
 
 
 def _check_version(version: int) -> None:

@@ -7,6 +7,17 @@ from collections.abc import Coroutine
 from typing import Any
 
 from dmesh_server.outbox import Outbox
+from dmesh_server.rpc import convert
+from dmesh_server.sessions import Notice
+
+
+def encoded(item: Notice | bytes, now: float) -> bytes:
+    """Encodes what a session is told, once for all the sessions that are told it."""
+    if isinstance(item, bytes):
+        return item
+    if item.encoded is None:
+        item.encoded = convert.session_message_to_proto(item.message, now).SerializeToString()
+    return item.encoded
 
 
 async def until_first_done(

@@ -12,6 +12,7 @@ from dmesh.errors import AddressInUseError, MissingExtraError
 from dmesh_server.listening import Address, bind
 from dmesh_server.rpc import coordination, key_value
 from dmesh_server.rpc.coordination import CoordinationServicer
+from dmesh_server.rpc.express import ExpressServer
 from dmesh_server.rpc.interceptors import IdentityGate, TokenGate
 from dmesh_server.rpc.key_value import KeyValueServicer
 from dmesh_server.runtime import Runtime
@@ -79,6 +80,7 @@ class RpcServer:
         access: Access | None = None,
         tls: ServerTls | None = None,
         peer_limits: PeerLimits | None = None,
+        express_port: int | None = 0,
         health: bool = False,
         reflection: bool = False,
     ) -> None:
@@ -89,6 +91,8 @@ class RpcServer:
             access: Knows whose token may do what; None if nobody has to prove who they are.
             tls: How connections are encrypted; None for not at all.
             peer_limits: What peers may take; the defaults if None.
+            express_port: Where express connections are taken, if connections are not encrypted; 0 for any
+                free port, None for not at all.
             health: Offer `grpc.health.v1` (needs the server extra).
             reflection: Offer server reflection (needs the server extra).
         """
@@ -103,7 +107,10 @@ class RpcServer:
         options = (*OPTIONS, *bounds.options(), *ping_options(runtime.limits.lease))
         self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
-        coordination_handlers = CoordinationServicer(runtime, bounds.request_bytes).handlers()
+        # Frames are not encrypted: who wants that stays with gRPC.
+        self._express = None if express_port is None or tls is not None else ExpressServer(runtime, bounds)
+        self._express_port = express_port
+        coordination_handlers = CoordinationServicer(runtime, bounds.request_bytes, self._express).handlers()
         key_value_handlers = KeyValueServicer(runtime).handlers()
         self._server.add_generic_rpc_handlers(
             (
@@ -126,6 +133,8 @@ class RpcServer:
         port = address.port
         for ip in _usable_ips(address):
             port = self._listen(address, Address(ip, port))
+        if self._express is not None and self._express_port is not None:
+            await self._express.start(bind(Address(address.host, self._express_port)), port)
         await self._server.start()
         if self._health is not None:
             self._runtime.add_readiness_listener(self._readiness_changed)
@@ -135,6 +144,8 @@ class RpcServer:
     async def stop(self, grace: float) -> None:
         """Refuses new calls at once, and ends those under way after `grace` seconds."""
         await self._server.stop(grace)
+        if self._express is not None:
+            await self._express.stop()
         for task in list(self._tasks):
             with contextlib.suppress(asyncio.CancelledError):
                 await task

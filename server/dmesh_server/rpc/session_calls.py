@@ -15,9 +15,6 @@ from dmesh_server.telemetry import logs
 MAX_UNANSWERED = 256
 """Calls of one session that may be unanswered at a time."""
 
-_MANY_BYTES = 1 << 20
-"""Bytes of unread answers from which on no more is read from a client: it could pile up large ones."""
-
 
 class SessionCalls:
     """The calls of one session that are not answered yet. Neither a task nor a future is made for one."""
@@ -66,11 +63,6 @@ class SessionCalls:
         token = self._tokens.pop(call_id, None)
         if token is not None:
             self._runtime.abandon(token)
-
-    async def room(self) -> None:
-        """Waits until the client has read most of what it was answered."""
-        if self._session.outbox.size > _MANY_BYTES:
-            await self._session.outbox.drained(_MANY_BYTES)
 
     def close(self) -> None:
         """Answers nothing any more: the session is over."""

@@ -36,10 +36,18 @@ class PeerLimits:
         if self.connections < 0:
             raise ValueError(f"connections must be positive, or 0 for as many as fit, not {self.connections}")
 
+    @property
+    def express_connections(self) -> int:
+        """Express connections in all: each is the second one of its client."""
+        return self.connections or _as_many_as_fit() // 4
+
     def options(self) -> tuple[tuple[str, Any], ...]:
         """Returns the limits as options of a gRPC server."""
         return (
-            ("grpc.max_allowed_incoming_connections", self.connections or _as_many_as_fit()),
+            (
+                "grpc.max_allowed_incoming_connections",
+                self.connections or _as_many_as_fit() - self.express_connections,
+            ),
             ("grpc.max_concurrent_streams", self.calls_per_connection),
             ("grpc.max_receive_message_length", self.request_bytes),
             # By default a peer that connects and says nothing is kept for two minutes.

@@ -1,0 +1,297 @@
+"""Express connections: the messages of sessions as frames of TCP, for a part of gRPC's processor time.
+
+`Express` in `protos/dmesh/v1/coordination.proto` describes them. Who connects says nothing but a ticket,
+which it was given on a session stream: whoever may not have a session, or has none any more, gets nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from google.protobuf.message import DecodeError
+
+from dmesh.v1 import coordination_pb2 as pb
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.rpc import convert
+from dmesh_server.rpc.delivery import encoded
+from dmesh_server.runtime import Runtime
+from dmesh_server.security.limits import PeerLimits
+from dmesh_server.sessions import MAX_SESSION_BYTES, Notice, Session, describe_caller
+from dmesh_server.telemetry import logs
+
+_TICKET_BYTES = 32
+_MOST_STRANGERS = 256
+"""Connections that have not shown their ticket yet."""
+_UNREAD = 1 << 20
+"""Bytes of unread answers from which on no more is read from a client."""
+
+_BEGINS = pb.SessionResponse(express_begins=pb.ExpressBegins()).SerializeToString()
+
+
+class Input(Protocol):
+    """Takes what a client says."""
+
+    def take(self, request: pb.SessionRequest) -> None:
+        """Acts on one message; raises `CoreError` if that ends the session."""
+
+
+class ExpressServer:
+    """Listens for express connections, and knows whom they were offered to."""
+
+    def __init__(self, runtime: Runtime, limits: PeerLimits) -> None:
+        """Makes a server that does not listen yet.
+
+        Args:
+            runtime: Knows the time.
+            limits: What peers may take.
+        """
+        self.now = runtime.now
+        self.limits = limits
+        self._offers: dict[bytes, Express] = {}
+        self._connections: set[_Connection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._empty: asyncio.Future[None] | None = None
+        self._port = 0
+        self._beside = 0
+
+    async def start(self, sockets: Sequence[socket.socket], beside: int) -> None:
+        """Listens.
+
+        Args:
+            sockets: Listening sockets of one port.
+            beside: The port on which the streams are: who came to another one gets no offer.
+        """
+        loop = asyncio.get_running_loop()
+        for listener in sockets:
+            self._port = listener.getsockname()[1]
+            self._servers.append(await loop.create_server(lambda: _Connection(self), sock=listener))
+        self._beside = beside
+
+    async def stop(self) -> None:
+        """Listens no more and breaks every connection."""
+        for server in self._servers:
+            server.close()
+        await asyncio.sleep(0)  # those that were accepted already are told of now
+        for connection in tuple(self._connections):
+            connection.abort()
+        if self._connections:
+            self._empty = asyncio.get_running_loop().create_future()
+            await self._empty
+        for server in self._servers:
+            await server.wait_closed()
+
+    def offer(self, session: Session, said: Input, port: int) -> Express | None:
+        """Offers a session an express connection, or not. To be closed.
+
+        Args:
+            session: The session.
+            said: Takes what comes through it.
+            port: The port that the client has connected to.
+        """
+        if port == 0 or port != self._beside or len(self._connections) >= self.limits.express_connections:
+            return None
+        offer = pb.Express(port=self._port, ticket=secrets.token_bytes(_TICKET_BYTES))
+        express = self._offers[offer.ticket] = Express(self, session, said, offer)
+        return express
+
+    def take(self, ticket: bytes) -> Express | None:
+        """Returns whose ticket this is, once; None if it is nobody's."""
+        return self._offers.pop(ticket, None)
+
+    def admit(self, connection: _Connection) -> bool:
+        """Notes a new connection; returns whether it may stay."""
+        strangers = len(self._connections) - sum(1 for each in self._connections if each.known)
+        if strangers >= _MOST_STRANGERS:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def forget(self, connection: _Connection) -> None:
+        """Notes that a connection is gone."""
+        self._connections.discard(connection)
+        if self._empty is not None and not self._connections and not self._empty.done():
+            self._empty.set_result(None)
+
+
+class Express:
+    """One session's express connection, from the offer on."""
+
+    def __init__(self, server: ExpressServer, session: Session, said: Input, offer: pb.Express) -> None:
+        """Makes one that nobody has taken up."""
+        self.offer = offer
+        self._server = server
+        self._session = session
+        self._said = said
+        self._connection: _Connection | None = None
+
+    def board(self, connection: _Connection) -> None:
+        """Somebody came with the ticket: what the session is told goes this way from now on."""
+        self._connection = connection
+        self._session.answer(_BEGINS)
+        self._session.express = self._send
+        logs.debug("express_connected", **describe_caller(self._session.caller))
+
+    def begin(self) -> None:
+        """The client says that what it says comes this way from now on.
+
+        Raises:
+            CoreError: It never came with its ticket.
+        """
+        if self._connection is None:
+            raise convert.invalid("`express_begins` without an express connection")
+        self._connection.listen()
+
+    def take(self, frame: bytes) -> None:
+        """Acts on one frame of the client."""
+        try:
+            self._said.take(pb.SessionRequest.FromString(frame))
+        except CoreError as refusal:
+            self._session.fail(refusal)
+        except DecodeError:
+            self._session.fail(convert.invalid("a frame of the express connection is no SessionRequest"))
+        except Exception:  # noqa: BLE001 -- a bug, which must cost this session its life and nobody else
+            logs.error("request_failed", exc_info=True, request="dmesh.v1.SessionRequest")
+            self._session.fail(
+                CoreError(
+                    ErrorKind.INTERNAL, "the coordination server failed to handle a message; see its log"
+                )
+            )
+
+    def refuse(self, size: int) -> None:
+        """Ends the session of a client that announced too large a frame."""
+        limit = self._server.limits.request_bytes
+        self._session.fail(
+            CoreError(
+                ErrorKind.LIMIT_EXCEEDED,
+                f"a message of {size} bytes was announced on the express connection; it may have {limit}",
+            )
+        )
+
+    def lost(self) -> None:
+        """The connection is gone; what was on its way with it is said again in the next session."""
+        self._session.fail()
+
+    def close(self) -> None:
+        """The session is over."""
+        self._server.take(self.offer.ticket)
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _send(self, item: Notice | bytes) -> None:
+        assert self._connection is not None
+        if not self._connection.send(encoded(item, self._server.now())):
+            self._session.drop()
+            self._connection.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: a stranger until it has shown a ticket."""
+
+    def __init__(self, server: ExpressServer) -> None:
+        self._server = server
+        self._express: Express | None = None
+        self._transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._buffer = bytearray()
+        self._listening = False
+        self._full = False
+
+    @property
+    def known(self) -> bool:
+        """Whether it has shown a ticket."""
+        return self._express is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        if not self._server.admit(self):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=_UNREAD)
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(self._server.limits.handshake_seconds, self._transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.forget(self)
+        if self._patience is not None:
+            self._patience.cancel()
+        if self._express is not None:
+            self._express.lost()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self._express is None:
+            self._show_ticket()
+        elif self._listening:
+            self._read_frames()
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if self._listening:
+            self.listen()
+
+    def listen(self) -> None:
+        """Reads what the client says, from now on."""
+        assert self._transport is not None
+        self._listening = True
+        self._read_frames()
+        if not self._full and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def send(self, message: bytes) -> bool:
+        """Sends a message; returns False if the client does not read what it was sent."""
+        assert self._transport is not None
+        unread = self._transport.get_write_buffer_size()
+        if unread > 0 and unread + len(message) > MAX_SESSION_BYTES:
+            return False
+        self._transport.write(len(message).to_bytes(4, "big") + message)
+        return True
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _show_ticket(self) -> None:
+        assert self._transport is not None
+        if len(self._buffer) < _TICKET_BYTES:
+            return
+        ticket = bytes(self._buffer[:_TICKET_BYTES])
+        del self._buffer[:_TICKET_BYTES]
+        self._express = self._server.take(ticket)
+        if self._express is None:
+            self._transport.abort()
+            return
+        if self._patience is not None:
+            self._patience.cancel()
+        # What the client said before on the stream comes first.
+        self._pause()
+        self._express.board(self)
+
+    def _read_frames(self) -> None:
+        assert self._express is not None
+        assert self._transport is not None
+        buffer, begin, limit = self._buffer, 0, self._server.limits.request_bytes
+        while len(buffer) - begin >= 4 and not self._full and not self._transport.is_closing():
+            size = int.from_bytes(buffer[begin : begin + 4], "big")
+            if size > limit:
+                self._express.refuse(size)
+                self._transport.abort()
+                break
+            end = begin + 4 + size
+            if end > len(buffer):
+                break
+            self._express.take(bytes(buffer[begin + 4 : end]))
+            begin = end
+        del buffer[:begin]
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()

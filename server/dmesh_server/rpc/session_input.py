@@ -1,0 +1,93 @@
+"""What a client says in its session, whichever way it comes."""
+
+from __future__ import annotations
+
+from dmesh.v1 import coordination_pb2 as pb
+from dmesh_server.core import events
+from dmesh_server.rpc import convert
+from dmesh_server.rpc.express import Express
+from dmesh_server.rpc.session_calls import SessionCalls
+from dmesh_server.runtime import Runtime
+from dmesh_server.sessions import Session
+
+_LONGEST_ECHO = 4096
+"""Characters of a barrier name beyond which the session ends; up to it, only the barrier is refused."""
+
+_MANY_BYTES = 1 << 20
+"""Bytes of unread answers from which on no more is read from a client: it could pile up large ones."""
+
+
+class SessionInput:
+    """Takes the messages of one session.
+
+    Attributes:
+        express: The session's express connection, if it was offered one.
+    """
+
+    def __init__(self, runtime: Runtime, session: Session) -> None:
+        """Begins with nothing said.
+
+        Args:
+            runtime: Whom it is told.
+            session: Whose messages they are.
+        """
+        self._runtime = runtime
+        self._session = session
+        self._calls = SessionCalls(runtime, session)
+        self.express: Express | None = None
+
+    def take(self, request: pb.SessionRequest) -> None:
+        """Acts on one message.
+
+        Raises:
+            CoreError: It says nothing that may be said: the session ends.
+        """
+        runtime, number = self._runtime, self._session.number
+        match request.WhichOneof("kind"):
+            case "key_value_call":
+                self._calls.begin(request.key_value_call)
+            case "enter_barrier":
+                self._enter_barrier(request.enter_barrier)
+            case "heartbeat":
+                beat = request.heartbeat
+                runtime.send(events.Heartbeat(number, beat.sequence, beat.progress))
+            case "abandon_call":
+                self._calls.abandon(request.abandon_call.id)
+            case "status":
+                activity = convert.activity(request.status.activity)
+                runtime.send(events.ReportStatus(number, request.status.id, activity))
+            case "waiting":
+                runtime.send(convert.waiting(number, request.waiting))
+            case "express_begins" if self.express is not None:
+                self.express.begin()
+            case "attach":
+                raise convert.invalid("this session is attached already; `attach` comes first and only once")
+            case _:
+                raise convert.invalid(
+                    "a session message says nothing that this server understands; is the client newer?"
+                )
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the client should read some of what it was answered before it is listened to again."""
+        return self._session.outbox.size > _MANY_BYTES
+
+    async def room(self) -> None:
+        """Waits until the client has read most of what it was answered."""
+        await self._session.outbox.drained(_MANY_BYTES)
+
+    def close(self) -> None:
+        """Answers nothing any more: the session is over."""
+        if self.express is not None:
+            self.express.close()
+        self._calls.close()
+
+    def _enter_barrier(self, request: pb.EnterBarrier) -> None:
+        if len(request.name) > _LONGEST_ECHO:
+            # Results carry the name; a client that does not read must not fill the queue with its own words.
+            raise convert.invalid(f"the barrier name has {len(request.name)} characters; it may have 256")
+        timeout = convert.barrier_timeout(request.timeout_ms)
+        participants = tuple(convert.task(task) for task in request.participants)
+        self._runtime.send(
+            events.EnterBarrier(self._session.number, request.name, request.instance, participants, timeout)
+        )
