@@ -1,6 +1,6 @@
 """How facts are written down: the encoding of `Record` values.
 
-Clusters, members, barriers and replies are JSON; keys and changes, which carry the users' bytes, are packed
+Clusters, members and barriers are JSON; keys, changes and replies, which every change writes, are packed
 binary. The store names the format's version; a change of anything here is a new version.
 """
 
@@ -34,7 +34,7 @@ from dmesh_server.core.wording import ranges
 
 T = TypeVar("T")
 
-FORMAT = 2
+FORMAT = 3
 """Version of the encoding."""
 
 CLUSTER = "cluster"
@@ -52,6 +52,9 @@ REPLY = "reply"
 
 _KEY_HEAD = struct.Struct("<QQ")
 _EVENT_HEAD = struct.Struct("<BIIQQ")
+_REPLY_HEAD = struct.Struct("<QQBqQHH")
+"""Incarnation, sequence, which answer, its number, its revision, lengths of the call and the request id."""
+_ANSWERS = (Done, KvRevision, KvDeleted, KvIncremented, KvCompared)
 
 
 class RecordError(ValueError):
@@ -158,30 +161,24 @@ def encode_barrier(finished: FinishedBarrier) -> bytes:
 
 
 def encode_reply(incarnation: int, remembered: Remembered) -> bytes:
-    """Encodes a remembered answer to a process."""
-    answer: dict[str, Any]
+    """Encodes a remembered answer to a process. Packed, because one is written with every change."""
+    number, revision, key = 0, 0, ""
     match remembered.answer:
         case Done():
-            answer = {}
+            pass
         case KvRevision(revision):
-            answer = {"revision": revision}
-        case KvDeleted(deleted, revision):
-            answer = {"deleted": deleted, "revision": revision}
-        case KvIncremented(value, revision):
-            answer = {"value": value, "revision": revision}
+            pass
+        case KvDeleted(number, revision) | KvIncremented(number, revision):
+            pass
         case KvCompared(_, current, revision):
             assert current is not None
-            answer = {"revision": revision, "key": current.key, "created": current.create_revision}
-    return _dump(
-        {
-            "incarnation": incarnation,
-            "sequence": remembered.sequence,
-            "request_id": remembered.request_id,
-            "call": remembered.call,
-            "type": type(remembered.answer).__name__,
-            "answer": answer,
-        }
+            number, key = current.create_revision, current.key
+    answer = _ANSWERS.index(type(remembered.answer))
+    call, request_id = remembered.call.encode(), remembered.request_id.encode()
+    head = _REPLY_HEAD.pack(
+        incarnation, remembered.sequence, answer, number, revision, len(call), len(request_id)
     )
+    return head + call + request_id + key.encode()
 
 
 def encode_key(kv: KeyValue) -> bytes:
@@ -270,27 +267,25 @@ def decode_reply(record: Record) -> tuple[Task, int, Remembered]:
 
     def decode(value: bytes) -> tuple[Task, int, Remembered]:
         job, index, _ = record.key.split("/")
-        data = json.loads(value)
-        fields = data["answer"]
+        head, words = _REPLY_HEAD.unpack_from(value), value[_REPLY_HEAD.size :]
+        incarnation, sequence, kind, number, revision, call_size, id_size = head
+        call, rest = words[:call_size].decode(), words[call_size:]
+        request_id, key = rest[:id_size].decode(), rest[id_size:].decode()
+        if kind >= len(_ANSWERS) or len(call) < call_size or len(rest) < id_size:
+            raise ValueError("it is cut short, or an unknown answer")
         answer: RememberedAnswer
-        match data["type"]:
-            case "Done":
-                answer = Done()
+        match _ANSWERS[kind].__name__:
             case "KvRevision":
-                answer = KvRevision(int(fields["revision"]))
+                answer = KvRevision(revision)
             case "KvDeleted":
-                answer = KvDeleted(int(fields["deleted"]), int(fields["revision"]))
+                answer = KvDeleted(number, revision)
             case "KvIncremented":
-                answer = KvIncremented(int(fields["value"]), int(fields["revision"]))
+                answer = KvIncremented(number, revision)
             case "KvCompared":
-                revision = int(fields["revision"])
-                answer = KvCompared(
-                    True, KeyValue(fields["key"], b"", int(fields["created"]), revision), revision
-                )
-            case unknown:
-                raise ValueError(f"unknown answer {unknown!r}")
-        remembered = Remembered(int(data["sequence"]), str(data["request_id"]), str(data["call"]), answer)
-        return Task(job, int(index)), int(data["incarnation"]), remembered
+                answer = KvCompared(True, KeyValue(key, b"", number, revision), revision)
+            case _:
+                answer = Done()
+        return Task(job, int(index)), incarnation, Remembered(sequence, request_id, call, answer)
 
     return _decoded(record, decode)
 

@@ -25,8 +25,10 @@ class Turn:
         Effects wait for it unless it is `lazy`, and everything else of this event, too.
         """
         self._lazy = self._lazy and lazy
-        self._records.pop((cluster, kind, key), None)
-        self._records[cluster, kind, key] = Record(cluster, kind, key, value)
+        address = (cluster, kind, key)
+        if address in self._records:  # the order is that of the last words
+            del self._records[address]
+        self._records[address] = Record(cluster, kind, key, value)
 
     def reply(self, token: int, answer: Answer) -> None:
         """Answers a request."""

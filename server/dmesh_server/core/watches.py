@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ class History:
         self._max_revisions = max_revisions
         self._max_bytes = max_bytes
         self._changes: dict[int, tuple[KeyEvent, ...]] = {}
+        self._sizes: deque[int] = deque()
         self._size = 0
 
     def __len__(self) -> int:
@@ -25,13 +26,16 @@ class History:
     def append(self, revision: int, events: tuple[KeyEvent, ...]) -> list[int]:
         """Adds the changes of the next revision; returns the old revisions that are forgotten for it."""
         self._changes[revision] = events
-        self._size += _size(events)
+        size = sum(event.size for event in events)
+        self._sizes.append(size)
+        self._size += size
         forgotten = []
         while len(self._changes) > self._max_revisions or (
             self._size > self._max_bytes and len(self._changes) > 1
         ):
             oldest = next(iter(self._changes))
-            self._size -= _size(self._changes.pop(oldest))
+            del self._changes[oldest]
+            self._size -= self._sizes.popleft()
             forgotten.append(oldest)
         return forgotten
 
@@ -50,10 +54,6 @@ class History:
     def revisions(self) -> list[int]:
         """Returns the kept revisions, in order."""
         return list(self._changes)
-
-
-def _size(events: tuple[KeyEvent, ...]) -> int:
-    return sum(event.size for event in events)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
