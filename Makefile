@@ -29,7 +29,7 @@ test: $(READY) ## Run the default tests.
 
 faults: $(READY) ## Kill, freeze, partition and starve real processes (root for all of it); prints its seed.
 	DMESH_FAULTS_SEED=$${DMESH_FAULTS_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} \
-		$(BIN)/python -m pytest -m "faults or not faults" $(or $(ARGS),tests/faults)
+		$(BIN)/python -m pytest -m "faults or not faults" $(or $(ARGS),tests/faults tests/load)
 
 load: $(READY) ## Register 1,000 clients over real connections, pass a barrier, leave.
 	$(BIN)/python benchmarks/clients.py $(ARGS)

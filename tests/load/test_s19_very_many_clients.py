@@ -1,0 +1,35 @@
+"""Scenario 19: very many clients on one server. The program that does it is `benchmarks/clients.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = int(os.environ.get("DMESH_LOAD_CLIENTS") or 10_000)
+HEARTBEATS = float(os.environ.get("DMESH_LOAD_SECONDS") or 30)
+"""Seconds of nothing but heartbeats; 300 and more in the long form, `make load-10k`."""
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900 + 2 * HEARTBEATS)]
+
+
+@pytest.mark.parametrize("ending", ["leave", "vanish"])
+def test_all_register_meet_live_and_go(ending: str) -> None:
+    """No call fails, nobody is taken for dead, and the promised limits of time and memory hold."""
+    options = ["--clients", str(CLIENTS), "--heartbeat", str(HEARTBEATS), "--ending", ending, "--check"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "clients.py"), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["clients"] == CLIENTS
+    assert report["heartbeats"] >= CLIENTS * int(HEARTBEATS / 4)
+    assert done.returncode == 0, done.stderr
