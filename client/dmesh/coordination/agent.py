@@ -30,8 +30,9 @@ from dmesh.coordination.notices import (
 )
 from dmesh.coordination.preemption import PreemptionSync
 from dmesh.coordination.questions import Questions
+from dmesh.coordination.registration import Registration
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
-from dmesh.coordination.session import Registration, Session
+from dmesh.coordination.session import Session
 from dmesh.coordination.session_events import SessionEvents
 from dmesh.coordination.watches import Watch, WatchStream
 from dmesh.errors import (

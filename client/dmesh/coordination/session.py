@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -14,12 +14,12 @@ import grpc
 from dmesh import protocol
 from dmesh._log import logger
 from dmesh.coordination import express, faults
-from dmesh.coordination.cluster_settings import NO_WISHES, ClusterSettings
 from dmesh.coordination.express import Express
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
 from dmesh.coordination.outbox import Outbox
+from dmesh.coordination.registration import Registration, too_old
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.stream import Stream
 from dmesh.coordination.waiting import Bell, Worker
@@ -47,9 +47,6 @@ _FINAL = frozenset(
         common_pb2.ERROR_KIND_VERSION_MISMATCH,
     }
 )
-
-STANDARD_REQUEST_BYTES = 3 << 19
-"""Size of the largest message that a server reads which does not say."""
 
 
 class SessionListener(Protocol):
@@ -90,30 +87,6 @@ class SessionListener(Protocol):
 
     def on_failure(self, error: CoordinationError, *, final: bool) -> None:
         """The process was fenced (final), or the coordinator has been gone for too long (not final)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What the server answered to the registration."""
-
-    server_incarnation: int
-    """Random number that the server drew when it started."""
-    cluster_incarnation: int
-    """Random number of this life of the cluster."""
-    peer_secret: bytes = field(repr=False)
-    """With which peers prove to one another that they belong to the cluster. Never logged."""
-    heartbeat_interval: float
-    """Seconds between heartbeats."""
-    lease: float
-    """Seconds of silence after which a client is blocked, or lost."""
-    epoch: int = 0
-    """The cluster's epoch at the registration."""
-    settings: ClusterSettings = NO_WISHES
-    """The cluster's settings."""
-    rejoined: bool = False
-    """Whether the seat had an earlier holder in this life of the cluster: the others have started already."""
-    max_request_bytes: int = STANDARD_REQUEST_BYTES
-    """Size of the largest message that the server reads; a larger one would break the session."""
 
 
 class Session:
@@ -233,21 +206,10 @@ class Session:
             self._say(response)
             return response
         if not response.HasField("settings"):
-            fault = _too_old(self._link.address)
+            fault = too_old(self._link.address)
             self._say(fault)
             return fault
-        registration = Registration(
-            server_incarnation=response.server_incarnation,
-            cluster_incarnation=response.cluster_incarnation,
-            peer_secret=response.peer_secret,
-            heartbeat_interval=max(response.heartbeat_interval_ms, 1) / 1000,
-            lease=max(response.lease_ms, 1) / 1000,
-            epoch=response.epoch,
-            settings=ClusterSettings.from_proto(response.settings),
-            rejoined=response.rejoined,
-            # A server of an earlier release does not say; its limit was this one.
-            max_request_bytes=response.max_request_bytes or STANDARD_REQUEST_BYTES,
-        )
+        registration = Registration.from_proto(response)
         with self._lock:
             same_server = (
                 self._registration is not None
@@ -490,14 +452,6 @@ class Session:
             doing=doing,
             ever_connected=self._link.contact.ever,
         )
-
-
-def _too_old(address: str) -> Fault:
-    return Fault(
-        common_pb2.ERROR_KIND_VERSION_MISMATCH,
-        f"the coordinator at {address} speaks version 1 of the protocol, this client version "
-        f"{protocol.VERSION}. Use the same version of dmesh on both sides; upgrade the server first.",
-    )
 
 
 def _as_coordination_error(error: DMeshError) -> CoordinationError:

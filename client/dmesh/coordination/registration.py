@@ -1,0 +1,63 @@
+"""What a client is told when it has taken its seat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dmesh import protocol
+from dmesh.coordination.cluster_settings import NO_WISHES, ClusterSettings
+from dmesh.coordination.faults import Fault
+from dmesh.v1 import common_pb2
+from dmesh.v1 import coordination_pb2 as pb
+
+STANDARD_REQUEST_BYTES = 3 << 19
+"""Size of the largest message that a server reads which does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the server answered to the registration."""
+
+    server_incarnation: int
+    """Random number that the server drew when it started."""
+    cluster_incarnation: int
+    """Random number of this life of the cluster."""
+    peer_secret: bytes = field(repr=False)
+    """With which peers prove to one another that they belong to the cluster. Never logged."""
+    heartbeat_interval: float
+    """Seconds between heartbeats."""
+    lease: float
+    """Seconds of silence after which a client is blocked, or lost."""
+    epoch: int = 0
+    """The cluster's epoch at the registration."""
+    settings: ClusterSettings = NO_WISHES
+    """The cluster's settings."""
+    rejoined: bool = False
+    """Whether the seat had an earlier holder in this life of the cluster: the others have started already."""
+    max_request_bytes: int = STANDARD_REQUEST_BYTES
+    """Size of the largest message that the server reads; a larger one would break the session."""
+
+    @classmethod
+    def from_proto(cls, response: pb.RegisterResponse) -> Registration:
+        """Reads the server's answer."""
+        return cls(
+            server_incarnation=response.server_incarnation,
+            cluster_incarnation=response.cluster_incarnation,
+            peer_secret=response.peer_secret,
+            heartbeat_interval=max(response.heartbeat_interval_ms, 1) / 1000,
+            lease=max(response.lease_ms, 1) / 1000,
+            epoch=response.epoch,
+            settings=ClusterSettings.from_proto(response.settings),
+            rejoined=response.rejoined,
+            # A server of an earlier release does not say; its limit was this one.
+            max_request_bytes=response.max_request_bytes or STANDARD_REQUEST_BYTES,
+        )
+
+
+def too_old(address: str) -> Fault:
+    """Makes the refusal of a server that does not know what this client relies on."""
+    return Fault(
+        common_pb2.ERROR_KIND_VERSION_MISMATCH,
+        f"the coordinator at {address} speaks version 1 of the protocol, this client version "
+        f"{protocol.VERSION}. Use the same version of dmesh on both sides; upgrade the server first.",
+    )
