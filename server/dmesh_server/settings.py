@@ -175,6 +175,9 @@ def _peer_limits(flags: argparse.Namespace, limits: Limits) -> PeerLimits:
             "--max-calls-per-connection", flags.max_calls_per_connection, standard.calls_per_connection
         ),
         request_bytes=size,
+        messages_per_second=_count(
+            "--max-message-rate", flags.max_message_rate, round(standard.messages_per_second)
+        ),
     )
 
 

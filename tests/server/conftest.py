@@ -12,6 +12,7 @@ from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.limits import PeerLimits
 from dmesh_server.store.memory import MemoryStore
 
 
@@ -31,10 +32,16 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-async def served(limits: Limits) -> AsyncIterator[Served]:
+def peer_limits() -> PeerLimits:
+    """Parametrize to change what one peer may take."""
+    return PeerLimits()
+
+
+@pytest.fixture
+async def served(limits: Limits, peer_limits: PeerLimits) -> AsyncIterator[Served]:
     runtime = Runtime(MemoryStore(), limits)
     await runtime.start()
-    rpc = RpcServer(runtime, health=True, reflection=True)
+    rpc = RpcServer(runtime, peer_limits=peer_limits, health=True, reflection=True)
     address = await rpc.start(Address("127.0.0.1", 0))
     yield Served(runtime, rpc, str(address))
     await runtime.shutdown()

@@ -28,6 +28,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--http", "127.0.0.1:0", "--no-http"], "exclude each other"),
         (["--insecure", "--token-file", "t"], "exclude each other"),
         (["--max-tasks", "0"], "--max-tasks is '0'"),
+        (["--max-message-rate", "0"], "--max-message-rate is '0'"),
         (["--express-port", "on"], "--express-port is 'on'"),
         (["--express-port", "65536"], "--express-port is '65536'"),
         (["--max-store-size", "much"], "such as 256MiB"),

@@ -192,6 +192,31 @@ async def test_a_stranger_that_says_nothing_does_not_stay(connect):
     await runtime.close()
 
 
+@pytest.mark.parametrize("peer_limits", [PeerLimits(messages_per_second=20)])
+async def test_who_says_too_much_is_read_more_slowly(riding):
+    """30 messages at 20 in a second, of which the first second's worth is free; and all are answered."""
+    stream, express = riding
+    began = asyncio.get_running_loop().time()
+    await express.send(*(get(call_id) for call_id in range(1, 31)))
+    for call_id in range(1, 31):
+        assert (await express.read()).key_value_reply.id == call_id
+    assert asyncio.get_running_loop().time() - began >= 0.4
+    for sequence in range(10):
+        await stream.send(heartbeat=pb.Heartbeat(sequence=sequence))
+    for sequence in range(10):
+        assert (await stream.read_kind("heartbeat_ack")).heartbeat_ack.sequence == sequence
+    assert asyncio.get_running_loop().time() - began >= 0.9
+
+
+async def test_many_frames_at_once_are_all_dealt_with(riding):
+    _, express = riding
+    count = 250
+    assert count > 2 * express_module._FRAMES_IN_A_ROW
+    await express.send(*(get(call_id) for call_id in range(1, count + 1)))
+    for call_id in range(1, count + 1):
+        assert (await express.read()).key_value_reply.id == call_id
+
+
 async def test_strangers_are_few(served, make_client, connect, monkeypatch):
     monkeypatch.setattr(express_module, "_MOST_STRANGERS", 2)
     stream, offer = await attach(served, make_client())
@@ -262,8 +287,9 @@ def test_frames_may_be_cut_anywhere(data, cuts):
     taken: list[bytes] = []
 
     class Taker:
-        def take(self, frame: bytes) -> None:
+        def take(self, frame: bytes) -> float:
             taken.append(frame)
+            return 0.0
 
         def refuse(self, size: int) -> None:
             raise AssertionError(size)

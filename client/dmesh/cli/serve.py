@@ -70,6 +70,7 @@ def add_parser(subparsers: Subparsers) -> None:
     bound("--max-connections", metavar="N", help="clients' connections (default: as many as fit)")
     bound("--max-calls-per-connection", metavar="N", help="calls under way on each of them (default 4096)")
     bound("--max-request-size", metavar="SIZE", help="one request or message (default 1.5 MiB)")
+    bound("--max-message-rate", metavar="N", help="messages of one client in a second (default 5000)")
     bound("--max-http-connections", metavar="N", help="HTTP connections (default 512)")
     bound("--max-http-connections-per-host", metavar="N", help="of these, from one host (default 64)")
     bound("--max-clusters", metavar="N", help="clusters on this server (default 1000)")

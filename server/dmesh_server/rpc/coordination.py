@@ -20,6 +20,7 @@ from dmesh_server.rpc.handlers import Context, Reader, two_way_stream, unary
 from dmesh_server.rpc.member_table import MemberTable
 from dmesh_server.rpc.session_input import SessionInput
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.limits import PeerLimits
 from dmesh_server.sessions import Session, describe_caller
 from dmesh_server.telemetry import logs
 
@@ -32,19 +33,17 @@ _ATTACH_WITHIN = 10.0
 class CoordinationServicer:
     """Answers the calls of `CoordinationService`."""
 
-    def __init__(
-        self, runtime: Runtime, max_request_bytes: int, express: ExpressServer | None = None
-    ) -> None:
+    def __init__(self, runtime: Runtime, limits: PeerLimits, express: ExpressServer | None = None) -> None:
         """Makes a servicer.
 
         Args:
             runtime: Who knows the answers.
-            max_request_bytes: The largest request that gets through to it, for clients to know.
+            limits: What peers may take.
             express: Takes express connections; None if there are none.
         """
         self._runtime = runtime
         self._express = express
-        self._max_request_bytes = max_request_bytes
+        self._limits = limits
         self._table = MemberTable()
         self._jobs = convert.JobLists()
 
@@ -98,7 +97,7 @@ class CoordinationServicer:
             session_grace_ms=round(limits.session_grace * 1000),
             settings=convert.cluster_settings_to_proto(settings),
             rejoined=answer.rejoined,
-            max_request_bytes=self._max_request_bytes,
+            max_request_bytes=self._limits.request_bytes,
         )
 
     async def cancel_barrier(
@@ -150,7 +149,7 @@ class CoordinationServicer:
         attach = await self._read_attach(read)
         caller = convert.caller(attach.caller, attach.HasField("caller"))
         session, attached = await self._runtime.open_session(caller, convert.passed_barriers(attach.passed))
-        said = SessionInput(self._runtime, session)
+        said = SessionInput(self._runtime, session, self._limits.messages_per_second)
         try:
             answer = pb.Attached(server_incarnation=self._runtime.server_incarnation, epoch=attached.epoch)
             if self._express is not None:
@@ -167,7 +166,9 @@ class CoordinationServicer:
 
     async def _listen(self, read: Reader[pb.SessionRequest], said: SessionInput) -> None:
         while (request := await read()) is not None:
-            said.take(request)
+            pause = said.take(request)
+            if pause:
+                await asyncio.sleep(pause)
             if said.crowded:
                 await said.room()
 

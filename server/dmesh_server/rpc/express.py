@@ -29,14 +29,17 @@ _MOST_STRANGERS = 256
 _UNREAD = 1 << 20
 """Bytes of unread answers from which on no more is read from a client."""
 
+_FRAMES_IN_A_ROW = 64
+"""Messages of one client after which others have their turn: 256 KiB may hold thousands."""
+
 _BEGINS = pb.SessionResponse(express_begins=pb.ExpressBegins()).SerializeToString()
 
 
 class Input(Protocol):
     """Takes what a client says."""
 
-    def take(self, request: pb.SessionRequest) -> None:
-        """Acts on one message; raises `CoreError` if that ends the session."""
+    def take(self, request: pb.SessionRequest) -> float:
+        """Acts on one message; returns for how many seconds not to listen; raises `CoreError` at the end."""
 
 
 class ExpressServer:
@@ -145,10 +148,10 @@ class Express:
             raise convert.invalid("`express_begins` without an express connection")
         self._connection.listen()
 
-    def take(self, frame: bytes) -> None:
-        """Acts on one frame of the client."""
+    def take(self, frame: bytes) -> float:
+        """Acts on one frame of the client; returns for how many seconds not to listen to the next one."""
         try:
-            self._said.take(pb.SessionRequest.FromString(frame))
+            return self._said.take(pb.SessionRequest.FromString(frame))
         except CoreError as refusal:
             self._session.fail(refusal)
         except DecodeError:
@@ -160,6 +163,7 @@ class Express:
                     ErrorKind.INTERNAL, "the coordination server failed to handle a message; see its log"
                 )
             )
+        return 0.0
 
     def refuse(self, size: int) -> None:
         """Ends the session of a client that announced too large a frame."""
@@ -234,7 +238,7 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
-        if self._listening:
+        if self._listening:  # else there is somebody who will see to it
             self.listen()
 
     def listen(self) -> None:
@@ -242,7 +246,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self._listening = True
         self._read_frames()
-        if not self._full and not self._transport.is_closing():
+        if self._listening and not self._full and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def send(self, message: bytes) -> bool:
@@ -279,6 +283,7 @@ class _Connection(asyncio.Protocol):
         assert self._express is not None
         assert self._transport is not None
         buffer, begin, limit = self._buffer, 0, self._server.limits.request_bytes
+        turns = _FRAMES_IN_A_ROW
         while len(buffer) - begin >= 4 and not self._full and not self._transport.is_closing():
             size = int.from_bytes(buffer[begin : begin + 4], "big")
             if size > limit:
@@ -288,9 +293,19 @@ class _Connection(asyncio.Protocol):
             end = begin + 4 + size
             if end > len(buffer):
                 break
-            self._express.take(bytes(buffer[begin + 4 : end]))
+            pause = self._express.take(bytes(buffer[begin + 4 : end]))
             begin = end
+            turns -= 1
+            if pause or turns == 0:
+                self._listen_again(pause)
+                break
         del buffer[:begin]
+
+    def _listen_again(self, seconds: float) -> None:
+        """Lets others have their turn first."""
+        self._listening = False
+        self._pause()
+        asyncio.get_running_loop().call_later(seconds, self.listen)
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

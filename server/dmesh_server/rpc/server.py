@@ -110,7 +110,7 @@ class RpcServer:
         # Frames are not encrypted: who wants that stays with gRPC.
         self._express = None if express_port is None or tls is not None else ExpressServer(runtime, bounds)
         self._express_port = express_port
-        coordination_handlers = CoordinationServicer(runtime, bounds.request_bytes, self._express).handlers()
+        coordination_handlers = CoordinationServicer(runtime, bounds, self._express).handlers()
         key_value_handlers = KeyValueServicer(runtime).handlers()
         self._server.add_generic_rpc_handlers(
             (

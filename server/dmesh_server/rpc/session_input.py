@@ -8,6 +8,7 @@ from dmesh_server.rpc import convert
 from dmesh_server.rpc.express import Express
 from dmesh_server.rpc.session_calls import SessionCalls
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.pace import Pace
 from dmesh_server.sessions import Session
 
 _LONGEST_ECHO = 4096
@@ -24,20 +25,22 @@ class SessionInput:
         express: The session's express connection, if it was offered one.
     """
 
-    def __init__(self, runtime: Runtime, session: Session) -> None:
+    def __init__(self, runtime: Runtime, session: Session, rate: float) -> None:
         """Begins with nothing said.
 
         Args:
             runtime: Whom it is told.
             session: Whose messages they are.
+            rate: Messages per second that the client may say.
         """
+        self._pace = Pace(rate, runtime.now())
         self._runtime = runtime
         self._session = session
         self._calls = SessionCalls(runtime, session)
         self.express: Express | None = None
 
-    def take(self, request: pb.SessionRequest) -> None:
-        """Acts on one message.
+    def take(self, request: pb.SessionRequest) -> float:
+        """Acts on one message; returns for how many seconds not to listen to the next one.
 
         Raises:
             CoreError: It says nothing that may be said: the session ends.
@@ -66,6 +69,7 @@ class SessionInput:
                 raise convert.invalid(
                     "a session message says nothing that this server understands; is the client newer?"
                 )
+        return self._pace.spend(runtime.now())
 
     @property
     def crowded(self) -> bool:

@@ -24,13 +24,21 @@ class PeerLimits:
     that floods the server with calls keeps mostly itself waiting."""
     request_bytes: int = 3 << 19
     """Size of one request or one message of a session: 1.5 MiB, a value of the largest size and its key."""
+    messages_per_second: float = 5000.0
+    """Messages of one session, on average over a second: who says more is read more slowly, not refused."""
     handshake_seconds: float = 10.0
     """Time from the connection to the end of its TLS and HTTP/2 handshakes."""
     idle_seconds: float = 300.0
     """Time that a connection may be open without a call; clients keep their session's call open."""
 
     def __post_init__(self) -> None:
-        for name in ("calls_per_connection", "request_bytes", "handshake_seconds", "idle_seconds"):
+        for name in (
+            "calls_per_connection",
+            "request_bytes",
+            "messages_per_second",
+            "handshake_seconds",
+            "idle_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         if self.connections < 0:
