@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -17,11 +18,14 @@ from tests.server.raw_client import PATIENCE, RawClient, Stream, error_of
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1 import key_value_pb2 as kv
+from dmesh_server import event_loop
+from dmesh_server.core.model import Caller
 from dmesh_server.listening import Address
 from dmesh_server.rpc import express as express_module
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.limits import PeerLimits
+from dmesh_server.sessions import Session
 from dmesh_server.store.memory import MemoryStore
 
 MARK = pb.SessionRequest(express_begins=pb.ExpressBegins())
@@ -278,6 +282,34 @@ async def test_who_reads_nothing_for_too_long_is_dropped(riding, monkeypatch):
     await express.send(pb.SessionRequest(key_value_call=pb.KeyValueCall(id=1, set=put)))
     with pytest.raises(grpc.aio.AioRpcError, match="did not read"):
         await stream.read()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, event_loop._factory()])
+def test_what_is_said_to_a_connection_that_is_gone_concerns_nobody(loop):
+    """Between its end and that of its stream, others' messages are on their way to it, too."""
+
+    async def main() -> None:
+        server = express_module.ExpressServer(Runtime(MemoryStore()), PeerLimits())
+        await server.start([socket.create_server(("127.0.0.1", 0))], 1)
+        session = Session(1, Caller("c", None, 1), 16)
+        express = server.offer(session, None, 1)  # type: ignore[arg-type]
+        assert express is not None
+        _, writer = await asyncio.open_connection("127.0.0.1", express.offer.port)
+        writer.write(express.offer.ticket)
+        async with asyncio.timeout(PATIENCE):
+            while session.express is None:
+                await asyncio.sleep(0.001)
+            express.begin()
+            writer.transport.abort()
+            while server._connections:
+                await asyncio.sleep(0.001)
+        try:
+            session.answer(b"x")
+        finally:
+            await server.stop()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -252,6 +252,8 @@ class _Connection(asyncio.Protocol):
     def send(self, message: bytes) -> bool:
         """Sends a message; returns False if the client does not read what it was sent."""
         assert self._transport is not None
+        if self._transport.is_closing():
+            return True  # the session is about to end; what it misses is said again in the next one
         unread = self._transport.get_write_buffer_size()
         if unread > 0 and unread + len(message) > MAX_SESSION_BYTES:
             return False
