@@ -256,6 +256,28 @@ async def test_the_mark_without_a_connection_is_refused(served, make_client):
         await stream.read()
 
 
+async def test_the_mark_comes_once(riding, caplog):
+    """Reading frames out of reading frames would take the same ones again, as deep as the stack is."""
+    stream, express = riding
+    await express.send(*[MARK] * 4)
+    with pytest.raises(grpc.aio.AioRpcError, match="only once"):
+        await stream.read()
+    assert not caplog.records
+
+
+async def test_nothing_is_taken_after_what_ended_the_session(riding, make_client):
+    stream, express = riding
+    put = kv.SetRequest(request_id="r", key="k", value=b"v")
+    late = pb.SessionRequest(key_value_call=pb.KeyValueCall(id=1, set=put))
+    await express.send(pb.SessionRequest(), late)
+    with pytest.raises(grpc.aio.AioRpcError, match="understands"):
+        await stream.read()
+    other = make_client(1)
+    await other.register()
+    found = await other.key_value.List(kv.ListRequest(caller=other.caller, prefix="k"))
+    assert not found.kvs
+
+
 async def test_who_does_not_read_is_not_listened_to(riding, served):
     """Answers pile up at the server to a bound; then they wait at the client's end, as questions."""
     stream, express = riding

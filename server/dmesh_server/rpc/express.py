@@ -130,6 +130,7 @@ class Express:
         self._session = session
         self._said = said
         self._connection: _Connection | None = None
+        self._begun = False
 
     def board(self, connection: _Connection) -> None:
         """Somebody came with the ticket: what the session is told goes this way from now on."""
@@ -142,10 +143,13 @@ class Express:
         """The client says that what it says comes this way from now on.
 
         Raises:
-            CoreError: It never came with its ticket.
+            CoreError: It never came with its ticket, or has said so before.
         """
         if self._connection is None:
             raise convert.invalid("`express_begins` without an express connection")
+        if self._begun:
+            raise convert.invalid("`express_begins` comes only once")
+        self._begun = True
         self._connection.listen()
 
     def take(self, frame: bytes) -> float:
@@ -153,12 +157,12 @@ class Express:
         try:
             return self._said.take(pb.SessionRequest.FromString(frame))
         except CoreError as refusal:
-            self._session.fail(refusal)
+            self._end(refusal)
         except DecodeError:
-            self._session.fail(convert.invalid("a frame of the express connection is no SessionRequest"))
+            self._end(convert.invalid("a frame of the express connection is no SessionRequest"))
         except Exception:  # noqa: BLE001 -- a bug, which must cost this session its life and nobody else
             logs.error("request_failed", exc_info=True, request="dmesh.v1.SessionRequest")
-            self._session.fail(
+            self._end(
                 CoreError(
                     ErrorKind.INTERNAL, "the coordination server failed to handle a message; see its log"
                 )
@@ -184,6 +188,11 @@ class Express:
         self._server.take(self.offer.ticket)
         if self._connection is not None:
             self._connection.abort()
+
+    def _end(self, fault: CoreError) -> None:
+        self._session.fail(fault)
+        if self._connection is not None:
+            self._connection.ignore()
 
     def _send(self, item: Notice | bytes) -> None:
         assert self._connection is not None
@@ -246,8 +255,13 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self._listening = True
         self._read_frames()
-        if self._listening and not self._full and not self._transport.is_closing():
+        if self._readable():
             self._transport.resume_reading()
+
+    def ignore(self) -> None:
+        """Reads nothing any more."""
+        self._listening = False
+        self._pause()
 
     def send(self, message: bytes) -> bool:
         """Sends a message; returns False if the client does not read what it was sent."""
@@ -285,8 +299,7 @@ class _Connection(asyncio.Protocol):
         assert self._express is not None
         assert self._transport is not None
         buffer, begin, limit = self._buffer, 0, self._server.limits.request_bytes
-        turns = _FRAMES_IN_A_ROW
-        while len(buffer) - begin >= 4 and not self._full and not self._transport.is_closing():
+        while len(buffer) - begin >= 4 and self._readable():
             size = int.from_bytes(buffer[begin : begin + 4], "big")
             if size > limit:
                 self._express.refuse(size)
@@ -303,11 +316,9 @@ class _Connection(asyncio.Protocol):
                 break
         del buffer[:begin]
 
-    def _listen_again(self, seconds: float) -> None:
-        """Lets others have their turn first."""
-        self._listening = False
-        self._pause()
-        asyncio.get_running_loop().call_later(seconds, self.listen)
+    def _readable(self) -> bool:
+        assert self._transport is not None
+        return self._listening and not self._full and not self._transport.is_closing()
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
