@@ -231,6 +231,17 @@ async def test_strangers_are_few(served, make_client, connect, monkeypatch):
     await connect(offer.port, b"")  # there is room for another one
 
 
+async def test_connections_are_no_more_than_there_is_room_for(served, make_client, connect):
+    """Whoever is attached before the others are busy has an offer: all may come at once."""
+    streams = [await attach(served, make_client(index)) for index in range(2)]
+    served.rpc._express.limits = PeerLimits(connections=1)
+    await connect(streams[0][1].port, streams[0][1].ticket)
+    await streams[0][0].read_kind("express_begins")
+    await (await connect(streams[1][1].port, streams[1][1].ticket)).closed()
+    await streams[1][0].send(key_value_call=get(1).key_value_call)
+    assert (await streams[1][0].read()).key_value_reply.id == 1
+
+
 @pytest.mark.parametrize(
     ("bytes_sent", "kind"),
     [

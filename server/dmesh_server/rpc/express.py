@@ -56,6 +56,7 @@ class ExpressServer:
         self.limits = limits
         self._offers: dict[bytes, Express] = {}
         self._connections: set[_Connection] = set()
+        self._strangers: set[_Connection] = set()
         self._servers: list[asyncio.Server] = []
         self._empty: asyncio.Future[None] | None = None
         self._port = 0
@@ -107,15 +108,22 @@ class ExpressServer:
 
     def admit(self, connection: _Connection) -> bool:
         """Notes a new connection; returns whether it may stay."""
-        strangers = len(self._connections) - sum(1 for each in self._connections if each.known)
-        if strangers >= _MOST_STRANGERS:
+        # Offers may be more than there is room for: it is not known who takes them up.
+        crowded = len(self._connections) >= self.limits.express_connections
+        if crowded or len(self._strangers) >= _MOST_STRANGERS:
             return False
         self._connections.add(connection)
+        self._strangers.add(connection)
         return True
+
+    def welcome(self, connection: _Connection) -> None:
+        """Notes that a connection has shown its ticket."""
+        self._strangers.discard(connection)
 
     def forget(self, connection: _Connection) -> None:
         """Notes that a connection is gone."""
         self._connections.discard(connection)
+        self._strangers.discard(connection)
         if self._empty is not None and not self._connections and not self._empty.done():
             self._empty.set_result(None)
 
@@ -213,11 +221,6 @@ class _Connection(asyncio.Protocol):
         self._listening = False
         self._full = False
 
-    @property
-    def known(self) -> bool:
-        """Whether it has shown a ticket."""
-        return self._express is not None
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         if not self._server.admit(self):
@@ -291,6 +294,7 @@ class _Connection(asyncio.Protocol):
             return
         if self._patience is not None:
             self._patience.cancel()
+        self._server.welcome(self)
         # What the client said before on the stream comes first.
         self._pause()
         self._express.board(self)
