@@ -289,6 +289,28 @@ async def test_nothing_is_taken_after_what_ended_the_session(riding, make_client
     assert not found.kvs
 
 
+async def test_who_says_much_lets_others_have_their_turn(riding, served):
+    """Thousands of small frames may come at once; the loop does other things in between."""
+    _, express = riding
+    (connection,) = served.rpc._express._connections
+    turns: list[int] = []
+    take = connection._express.take
+
+    def noting(frame: bytes) -> None:
+        if len(turns) % 16 == 0:
+            asyncio.get_running_loop().call_soon(lambda: passed.append(len(turns)))
+        turns.append(len(frame))
+        take(frame)
+
+    passed: list[int] = []
+    connection._express.take = noting
+    unknown = pb.SessionRequest(abandon_call=pb.AbandonCall(id=9))
+    await express.send(*[unknown] * 5000, get(1))
+    assert (await express.read()).key_value_reply.id == 1
+    assert len(turns) == 5001
+    assert max(after - before for before, after in itertools.pairwise([0, *passed])) <= 64 + 16
+
+
 async def test_who_does_not_read_is_not_listened_to(riding, served):
     """Answers pile up at the server to a bound; then they wait at the client's end, as questions."""
     stream, express = riding

@@ -26,6 +26,8 @@ from dmesh_server.telemetry import logs
 _TICKET_BYTES = 32
 _MOST_STRANGERS = 256
 """Connections that have not shown their ticket yet."""
+_TURN = 64
+"""Frames of one client that are acted on before the others have their turn."""
 _UNREAD = 1 << 20
 """Bytes of unread answers from which on no more is read from a client."""
 
@@ -220,6 +222,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._listening = False
         self._full = False
+        self._next_turn: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -241,7 +244,7 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         if self._express is None:
             self._show_ticket()
-        elif self._listening:
+        elif self._next_turn is None:
             self._read_frames()
 
     def pause_writing(self) -> None:
@@ -250,15 +253,19 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
-        if self._listening:  # else there is somebody who will see to it
-            self.listen()
+        if self._next_turn is None:
+            self._go_on()
 
     def listen(self) -> None:
         """Reads what the client says, from now on."""
-        assert self._transport is not None
         self._listening = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        assert self._transport is not None
+        self._next_turn = None
         self._read_frames()
-        if self._readable():
+        if self._next_turn is None and self._readable():
             self._transport.resume_reading()
 
     def ignore(self) -> None:
@@ -303,7 +310,13 @@ class _Connection(asyncio.Protocol):
         assert self._express is not None
         assert self._transport is not None
         buffer, begin, limit = self._buffer, 0, self._server.limits.request_bytes
+        left = _TURN
         while len(buffer) - begin >= 4 and self._readable():
+            if left == 0:
+                self._next_turn = asyncio.get_running_loop().call_soon(self._go_on)
+                self._pause()
+                break
+            left -= 1
             size = int.from_bytes(buffer[begin : begin + 4], "big")
             if size > limit:
                 self._express.refuse(size)
