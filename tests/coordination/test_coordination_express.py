@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 
 import pytest
 
@@ -96,6 +97,26 @@ def test_a_connection_that_breaks_costs_no_call_and_repeats_none(join, server, b
         future.result(PATIENCE)
     assert breaks >= 4
     assert agents[0].key_value_get("n", encoding="utf-8") == "800"
+
+
+def test_what_the_server_said_before_it_stopped_is_heard(join, server, busy, background, monkeypatch):
+    """The end of the session comes by another way than what was said before, and must not overtake it."""
+    late, early = (join(server.address, index, 2) for index in range(2))
+    for agent in (late, early):
+        busy(agent)
+    original = session.Session._receive_express
+
+    def receive(self: session.Session, response: pb.SessionResponse, outbox: object) -> object:
+        if self is late._session and response.HasField("barrier_result"):
+            time.sleep(0.1)
+        return original(self, response, outbox)
+
+    monkeypatch.setattr(express_module, "_LAST_WORDS", PATIENCE, raising=False)
+    monkeypatch.setattr(session.Session, "_receive_express", receive)
+    waits = background(late.barrier, "b")
+    early.barrier("b")
+    server.stop(0.1)
+    waits.result(PATIENCE)
 
 
 def test_after_a_break_it_is_the_stream_for_a_while(join, server, busy, eventually):
@@ -198,6 +219,21 @@ def test_a_server_that_hangs_up_before_it_begins_is_no_break(eventually):
     other.close()
     eventually(lambda: express._closed)
     assert not broke.is_set()
+
+
+def test_the_end_of_the_session_is_no_break(monkeypatch):
+    """The stream says why it ended: it must not be cancelled before."""
+    monkeypatch.setattr(express_module, "_LAST_WORDS", PATIENCE, raising=False)
+    broke = threading.Event()
+    express, other = lonely(broken=broke.set)
+    express.begin()
+    other.shutdown(socket.SHUT_WR)
+    assert not broke.wait(0.05)
+    express.close()
+    assert other.recv(1) == b""
+    express._worker.join(PATIENCE)
+    assert not broke.is_set()
+    other.close()
 
 
 def test_what_comes_before_the_mark_waits_for_it():

@@ -173,6 +173,25 @@ async def test_the_end_of_the_stream_ends_it(riding):
     await express.closed()
 
 
+async def test_what_was_answered_before_the_end_arrives(riding, served):
+    """Also if the client has said more meanwhile, which nobody reads any more."""
+    stream, express = riding
+    put = kv.SetRequest(request_id="r", key="k", value=bytes(1 << 16))
+    await express.send(pb.SessionRequest(key_value_call=pb.KeyValueCall(id=1, set=put)))
+    await express.read()
+    await express.send(*(get(call_id, "k") for call_id in range(2, 2000)))
+    (connection,) = served.rpc._express._connections
+    async with asyncio.timeout(PATIENCE):
+        while not connection._full:
+            await asyncio.sleep(0.001)
+    stream.hang_up()
+    await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.IncompleteReadError) as end:
+        for call_id in itertools.count(2):
+            assert (await express.read()).key_value_reply.id == call_id
+    assert end.value.partial == b""
+
+
 async def test_its_end_ends_the_stream_and_the_member_may_come_back(served, make_client, connect):
     client = make_client()
     for _ in range(2):

@@ -18,6 +18,9 @@ from dmesh.v1 import coordination_pb2 as pb
 
 _CONNECT = 5.0
 """Seconds that connecting may take."""
+_LAST_WORDS = 0.2
+"""Seconds that the two ends, of the connection and of the stream, may be apart: less than the time that a member
+has to come back after its session broke."""
 _LARGEST = (64 << 20) + (64 << 10)
 """Bytes of a message that is believed in: the server answers with no more values at a time."""
 _CHUNK = 256 << 10
@@ -50,6 +53,8 @@ class Express:
         self._broken = broken
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._worker = Worker(self._run, "dmesh-express")
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.carrying = False
         """Whether it has begun to carry messages; stays True when it ends."""
@@ -61,7 +66,7 @@ class Express:
 
     def start(self) -> None:
         """Connects, on a thread of its own. If that fails, the session stays with its stream."""
-        Worker(self._run, "dmesh-express").start()
+        self._worker.start()
 
     def begin(self) -> None:
         """Begins to carry messages: the server has said that it does."""
@@ -72,16 +77,24 @@ class Express:
         if broke:  # after the server had begun: what it has said since is lost
             self._broken()
 
+    def hear_out(self) -> None:
+        """Waits, not for long, until what the server said before it ended the session was received."""
+        self._over.put(None)
+        self.join()
+
+    def join(self) -> None:
+        """Waits, not for long, until no message is received any more."""
+        if self.carrying:
+            self._worker.join(_LAST_WORDS)
+
     def close(self) -> None:
         """Ends it. Idempotent."""
         with self._lock:
             self._closed = True
-            sock = self._socket
+            self._hang_up()
+        self._over.put(None)
         self._begun.put(None)
         self._late.put(None)
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
     def send(self, message: bytes) -> None:
         """Sends an encoded message after those before it; never waits.
@@ -101,11 +114,19 @@ class Express:
                         return
                 self._send_late(frame)
         except OSError as error:
-            self._break(error)
+            logger.debug("nothing can be said to %s any more: %s", self._address, error)
+            with self._lock:
+                self._hang_up()  # the thread learns of it, and perhaps why
         except BaseException as interrupt:
             # Perhaps in the middle of a frame; nobody could make sense of what would follow.
             self._break(interrupt)
             raise
+
+    def _hang_up(self) -> None:
+        """Wakes the thread, which closes the socket. With the lock: the socket's number stays its own."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send_late(self, frame: bytes) -> None:
         """Leaves to a thread what the network has no room for now."""
@@ -136,7 +157,11 @@ class Express:
         try:
             self._read(sock)
         except OSError as error:
-            self._break(error)
+            # If it is the session that ended, the stream says so, and why: not to be broken off before.
+            try:
+                self._over.get(timeout=_LAST_WORDS)
+            except queue.Empty:
+                self._break(error)
         except Exception as error:  # noqa: BLE001 -- a bug, which a new session may get over
             logger.exception("a message of the coordinator could not be dealt with")
             self._break(error)

@@ -327,12 +327,17 @@ class Session:
             stale = self._closed or self._failure is not None
         if stale:
             call.cancel()
+        ended = False
         try:
             for response in call:
                 end = self._receive(response, outbox) or end
+            ended = True
         except grpc.RpcError as error:
             end = end or faults.from_rpc(error)
+            ended = end.from_server
         finally:
+            if ended and self._express is not None and not self._over():
+                self._express.hear_out()
             with self._lock:
                 self._stream = None
                 was_attached, self._attached = self._attached, False
@@ -430,6 +435,7 @@ class Session:
         if self._express is None:
             return
         self._express.close()
+        self._express.join()
         if self._express.carrying:
             self._express_from = time.monotonic() + _EXPRESS_AGAIN
             self._settled = True

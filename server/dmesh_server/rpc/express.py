@@ -31,8 +31,8 @@ _TURN = 64
 _UNREAD = 1 << 20
 """Bytes of unread answers from which on no more is read from a client."""
 
-_FRAMES_IN_A_ROW = 64
-"""Messages of one client after which others have their turn: 256 KiB may hold thousands."""
+_PARTING = 1.0
+"""Seconds that a client may take to read what it was told before its session ended."""
 
 _BEGINS = pb.SessionResponse(express_begins=pb.ExpressBegins()).SerializeToString()
 
@@ -61,6 +61,7 @@ class ExpressServer:
         self._strangers: set[_Connection] = set()
         self._servers: list[asyncio.Server] = []
         self._empty: asyncio.Future[None] | None = None
+        self._stopping = False
         self._port = 0
         self._beside = 0
 
@@ -78,14 +79,18 @@ class ExpressServer:
         self._beside = beside
 
     async def stop(self) -> None:
-        """Listens no more and breaks every connection."""
+        """Listens no more and ends every connection; the sessions are over."""
+        self._stopping = True
         for server in self._servers:
             server.close()
         await asyncio.sleep(0)  # those that were accepted already are told of now
-        for connection in tuple(self._connections):
-            connection.abort()
+        for stranger in tuple(self._strangers):
+            stranger.abort()
         if self._connections:
             self._empty = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._empty], timeout=_PARTING)
+            for connection in tuple(self._connections):
+                connection.abort()
             await self._empty
         for server in self._servers:
             await server.wait_closed()
@@ -112,7 +117,7 @@ class ExpressServer:
         """Notes a new connection; returns whether it may stay."""
         # Offers may be more than there is room for: it is not known who takes them up.
         crowded = len(self._connections) >= self.limits.express_connections
-        if crowded or len(self._strangers) >= _MOST_STRANGERS:
+        if self._stopping or crowded or len(self._strangers) >= _MOST_STRANGERS:
             return False
         self._connections.add(connection)
         self._strangers.add(connection)
@@ -197,7 +202,7 @@ class Express:
         """The session is over."""
         self._server.take(self.offer.ticket)
         if self._connection is not None:
-            self._connection.abort()
+            self._connection.finish()
 
     def _end(self, fault: CoreError) -> None:
         self._session.fail(fault)
@@ -223,6 +228,7 @@ class _Connection(asyncio.Protocol):
         self._listening = False
         self._full = False
         self._next_turn: asyncio.Handle | None = None
+        self._over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -241,6 +247,8 @@ class _Connection(asyncio.Protocol):
             self._express.lost()
 
     def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
         self._buffer += data
         if self._express is None:
             self._show_ticket()
@@ -276,13 +284,30 @@ class _Connection(asyncio.Protocol):
     def send(self, message: bytes) -> bool:
         """Sends a message; returns False if the client does not read what it was sent."""
         assert self._transport is not None
-        if self._transport.is_closing():
+        if self._over or self._transport.is_closing():
             return True  # the session is about to end; what it misses is said again in the next one
         unread = self._transport.get_write_buffer_size()
         if unread > 0 and unread + len(message) > MAX_SESSION_BYTES:
             return False
         self._transport.write(len(message).to_bytes(4, "big") + message)
         return True
+
+    def finish(self) -> None:
+        """Ends the connection after what was sent; what the client says meanwhile is not listened to.
+
+        To close it with something unread would make the system drop what is still on its way to the client.
+        """
+        assert self._transport is not None
+        if self._over or self._transport.is_closing():
+            return
+        self._over, self._listening = True, False
+        self._buffer.clear()
+        if self._transport.get_write_buffer_size() > 2 * _UNREAD:
+            self._transport.abort()
+            return
+        self._transport.write_eof()
+        self._transport.resume_reading()  # until the client closes it
+        self._patience = asyncio.get_running_loop().call_later(_PARTING, self._transport.abort)
 
     def abort(self) -> None:
         """Ends the connection at once."""
