@@ -221,6 +221,45 @@ def test_a_server_that_hangs_up_before_it_begins_is_no_break(eventually):
     assert not broke.is_set()
 
 
+def test_a_silent_connection_is_kept_alive(eventually):
+    """What forgets silent connections on the way would leave the next call without an answer for long."""
+    express, other = lonely()
+    assert express._socket is not None
+    assert express._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        assert express._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+    express.close()
+    other.close()
+
+
+def test_without_a_thread_for_it_there_is_none(join, server, monkeypatch):
+    """Who happens to send the message that makes a session busy is told nothing of it."""
+    tried = threading.Event()
+    original = express_module.Worker.start
+
+    def start(self: express_module.Worker) -> None:
+        if self._thread.name.startswith("dmesh-express"):
+            tried.set()
+            raise RuntimeError("can't start new thread")
+        original(self)
+
+    agent = join(server.address, 0, 1)
+    monkeypatch.setattr(express_module.Worker, "start", start)
+    for number in range(2 * outbox._BUSY):
+        agent.key_value_set(f"k{number}", "v")
+    assert tried.is_set()
+
+
+@pytest.mark.parametrize(("host", "port"), [("x" * 70, 1), ("127.0.0.1", 1 << 20)])
+def test_an_address_that_is_none_is_no_harm(host, port, monkeypatch):
+    unexpected: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", unexpected.append)
+    express = Express(host, pb.Express(port=port), lambda response: None, lambda: None)
+    express.start()
+    express._worker.join(PATIENCE)
+    assert not unexpected
+
+
 def test_the_end_of_the_session_is_no_break(monkeypatch):
     """The stream says why it ended: it must not be cancelled before."""
     monkeypatch.setattr(express_module, "_LAST_WORDS", PATIENCE, raising=False)

@@ -19,11 +19,15 @@ from dmesh.v1 import coordination_pb2 as pb
 _CONNECT = 5.0
 """Seconds that connecting may take."""
 _LAST_WORDS = 0.2
-"""Seconds that the two ends, of the connection and of the stream, may be apart: less than the time that a member
-has to come back after its session broke."""
+"""Seconds that the two ends, of the connection and of the stream, may be apart: less than the time that a
+member has to come back after its session broke."""
 _LARGEST = (64 << 20) + (64 << 10)
 """Bytes of a message that is believed in: the server answers with no more values at a time."""
 _CHUNK = 256 << 10
+
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+"""Seconds after which a silent connection is tried, seconds between the attempts, and their number. Firewalls
+and address translators forget connections that are silent for minutes: the stream's pings would not notice."""
 
 _AT_ONCE: int | None = getattr(socket, "MSG_DONTWAIT", None)
 AVAILABLE = _AT_ONCE is not None
@@ -66,7 +70,10 @@ class Express:
 
     def start(self) -> None:
         """Connects, on a thread of its own. If that fails, the session stays with its stream."""
-        self._worker.start()
+        try:
+            self._worker.start()
+        except RuntimeError as error:  # too many threads: not the business of who happens to send
+            logger.debug("no express connection to %s: %s", self._address, error)
 
     def begin(self) -> None:
         """Begins to carry messages: the server has said that it does."""
@@ -113,7 +120,7 @@ class Express:
                     if not frame:
                         return
                 self._send_late(frame)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # of the connection; no thread for what is left
             logger.debug("nothing can be said to %s any more: %s", self._address, error)
             with self._lock:
                 self._hang_up()  # the thread learns of it, and perhaps why
@@ -151,7 +158,7 @@ class Express:
     def _run(self) -> None:
         try:
             sock = self._connect()
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # names and ports that are none are the latter
             logger.debug("no express connection to %s: %s", self._address, error)
             return
         try:
@@ -173,6 +180,10 @@ class Express:
         try:
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                if hasattr(socket, option):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
             with self._lock:
                 if self._closed:
                     raise ConnectionAbortedError("the session is over")
