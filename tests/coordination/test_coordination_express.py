@@ -221,6 +221,20 @@ def test_a_server_that_hangs_up_before_it_begins_is_no_break(eventually):
     assert not broke.is_set()
 
 
+def test_a_forked_child_does_not_speak_for_its_parent(monkeypatch, eventually):
+    express, other = lonely()
+    express.begin()
+    eventually(lambda: express._socket is not None)
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    express.send(b"child")
+    monkeypatch.setattr(os, "getpid", lambda: own)
+    express.send(b"parent")
+    assert other.recv(100) == b"\x00\x00\x00\x06parent"
+    express.close()
+    other.close()
+
+
 def test_a_silent_connection_is_kept_alive(eventually):
     """What forgets silent connections on the way would leave the next call without an answer for long."""
     express, other = lonely()

@@ -7,6 +7,7 @@ said goes this way. `Express` in `protos/dmesh/v1/coordination.proto` describes 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import threading
@@ -55,6 +56,7 @@ class Express:
         self._ticket = offer.ticket
         self._receive = receive
         self._broken = broken
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._worker = Worker(self._run, "dmesh-express")
@@ -112,8 +114,8 @@ class Express:
         frame = len(message).to_bytes(4, "big") + message
         try:
             with self._lock:
-                if self._closed or self._socket is None:
-                    return
+                if self._closed or self._socket is None or os.getpid() != self._owner:
+                    return  # what a forked child says would be taken for its parent's word
                 if self._late_count == 0:
                     with contextlib.suppress(BlockingIOError):
                         frame = frame[self._socket.send(frame, _AT_ONCE) :]
