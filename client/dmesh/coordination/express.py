@@ -28,7 +28,7 @@ _CHUNK = 256 << 10
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """Seconds after which a silent connection is tried, seconds between the attempts, and their number. Firewalls
-and address translators forget connections that are silent for minutes: the stream's pings would not notice."""
+and the like forget connections that are silent for minutes, which the stream's pings would not notice."""
 
 _AT_ONCE: int | None = getattr(socket, "MSG_DONTWAIT", None)
 AVAILABLE = _AT_ONCE is not None

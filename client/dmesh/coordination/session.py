@@ -327,16 +327,14 @@ class Session:
             stale = self._closed or self._failure is not None
         if stale:
             call.cancel()
-        ended = False
         try:
             for response in call:
                 end = self._receive(response, outbox) or end
-            ended = True
         except grpc.RpcError as error:
             end = end or faults.from_rpc(error)
-            ended = end.from_server
         finally:
-            if ended and self._express is not None and not self._over():
+            if end is not None and end.from_server and self._express is not None and not self._over():
+                # It says so itself, so it has said all else before. Who was cut off hurries back instead.
                 self._express.hear_out()
             with self._lock:
                 self._stream = None
