@@ -8,11 +8,13 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from dmesh.coordination import express as express_module
 from dmesh.coordination import outbox, session
+from dmesh.coordination.credentials import ClientTls
 from dmesh.coordination.express import Express
 from dmesh.testing import FaultProxy
 from dmesh.v1 import coordination_pb2 as pb
@@ -154,6 +156,18 @@ def test_behind_something_that_forwards_one_port_there_is_none(join, server):
         for number in range(2 * outbox._BUSY):
             agent.key_value_set(f"k{number}", "v")
         assert agent._session._express is None
+
+
+@pytest.mark.parametrize("why", ["encrypted", "proxy"])
+def test_who_wants_encryption_or_a_proxy_asks_for_none(join, server, monkeypatch, why):
+    """What ends the encryption may stand before a server that does not know of it."""
+    agent = join(server.address, 0, 1, start=False, use_proxy=why == "proxy")
+    if why == "encrypted":
+        monkeypatch.setattr(agent._link._credentials, "tls", ClientTls(Path("ca.pem")))
+    agent.start()
+    for number in range(2 * outbox._BUSY):
+        agent.key_value_set(f"k{number}", "v")
+    assert agent._session._express is None
 
 
 def test_a_server_may_do_without(join, standalone):

@@ -59,6 +59,7 @@ class Link:
         # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._credentials = Credentials.of_environment() if credentials is None else credentials
+        self._use_proxy = use_proxy
         self._diagnose_at = 0.0
         self._channel = self._credentials.channel(address, channel_options(patience, use_proxy=use_proxy))
         self.coordination = CoordinationServiceStub(self._channel)
@@ -71,8 +72,14 @@ class Link:
         return self.address.rpartition(":")[0].strip("[]")
 
     @property
-    def port(self) -> int:
-        """The coordinator's port; 0 if the address names none."""
+    def express_port(self) -> int:
+        """The coordinator's port for `Attach`; 0 if there should be no express connection.
+
+        It would be neither encrypted, should something before the server end the encryption, nor go through
+        a proxy.
+        """
+        if self._credentials.tls is not None or self._use_proxy:
+            return 0
         port = self.address.rpartition(":")[2]
         return int(port) if port.isdigit() else 0
 

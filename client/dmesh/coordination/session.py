@@ -315,7 +315,7 @@ class Session:
         outbox = Outbox(self.registration.heartbeat_interval, self._listener.progress)
         attach = pb.Attach(caller=self._caller, passed=self._listener.passed())
         if express.AVAILABLE and time.monotonic() >= self._express_from:
-            attach.port = self._link.port
+            attach.port = self._link.express_port
         outbox.put(pb.SessionRequest(attach=attach))
         end: Fault | None = None
         try:
