@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -190,6 +191,20 @@ async def test_what_was_answered_before_the_end_arrives(riding, served):
         for call_id in itertools.count(2):
             assert (await express.read()).key_value_reply.id == call_id
     assert end.value.partial == b""
+
+
+async def test_a_reset_that_was_not_noticed_yet_keeps_no_session_open(served, make_client, connect):
+    stream, offer = await attach(served, make_client())
+    express = await connect(offer.port, offer.ticket)
+    await stream.read_kind("express_begins")  # until it is answered, nothing is read
+    sock = express.writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    express.writer.transport.abort()
+    await asyncio.sleep(0.05)
+    stream.hang_up()
+    async with asyncio.timeout(5.0):
+        while served.runtime._sessions or served.rpc._express._connections:
+            await asyncio.sleep(0.01)
 
 
 async def test_its_end_ends_the_stream_and_the_member_may_come_back(served, make_client, connect):

@@ -161,8 +161,10 @@ class CoordinationServicer:
             if session.fault is not None:
                 raise session.fault
         finally:
-            said.close()
-            self._runtime.close_session(session)
+            try:
+                said.close()
+            finally:
+                self._runtime.close_session(session)
 
     async def _listen(self, read: Reader[pb.SessionRequest], said: SessionInput) -> None:
         while (request := await read()) is not None:

@@ -305,7 +305,11 @@ class _Connection(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > 2 * _UNREAD:
             self._transport.abort()
             return
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has reset it
+            self._transport.abort()
+            return
         self._transport.resume_reading()  # until the client closes it
         self._patience = asyncio.get_running_loop().call_later(_PARTING, self._transport.abort)
 
