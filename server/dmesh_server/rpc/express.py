@@ -227,7 +227,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._listening = False
         self._full = False
-        self._next_turn: asyncio.Handle | None = None
+        self._next_turn: asyncio.TimerHandle | None = None
         self._over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -243,6 +243,8 @@ class _Connection(asyncio.Protocol):
         self._server.forget(self)
         if self._patience is not None:
             self._patience.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         if self._express is not None:
             self._express.lost()
 
@@ -341,11 +343,6 @@ class _Connection(asyncio.Protocol):
         buffer, begin, limit = self._buffer, 0, self._server.limits.request_bytes
         left = _TURN
         while len(buffer) - begin >= 4 and self._readable():
-            if left == 0:
-                self._next_turn = asyncio.get_running_loop().call_soon(self._go_on)
-                self._pause()
-                break
-            left -= 1
             size = int.from_bytes(buffer[begin : begin + 4], "big")
             if size > limit:
                 self._express.refuse(size)
@@ -356,9 +353,10 @@ class _Connection(asyncio.Protocol):
                 break
             pause = self._express.take(bytes(buffer[begin + 4 : end]))
             begin = end
-            turns -= 1
-            if pause or turns == 0:
-                self._listen_again(pause)
+            left -= 1
+            if pause or left == 0:
+                self._next_turn = asyncio.get_running_loop().call_later(pause, self._go_on)
+                self._pause()
                 break
         del buffer[:begin]
 
