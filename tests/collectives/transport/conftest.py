@@ -24,6 +24,11 @@ def make_tcp() -> Iterator[Callable[..., Cluster]]:
     yield from _making(MAKERS["tcp"])
 
 
+@pytest.fixture
+def make_tls() -> Iterator[Callable[..., Cluster]]:
+    yield from _making(MAKERS["tls"])
+
+
 def _making(maker: Callable[..., Cluster]) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from tests.faults.secured import Authority
+
+from dmesh.certificates import IdentityFiles
 from dmesh.collectives.transport.base import Channel, Completion, Peer
 from dmesh.collectives.transport.local import LocalNetwork, LocalTransport
+from dmesh.collectives.transport.peer_tls import PeerTls
 from dmesh.collectives.transport.tcp import TcpOptions, TcpTransport
 
 LIMIT = 60.0
@@ -110,6 +120,7 @@ def tcp_cluster(
     early_limit: int | None = None,
     options: TcpOptions | None = None,
     secrets: Sequence[bytes] = (),
+    tls: Sequence[PeerTls | None] = (),
 ) -> Cluster:
     options = options or TcpOptions()
     if early_limit is not None:
@@ -120,7 +131,15 @@ def tcp_cluster(
     listeners = [Recorder() for _ in range(size)]
     keys = list(secrets) or [SECRET] * size
     transports = [
-        TcpTransport(rank, sockets[rank], lambda key=keys[rank]: key, CLUSTER, incarnations[rank], options)
+        TcpTransport(
+            rank,
+            sockets[rank],
+            lambda key=keys[rank]: key,
+            CLUSTER,
+            incarnations[rank],
+            options,
+            tls[rank] if tls else None,
+        )
         for rank in range(size)
     ]
     for transport, listener in zip(transports, listeners, strict=True):
@@ -133,7 +152,26 @@ def tcp_cluster(
     return Cluster(transports, listeners, kill, peers)
 
 
-MAKERS: dict[str, Callable[..., Cluster]] = {"local": local_cluster, "tcp": tcp_cluster}
+def tls_cluster(size: int, *args: Any, **kwargs: Any) -> Cluster:
+    """Like `tcp_cluster`, encrypted; every client has a certificate of its own."""
+    certificates = [PeerTls(IdentityFiles(*authority().issue(f"peer-{rank}")), authority().path)
+                    for rank in range(size)]  # fmt: skip
+    return tcp_cluster(size, *args, tls=certificates, **kwargs)
+
+
+@functools.cache
+def authority() -> Authority:
+    """Signs the certificates of all clusters of this process; the files go when it ends."""
+    directory = Path(tempfile.mkdtemp(prefix="dmesh-peers-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Authority(directory)
+
+
+MAKERS: dict[str, Callable[..., Cluster]] = {
+    "local": local_cluster,
+    "tcp": tcp_cluster,
+    "tls": tls_cluster,
+}
 
 
 def together(*bodies: Callable[[], object]) -> None:

@@ -1,7 +1,8 @@
 """A client in a process of its own, for tests that kill it.
 
 It says on standard output at which address it listens, reads on standard input who the peers are, and then
-does what it is told by control messages. It leaves with a goodbye when standard input ends.
+does what it is told by control messages. It leaves with a goodbye when standard input ends. Arguments: its
+rank, and the files of its certificate, its key and its authority if connections are to be encrypted.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, tcp_listener
 
+from dmesh.certificates import IdentityFiles
 from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.peer_tls import PeerTls
 from dmesh.collectives.transport.tcp import TcpTransport
 
 SIZE = 64 * 1024 * 1024
@@ -63,7 +67,11 @@ def main() -> None:
     peers = [
         Peer(at, (f"127.0.0.1:{port}",), 0, f"task {at}") for at, port in json.loads(sys.stdin.readline())
     ]
-    transport = TcpTransport(rank, listener, lambda: SECRET, CLUSTER)
+    tls = None
+    if len(sys.argv) > 2:
+        cert, key, ca = map(Path, sys.argv[2:])
+        tls = PeerTls(IdentityFiles(cert, key), ca)
+    transport = TcpTransport(rank, listener, lambda: SECRET, CLUSTER, tls=tls)
     obedient = Obedient()
     obedient.transport = transport
     transport.start(obedient, peers)

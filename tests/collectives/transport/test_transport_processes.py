@@ -13,27 +13,42 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Recorder, tcp_listener
+from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Recorder, authority, tcp_listener
 from tests.collectives.transport.peer_process import SIZE
 
 import dmesh
+from dmesh.certificates import IdentityFiles
 from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.peer_tls import PeerTls
 from dmesh.collectives.transport.tcp import TcpTransport
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def encrypted(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
 @contextmanager
-def processes(count: int) -> Iterator[tuple[TcpTransport, Recorder, list[subprocess.Popen[str]]]]:
+def processes(
+    count: int, encrypted: bool
+) -> Iterator[tuple[TcpTransport, Recorder, list[subprocess.Popen[str]]]]:
     """This process is rank 0; ranks 1 to `count` are processes of their own, and all are connected."""
     paths = [str(ROOT), str(Path(dmesh.__file__).resolve().parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     listener = tcp_listener()
     children = []
-    transport = TcpTransport(0, listener, lambda: SECRET, CLUSTER)
+    files = [
+        (*authority().issue(f"rank-{rank}"), authority().path) if encrypted else ()
+        for rank in range(count + 1)
+    ]
+    tls = PeerTls(IdentityFiles(*files[0][:2]), files[0][2]) if encrypted else None
+    transport = TcpTransport(0, listener, lambda: SECRET, CLUSTER, tls=tls)
     try:
         for rank in range(1, count + 1):
-            command = [sys.executable, "-m", "tests.collectives.transport.peer_process", str(rank)]
+            module = "tests.collectives.transport.peer_process"
+            command = [sys.executable, "-m", module, str(rank), *map(str, files[rank])]
             pipe = subprocess.PIPE
             children.append(
                 subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
@@ -63,8 +78,8 @@ def processes(count: int) -> Iterator[tuple[TcpTransport, Recorder, list[subproc
             child.stdout.close()
 
 
-def test_a_killed_process_is_noticed_by_everybody_at_once():
-    with processes(3) as (_, recorder, children):
+def test_a_killed_process_is_noticed_by_everybody_at_once(encrypted):
+    with processes(3, encrypted) as (_, recorder, children):
         began = time.monotonic()
         children[0].send_signal(signal.SIGKILL)
         recorder.wait_for("lost", 1)
@@ -78,8 +93,8 @@ def test_a_killed_process_is_noticed_by_everybody_at_once():
         assert len(recorder.of("lost")) == 1
 
 
-def test_a_process_killed_while_it_sends_never_completes_a_receive():
-    with processes(1) as (transport, recorder, children):
+def test_a_process_killed_while_it_sends_never_completes_a_receive(encrypted):
+    with processes(1, encrypted) as (transport, recorder, children):
         channel = transport.open(1, 1, b"a lot")
         into = bytearray(SIZE)
         transport.control(1, b"send a lot")
@@ -93,8 +108,8 @@ def test_a_process_killed_while_it_sends_never_completes_a_receive():
         channel.close()
 
 
-def test_a_stopped_process_is_not_dead_and_goes_on(tmp_path):
-    with processes(1) as (transport, recorder, children):
+def test_a_stopped_process_is_not_dead_and_goes_on(encrypted):
+    with processes(1, encrypted) as (transport, recorder, children):
         children[0].send_signal(signal.SIGSTOP)
         try:
             transport.control(1, b"are you there?")

@@ -7,6 +7,7 @@ import math
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any
 from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.engine import Engine, Timer
 from dmesh.collectives.transport.handshake import Credentials, Dialer, Refused, Status
+from dmesh.collectives.transport.peer_tls import PeerTls, explain
+from dmesh.collectives.transport.secure import SecureSocket, Stream, Unencrypted
 from dmesh.collectives.transport.silence import is_silent, tune
 
 _FIRST_PAUSE = 0.02
@@ -43,6 +46,7 @@ class Dial:
         silence: Seconds without an answer of its host after which a connection counts as cut.
         on_connected: Called with the proven connection.
         on_failed: Called with the last problem, and with the refusal if that was one.
+        tls: What the connection is encrypted with; None for not at all.
     """
 
     def __init__(
@@ -54,8 +58,9 @@ class Dial:
         patience: float,
         connect_timeout: float,
         silence: float,
-        on_connected: Callable[[socket.socket], None],
+        on_connected: Callable[[Stream], None],
         on_failed: Callable[[str, Refused | None], None],
+        tls: PeerTls | None = None,
     ) -> None:
         self.problem = "no connection has been tried yet"
         self._engine = engine
@@ -66,11 +71,12 @@ class Dial:
         self._silence = silence
         self._on_connected = on_connected
         self._on_failed = on_failed
+        self._tls = tls
         self._began = 0.0
         self._pause = _FIRST_PAUSE
         self._addresses: list[str] = []
         self._where = ""
-        self._socket: socket.socket | None = None
+        self._socket: Stream | None = None
         self._handshake: Dialer | None = None
         self._timer: Timer | None = None
         self._refused: Refused | None = None
@@ -86,6 +92,13 @@ class Dial:
         """Tries for so many seconds from now on, if that is longer."""
         self._patience = max(self._patience, time.monotonic() - self._began + patience)
 
+    def hurry(self) -> None:
+        """Makes the next attempt now, if there is a pause before it."""
+        if self._socket is None and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._round()
+
     def check(self) -> None:
         """Gives up an attempt if the address does not answer any more after it has accepted."""
         sock = self._socket
@@ -98,6 +111,7 @@ class Dial:
         self._reset()
 
     def _round(self) -> None:
+        self._timer = None
         self._addresses = list(self._peer.addresses)
         self._interrupted = False
         self._refused = None
@@ -154,7 +168,7 @@ class Dial:
 
     def _on_writable(self, _: int) -> None:
         sock = self._socket
-        assert sock is not None
+        assert isinstance(sock, socket.socket)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self._failed(os.strerror(code))
@@ -169,8 +183,35 @@ class Dial:
         peer = self._peer
         self._handshake = Dialer(self._credentials, peer.rank, peer.incarnation, peer.description)
         self.problem = f"{self._where} accepted the connection but has not answered yet"
+        if self._tls is None:
+            self._begin_handshake(sock, self._handshake)
+            return
+        secure = self._socket = self._tls.dial(sock, self._credentials.rank)
+        self._engine.watch(secure, selectors.EVENT_READ, self._on_tls)
+        self._on_tls(0)
+
+    def _on_tls(self, _: int) -> None:
+        secure, handshake = self._socket, self._handshake
+        assert isinstance(secure, SecureSocket)
+        assert handshake is not None
+        try:
+            secure.handshake()
+        except (BlockingIOError, InterruptedError):
+            return
+        except Unencrypted:
+            self._refuse(handshake.refuse_plain())
+        except ssl.SSLError as error:
+            self._refuse(handshake.refuse_tls(explain(error)))
+        except OSError as error:
+            self._interrupted = True
+            self._failed(error.strerror or str(error))
+        else:
+            handshake.bind(secure.binding)
+            self._begin_handshake(secure, handshake)
+
+    def _begin_handshake(self, sock: Stream, handshake: Dialer) -> None:
         self._engine.watch(sock, selectors.EVENT_READ, self._on_readable)
-        self._say(self._handshake.begin())
+        self._say(handshake.begin())
 
     def _on_readable(self, _: int) -> None:
         sock, handshake = self._socket, self._handshake
@@ -179,6 +220,9 @@ class Dial:
         try:
             data = sock.recv(handshake.wanted)
         except (BlockingIOError, InterruptedError):
+            return
+        except ssl.SSLError as error:  # with TLS 1.3 an acceptor judges our certificate when we are done
+            self._refuse(handshake.refuse_tls(explain(error)))
             return
         except OSError as error:
             self._interrupted = True
@@ -191,8 +235,7 @@ class Dial:
         try:
             answer = handshake.feed(data)
         except Refused as error:
-            self._refused = error
-            self._failed(str(error))
+            self._refuse(error)
             return
         if handshake.done:
             self._engine.watch(sock, 0, self._on_readable)
@@ -212,6 +255,10 @@ class Dial:
         if not complete:
             self._interrupted = True
             self._failed("the connection was closed during the handshake")
+
+    def _refuse(self, error: Refused) -> None:
+        self._refused = error
+        self._failed(str(error))
 
     def _failed(self, problem: str) -> None:
         self._reset()

@@ -10,12 +10,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from dmesh._log import logger
 from dmesh.coordination.waiting import Worker
 
 Action = Callable[[], None]
 OnReady = Callable[[int], None]
+
+
+class Watchable(Protocol):
+    """What can be waited for: a socket, or what is wrapped around one."""
+
+    def fileno(self) -> int:
+        """Returns the descriptor; negative if it is closed."""
 
 
 class Timer:
@@ -91,7 +99,7 @@ class Engine:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), timer))
         return timer
 
-    def watch(self, sock: socket.socket, events: int, on_ready: OnReady) -> None:
+    def watch(self, sock: Watchable, events: int, on_ready: OnReady) -> None:
         """Calls `on_ready(events)` whenever a socket is ready for some of `events`, from now on.
 
         With no events the socket is not watched any more.
@@ -133,7 +141,7 @@ class Engine:
     def _turn(self) -> None:
         for key, events in self._selector.select(self._patience()):
             # An earlier callback of this turn may have closed this socket or changed its watch.
-            current = self._watched(key.fileobj)
+            current = self._watched(key)
             if current is not None and events & current.events:
                 current.data(events & current.events)
         now = time.monotonic()
@@ -144,8 +152,9 @@ class Engine:
         for _ in range(len(self._calls)):
             self._calls.popleft()()
 
-    def _watched(self, sock: object) -> selectors.SelectorKey | None:
-        assert isinstance(sock, socket.socket)
+    def _watched(self, key: selectors.SelectorKey) -> selectors.SelectorKey | None:
+        sock = key.fileobj
+        assert not isinstance(sock, int)
         return None if sock.fileno() < 0 else self._selector.get_map().get(sock)
 
     def _patience(self) -> float | None:

@@ -11,7 +11,9 @@ dialer                                             acceptor
 Every message has a fixed size. The proofs are HMAC-SHA256 under the cluster's peer secret over everything
 said so far, with a label for each role, so that they cannot be replayed (both sides put in a fresh nonce),
 reflected, moved to another pair of ranks, processes or clusters, or downgraded to another version. The dialer
-proves itself first: a stranger who can only dial learns nothing that was computed from the secret.
+proves itself first: a stranger who can only dial learns nothing that was computed from the secret. Inside of
+TLS the proofs are also over what identifies that one TLS connection (`Handshake.bind`), so that nobody can
+sit between two and pass them on.
 
 Who is refused is told why in one byte. Nothing here does any input or output: bytes go in by `feed`, and what
 is to be sent comes out of it.
@@ -78,7 +80,20 @@ class Status(enum.IntEnum):
     """The dialer's rank is connected, or has gone, already."""
     NOT_YET = 9
     """The dialer knows of processes that the acceptor has not heard of yet; it may try again."""
+    TLS_ONLY = 10
+    """The acceptor encrypts and the dialer does not."""
+    PLAIN_ONLY = 11
+    """The dialer encrypts and the acceptor does not."""
+    TLS_FAILED = 12
+    """One side does not accept the other's certificate. Never sent: TLS has its own words for it."""
+    # Not 21 or 22: a message that begins like that is TLS.
 
+
+ABOUT_TLS: Final = frozenset({Status.TLS_ONLY, Status.PLAIN_ONLY, Status.TLS_FAILED})
+"""What the two sides find out of each other before any of them says who it is."""
+
+SAME_SETTING: Final = "DMESH_PEER_TLS must be the same for all clients"
+"""What to do about TLS on one side only."""
 
 _REFUSALS: Final = {
     Status.MALFORMED: "it did not understand this client's greeting",
@@ -90,6 +105,9 @@ _REFUSALS: Final = {
     Status.WRONG_PROOF: "the secrets differ (DMESH_TOKEN must be the same for all clients)",
     Status.CONNECTED: "it has had a connection with this rank before",
     Status.NOT_YET: "it has not come to the barrier after which this process takes part",
+    Status.TLS_ONLY: f"it encrypts what peers send, and this client does not ({SAME_SETTING})",
+    Status.PLAIN_ONLY: f"it does not encrypt what peers send, and this client does ({SAME_SETTING})",
+    Status.TLS_FAILED: "its TLS failed",
 }
 
 
@@ -137,6 +155,11 @@ class Handshake(ABC):
         self.peer: int | None = None
         self._credentials = credentials
         self._received = b""
+        self._binding = b""
+
+    def bind(self, binding: bytes) -> None:
+        """Says in which TLS connection this happens; before the first `feed`."""
+        self._binding = binding
 
     @property
     @abstractmethod
@@ -241,13 +264,15 @@ class Dialer(Handshake):
                 Status.WRONG_INCARNATION, "another process than the registered one listens there"
             )
         self._challenge = message
-        self._proof = self._credentials.proof(b"dialer", self._hello, message)
+        self._proof = self._credentials.proof(b"dialer", self._hello, message, self._binding)
         return self._proof
 
     def _on_welcome(self, message: bytes) -> None:
         status, proof = _WELCOME.unpack(message)
         self._check_status(status)
-        expected = self._credentials.proof(b"acceptor", self._hello, self._challenge, self._proof)
+        expected = self._credentials.proof(
+            b"acceptor", self._hello, self._challenge, self._proof, self._binding
+        )
         if not hmac.compare_digest(proof, expected):
             raise self._refuse(Status.WRONG_PROOF, "it could not prove that it knows the cluster's secret")
         self.done = True
@@ -260,6 +285,14 @@ class Dialer(Handshake):
         except ValueError:
             raise self._refuse(Status.MALFORMED, "it does not speak this protocol") from None
         raise self._refuse(known, _REFUSALS[known])
+
+    def refuse_plain(self) -> Refused:
+        """Refuses an acceptor that does not encrypt."""
+        return self._refuse(Status.PLAIN_ONLY, _REFUSALS[Status.PLAIN_ONLY])
+
+    def refuse_tls(self, problem: str) -> Refused:
+        """Refuses an acceptor whose TLS failed."""
+        return self._refuse(Status.TLS_FAILED, problem)
 
     def _refuse(self, status: Status, problem: str) -> Refused:
         return Refused(
@@ -274,18 +307,25 @@ class Acceptor(Handshake):
         credentials: Who this client is.
         incarnations: The random number of each peer's process by rank, 0 where unknown.
         nonce: For tests; random otherwise.
+        tls_only: This is not inside of TLS and should be: only finds out who it is that does not encrypt.
 
     Attributes:
         incarnation: The random number of the dialer's process, as it claims.
     """
 
     def __init__(
-        self, credentials: Credentials, incarnations: Mapping[int, int], nonce: bytes | None = None
+        self,
+        credentials: Credentials,
+        incarnations: Mapping[int, int],
+        nonce: bytes | None = None,
+        *,
+        tls_only: bool = False,
     ) -> None:
         super().__init__(credentials)
         self.incarnation = 0
         self._incarnations = incarnations
         self._nonce = nonce or secrets.token_bytes(_NONCE)
+        self._tls_only = tls_only
         self._hello = b""
         self._challenge = b""
 
@@ -326,6 +366,8 @@ class Acceptor(Handshake):
             raise self._refuse(Status.WRONG_RANK, f"it looks for rank {wanted_rank}, this is {own.rank}")
         if rank not in self._incarnations:
             raise self._refuse(Status.UNKNOWN_RANK, f"there is no peer of rank {rank}")
+        if self._tls_only:
+            raise self._refuse(Status.TLS_ONLY, f"it does not encrypt, and this client does ({SAME_SETTING})")
         known = self._incarnations[rank]
         if expected and expected != own.incarnation:
             raise self._refuse(Status.WRONG_INCARNATION, "it looks for a former process of this rank")
@@ -340,14 +382,20 @@ class Acceptor(Handshake):
 
     def _on_proof(self, message: bytes) -> bytes:
         own = self._credentials
-        if not hmac.compare_digest(message, own.proof(b"dialer", self._hello, self._challenge)):
+        expected = own.proof(b"dialer", self._hello, self._challenge, self._binding)
+        if not hmac.compare_digest(message, expected):
             raise self._refuse(
                 Status.WRONG_PROOF,
                 "it does not know the cluster's secret (DMESH_TOKEN must be the same for all clients)",
             )
         self.done = True
-        proof = own.proof(b"acceptor", self._hello, self._challenge, message)
+        proof = own.proof(b"acceptor", self._hello, self._challenge, message, self._binding)
         return _WELCOME.pack(Status.OK, proof)
+
+    def refuse_tls(self, claimed: int | None) -> Refused:
+        """Refuses a dialer that encrypts while this client does not; `claimed` is the rank it says it has."""
+        self.peer = claimed
+        return self._refuse(Status.PLAIN_ONLY, f"it encrypts, and this client does not ({SAME_SETTING})")
 
     def refuse_connected(self) -> Refused:
         """Refuses a peer that has proven itself, in the place of the WELCOME that `feed` returned."""

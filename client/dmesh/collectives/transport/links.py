@@ -11,6 +11,7 @@ from dmesh.collectives.transport.frames import Frame, Kind
 from dmesh.collectives.transport.mailbox import Mailbox
 from dmesh.collectives.transport.reader import FrameReader, Progress
 from dmesh.collectives.transport.records import Send
+from dmesh.collectives.transport.secure import SecureSocket, Stream
 from dmesh.collectives.transport.sendqueue import Pushed, SendQueue
 from dmesh.collectives.transport.silence import is_silent
 from dmesh.errors import CollectiveError
@@ -51,10 +52,11 @@ class Link:
         self._mailbox = mailbox
         self._owner = owner
         self._queue = SendQueue()
-        self._socket: socket.socket | None = None
+        self._socket: Stream | None = None
         self._reader: FrameReader | None = None
         self._events = 0
         self._leaving = False
+        self._reads_on = False
 
     @property
     def is_open(self) -> bool:
@@ -80,12 +82,13 @@ class Link:
         """Stops using the memory of a send; see `Wire.withdraw`."""
         return self._queue.withdraw(send)
 
-    def adopt(self, sock: socket.socket) -> None:
+    def adopt(self, sock: Stream) -> None:
         """The connection is there: begins to read, and to write what has waited."""
         self._socket = sock
         self._reader = FrameReader(sock, self.peer, self._mailbox, self._on_goodbye, only_goodbye=self.dialed)
         self._queue.attach(sock)
         self._watch(selectors.EVENT_READ)
+        self._read_on(sock)
         self._flush()
 
     def resume(self) -> None:
@@ -151,6 +154,18 @@ class Link:
             self._watch(self._events & ~selectors.EVENT_READ)
         else:
             self._watch(self._events | selectors.EVENT_READ)
+            self._read_on(sock)
+
+    def _read_on(self, sock: Stream) -> None:
+        """Reads again after the others' turn, if something has come of which the selector does not know."""
+        if isinstance(sock, SecureSocket) and sock.hidden and not self._reads_on:
+            self._reads_on = True
+            self._engine.call(self._on_hidden)
+
+    def _on_hidden(self) -> None:
+        self._reads_on = False
+        if self._events & selectors.EVENT_READ and self._socket is not None:
+            self._on_readable()
 
     def _flush(self) -> None:
         """Writes on the engine's thread, and goes on when the socket takes more."""

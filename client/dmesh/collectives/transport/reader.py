@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +16,7 @@ from dmesh.collectives.transport.frames import (
 )
 from dmesh.collectives.transport.mailbox import Mailbox
 from dmesh.collectives.transport.records import Landing
+from dmesh.collectives.transport.secure import Stream
 from dmesh.errors import CollectiveError
 
 _STAGE: Final = 128 * 1024
@@ -52,7 +52,7 @@ class FrameReader:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Stream,
         peer: int,
         mailbox: Mailbox,
         on_goodbye: Callable[[Frame], None],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import itertools
-import socket
 import threading
 from collections import deque
 from collections.abc import Iterable
 
 from dmesh.collectives.transport.frames import CHUNK_LIMIT, Frame, Kind
 from dmesh.collectives.transport.records import Send
+from dmesh.collectives.transport.secure import Stream
 
 _FRAMES_AT_ONCE = 16
 _WRITES_AT_ONCE = 4
@@ -70,7 +70,7 @@ class SendQueue:
         self._lock = threading.Lock()
         self._entries: deque[_Entry] = deque()
         self._farewell: Frame | None = None
-        self._socket: socket.socket | None = None
+        self._socket: Stream | None = None
         self._blocked = False
         self._ended = False
         self._torn = False
@@ -94,7 +94,7 @@ class SendQueue:
         with self._lock:
             return len(self._entries)
 
-    def attach(self, sock: socket.socket) -> None:
+    def attach(self, sock: Stream) -> None:
         """Says to which socket to write."""
         with self._lock:
             self._socket = sock

@@ -13,12 +13,14 @@ from __future__ import annotations
 import socket
 import struct
 
+from dmesh.collectives.transport.secure import Stream
+
 # Of struct tcp_info: state, ca_state, retransmits, probes; ... unacked; ... last_ack_recv.
 _INFO = struct.Struct("=BBBB20xI28xI")
 _PROBES = 6
 
 
-def tune(sock: socket.socket, silence: float) -> None:
+def tune(sock: Stream, silence: float) -> None:
     """Has small frames go at once, and an idle connection end after `silence` seconds without a peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -32,7 +34,7 @@ def tune(sock: socket.socket, silence: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def is_silent(sock: socket.socket, silence: float) -> bool:
+def is_silent(sock: Stream, silence: float) -> bool:
     """True if the peer's host has acknowledged nothing for `silence` seconds, though it was asked to.
 
     Always False where the system does not tell (other systems than Linux).

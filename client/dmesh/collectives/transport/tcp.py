@@ -10,6 +10,8 @@ caller's thread: channel -> mailbox -> Link -> SendQueue -> socket   (writes at 
 engine's thread: socket -> FrameReader -> mailbox -> posted memory   (and the rest of the writing)
                  listener -> Admission -> Link;   Dial -> Link
 ```
+
+With TLS, a `SecureSocket` takes the place of each socket (`secure`, `peer_tls`).
 """
 
 from __future__ import annotations
@@ -28,14 +30,19 @@ from dmesh.collectives.transport.dialing import Dial
 from dmesh.collectives.transport.engine import Engine
 from dmesh.collectives.transport.frames import CONTROL_LIMIT, Frame, Kind
 from dmesh.collectives.transport.gathering import Gathering
-from dmesh.collectives.transport.handshake import Credentials, Refused
+from dmesh.collectives.transport.handshake import ABOUT_TLS, Credentials, Refused
 from dmesh.collectives.transport.links import Link, goodbye
 from dmesh.collectives.transport.mailbox import EARLY_LIMIT, Mailbox
+from dmesh.collectives.transport.peer_tls import PeerTls
 from dmesh.collectives.transport.records import Send
+from dmesh.collectives.transport.secure import Stream
 from dmesh.collectives.transport.silence import tune
 from dmesh.errors import CollectiveError, CollectiveValueError
 
 _LOOKS = 8
+_EXPLANATION = 1.0
+"""Seconds that a client goes on listening when it and a peer do not agree on TLS, before it fails: the peer
+asks it in that time, and is told the same. Else it would only find that nobody listens there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class TcpTransport(Transport):
         cluster_id: Names this life of the cluster; the same for all its clients.
         incarnation: Random number of this process, as the peers know it; 0 if there is none.
         options: Limits.
+        tls: What connections are encrypted with, the same for all clients or for none; None for not at all.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class TcpTransport(Transport):
         cluster_id: bytes,
         incarnation: int = 0,
         options: TcpOptions | None = None,
+        tls: PeerTls | None = None,
     ) -> None:
         self.rank = rank
         self.options = options or TcpOptions()
@@ -86,6 +95,7 @@ class TcpTransport(Transport):
         self._credentials = Credentials(
             rank, incarnation, cluster_id, secret, lambda: self.mailbox.generation
         )
+        self._tls = tls
         self._listener_socket = listener
         self._engine = Engine(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
         self._admission: Admission | None = None
@@ -114,6 +124,8 @@ class TcpTransport(Transport):
             {peer.rank: peer.incarnation for peer in self._peers.values()},
             may_enter=self._may_enter,
             on_admitted=self._on_admitted,
+            on_distrust=self._on_distrust,
+            tls=self._tls,
             strangers=self.options.strangers,
             timeout=self.options.handshake_timeout,
         )
@@ -281,6 +293,7 @@ class TcpTransport(Transport):
             silence=self.options.silence,
             on_connected=lambda sock: self._on_connected(link, sock),
             on_failed=lambda problem, refused: self._on_unreachable(link, problem, refused),
+            tls=self._tls,
         )
         dial.begin()
 
@@ -298,7 +311,7 @@ class TcpTransport(Transport):
         for dial in self._dials.values():
             dial.extend(seconds)
 
-    def _on_connected(self, link: Link, sock: socket.socket) -> None:
+    def _on_connected(self, link: Link, sock: Stream) -> None:
         self._dials.pop(link.peer, None)
         link.adopt(sock)
         self._gathering.look()
@@ -308,7 +321,10 @@ class TcpTransport(Transport):
         link.drop()
         if refused is not None:
             self._gathering.refused(link.peer, refused)
-        self._decide(link, problem)
+        if refused is not None and refused.status in ABOUT_TLS:
+            self._engine.after(_EXPLANATION, lambda: self._decide(link, problem))
+        else:
+            self._decide(link, problem)
 
     def _may_enter(self, peer: int, incarnation: int) -> bool:
         known = self._peers[peer].incarnation  # the peer may have been replaced since it said who it is
@@ -319,10 +335,18 @@ class TcpTransport(Transport):
             and not self.mailbox.gone(peer)
         )
 
-    def _on_admitted(self, peer: int, sock: socket.socket) -> None:
+    def _on_admitted(self, peer: int, sock: Stream) -> None:
         tune(sock, self.options.silence)
         link = self._accepted[peer] = Link(self._engine, self.mailbox, peer, False, self)
         link.adopt(sock)
+
+    def _on_distrust(self, peer: int) -> None:
+        # Who waits for that peer would wait in vain. If it is as it looks, our own connection shows it.
+        dial = self._dials.get(peer)
+        if dial is not None:
+            dial.hurry()
+        else:
+            self._link(peer)
 
     def link_goodbye(self, link: Link, frame: Frame) -> None:
         """A peer said goodbye on a link; see `LinkOwner.link_goodbye`."""
