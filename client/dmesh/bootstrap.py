@@ -12,14 +12,17 @@ import hashlib
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dmesh import tokens
 from dmesh._log import logger
+from dmesh.certificates import IdentityFiles
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.transport.peer_tls import PeerTls
 from dmesh.collectives.transport.tcp import TcpTransport
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.barriers import RESERVED_PREFIX
@@ -113,6 +116,7 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
     source = tokens.find(settings.token, settings.token_file)
     tls = ClientTls.of(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name)
     credentials = Credentials(source, tls)  # reads the files: what is wrong with them is said before anything
+    peer_tls = _peer_tls(settings)
     with contextlib.ExitStack() as undo:
         listener = _listen(settings, host, (settings.data_port or 0) if hosts_it else port)
         undo.callback(listener.close)
@@ -159,6 +163,7 @@ def _start_with_coordination(settings: Settings, devices: Sequence[Device]) -> C
             incarnation=agent.identity.incarnation,
             secret=lambda: agent.peer_secret,
             cluster_id=agent.cluster_incarnation.to_bytes(8, "big"),
+            tls=peer_tls,
         )
         agent.add_departure_listener(client.on_departure)
         agent.add_failure_listener(client.on_session_failure)
@@ -177,12 +182,13 @@ def _start_without_coordination(settings: Settings, devices: Sequence[Device]) -
         Peer(rank, (address,), 0, f"/job:{settings.job_name}/task:{rank} ({address})")
         for rank, address in enumerate(settings.jobs)
     ]
+    peer_tls = _peer_tls(settings)
     with contextlib.ExitStack() as undo:
         listener = _listen(settings, host, port)
         undo.callback(listener.close)
         cluster_id = hashlib.blake2b(jobs, digest_size=8).digest()
         client = Client(settings)
-        client.communicator = _communicator(client, listener, peers, 0, lambda: secret, cluster_id)
+        client.communicator = _communicator(client, listener, peers, 0, lambda: secret, cluster_id, peer_tls)
         undo.callback(client.communicator.close, linger=0.0)
         client.communicator.connect_all(settings.init_timeout)
         client.members = _introduce(client, devices)
@@ -217,6 +223,16 @@ def _introduce(client: Client, devices: Sequence[Device]) -> tuple[Member, ...]:
     )
 
 
+def _peer_tls(settings: Settings) -> PeerTls | None:
+    """Reads the certificates for the connections with peers; None if those are not encrypted."""
+    cert, key, ca = settings.tls_cert, settings.tls_key, settings.tls_ca
+    if (
+        not settings.peer_tls or cert is None or key is None or ca is None
+    ):  # settings are checked: all or none
+        return None
+    return PeerTls(IdentityFiles(Path(cert), Path(key)), Path(ca))
+
+
 def _key(token: str | None) -> bytes:
     if token is None:
         logger.warning("without a coordination service and DMESH_TOKEN, whoever knows DTENSOR_JOBS can join")
@@ -230,10 +246,11 @@ def _communicator(
     incarnation: int,
     secret: Callable[[], bytes],
     cluster_id: bytes,
+    tls: PeerTls | None,
 ) -> Communicator:
     settings = client.settings
     transport = TcpTransport(
-        settings.client_id, listener, secret=secret, cluster_id=cluster_id, incarnation=incarnation
+        settings.client_id, listener, secret=secret, cluster_id=cluster_id, incarnation=incarnation, tls=tls
     )
     agent = client.agent
     return Communicator(

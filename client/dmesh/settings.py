@@ -68,6 +68,8 @@ class Settings:
     """`DMESH_TLS_KEY`: PEM file of the key to it."""
     tls_server_name: str | None = None
     """`DMESH_TLS_SERVER_NAME`: name in the coordinator's certificate, if its address has another one."""
+    peer_tls: bool = False
+    """`DMESH_PEER_TLS`: encrypt what peers send each other, with the certificates above."""
     insecure: bool = False
     """`DMESH_INSECURE`: host the server on an address that others can reach although there is no token."""
     num_cpu_devices: int | None = None
@@ -142,6 +144,7 @@ class Settings:
             tls_cert=_text(environ, "DMESH_TLS_CERT"),
             tls_key=_text(environ, "DMESH_TLS_KEY"),
             tls_server_name=_text(environ, "DMESH_TLS_SERVER_NAME"),
+            peer_tls=_flag(environ, "DMESH_PEER_TLS"),
             insecure=_flag(environ, "DMESH_INSECURE"),
             num_cpu_devices=read_num_cpu_devices(environ),
             init_timeout=_seconds(environ, "DMESH_INIT_TIMEOUT", cls.init_timeout),
@@ -154,6 +157,7 @@ class Settings:
             origins={name: _origin(environ, variable) for name, variable in VARIABLES.items()},
         )
         settings._check_heartbeat()
+        settings._check_peer_tls()
         if settings.parallel_executor == "pw":
             announce(
                 "DTENSOR_USE_PARALLEL_EXECUTOR=pw asks for the Pathways backend, but NumPy is the only "
@@ -169,6 +173,17 @@ class Settings:
             "expected an interval shorter than the lease, because a client that is silent for a lease counts "
             "as blocked or lost. A fifth of the lease is a good interval"
         )
+
+    def _check_peer_tls(self) -> None:
+        files = {"DMESH_TLS_CA": self.tls_ca, "DMESH_TLS_CERT": self.tls_cert, "DMESH_TLS_KEY": self.tls_key}
+        missing = [name for name, value in files.items() if value is None]
+        if self.peer_tls and missing:
+            raise ConfigurationError(
+                f"DMESH_PEER_TLS is on, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
+                "not set; peers show each other certificates, so set DMESH_TLS_CA to the PEM file of the "
+                "authority that signed them, and DMESH_TLS_CERT and DMESH_TLS_KEY to this client's own "
+                "certificate and key"
+            )
 
 
 VARIABLES: Mapping[str, str] = {
@@ -187,6 +202,7 @@ VARIABLES: Mapping[str, str] = {
     "tls_cert": "DMESH_TLS_CERT",
     "tls_key": "DMESH_TLS_KEY",
     "tls_server_name": "DMESH_TLS_SERVER_NAME",
+    "peer_tls": "DMESH_PEER_TLS",
     "insecure": "DMESH_INSECURE",
     "num_cpu_devices": "DMESH_NUM_CPU_DEVICES",
     "init_timeout": "DMESH_INIT_TIMEOUT",

@@ -58,6 +58,7 @@ def test_everything_set():
             "DMESH_TLS_CERT": "/tls/cert.pem",
             "DMESH_TLS_KEY": "/tls/key.pem",
             "DMESH_TLS_SERVER_NAME": "coordinator",
+            "DMESH_PEER_TLS": "on",
             "DMESH_NUM_CPU_DEVICES": "8",
             "DMESH_INIT_TIMEOUT": "0.5",
             "DMESH_SHUTDOWN_TIMEOUT": "1e3",
@@ -83,12 +84,23 @@ def test_everything_set():
         "/tls/key.pem",
         "coordinator",
     )
-    assert (settings.token_file, settings.insecure) == ("/etc/dmesh/token", True)
+    assert (settings.token_file, settings.insecure, settings.peer_tls) == ("/etc/dmesh/token", True, True)
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
     assert (settings.token_file, settings.restart_policy) == ("/etc/dmesh/token", "rejoin")
     assert (settings.heartbeat_interval, settings.lease, settings.stuck_after) == (0.5, 2, 0)
     assert settings.origins == {name: f"environment variable {v}" for name, v in VARIABLES.items()}
+
+
+def test_peers_that_encrypt_need_certificates():
+    files = {"DMESH_TLS_CA": "ca.pem", "DMESH_TLS_CERT": "cert.pem", "DMESH_TLS_KEY": "cert.key"}
+    assert Settings.load({**TWO, **files, "DMESH_PEER_TLS": "1"}).peer_tls
+    assert not Settings.load({**TWO, **files, "DMESH_PEER_TLS": "0"}).peer_tls
+    refused({**TWO, "DMESH_PEER_TLS": "1"}, "DMESH_TLS_CA and DMESH_TLS_CERT and DMESH_TLS_KEY are not set")
+    for name in files:
+        others = {key: value for key, value in files.items() if key != name}
+        refused({**TWO, **others, "DMESH_PEER_TLS": "1"}, "DMESH_PEER_TLS is on", f"but {name} is not set")
+    refused({**TWO, **files, "DMESH_PEER_TLS": "perhaps"}, "DMESH_PEER_TLS")
 
 
 def test_one_job_is_multi_client_mode():
