@@ -287,12 +287,14 @@ def test_threads_that_call_while_it_renews_get_a_result_or_an_error():
         groups = [ranks.communicators[rank].new_group([0, 1], "busy") for rank in (0, 1)]
         stop = threading.Event()
         outcomes: list[set[str]] = [set(), set()]
+        calling = [threading.Event(), threading.Event()]
 
         def keep_calling(position: int) -> None:
             while not stop.is_set():
                 try:
                     assert groups[position].all_reduce(1).item() == 2
                     outcomes[position].add("ok")
+                    calling[position].set()
                 except CollectiveError as error:
                     outcomes[position].add(type(error).__name__)
 
@@ -300,6 +302,7 @@ def test_threads_that_call_while_it_renews_get_a_result_or_an_error():
         for thread in threads:
             thread.start()
         try:
+            assert all(event.wait(LIMIT) for event in calling)  # a busy machine may take its time
             for _ in range(10):
                 ranks.replace(2)
                 ranks.renew()
