@@ -78,6 +78,8 @@ ROWS = (
         "repaired with a backup, or refused with the place; never a silent loss"),
     Row("s17", "fuzzed requests and raw bytes", "refused; process alive; no growth"),
     Row("s18", "values up to the limit and beyond, many keys, quota", "typed errors; others are not slowed down"),
+    Row("s19", "10,000 clients register, meet, send heartbeats and leave, or vanish all at once",
+        "no failed call, no false death; register and barrier <= 60 s; <= 100 KB of server memory for each"),
     Row("s20", "floods of connections and calls", "admitted clients' heartbeats go on"),
     Row("s21", "a reader that does not read", "bounded; dropped with a reason; nobody else is affected"),
     Row("s22", "watches under kills and partitions", "ordered, unique, complete, resumable"),
@@ -85,6 +87,8 @@ ROWS = (
     Row("s24", "no token, wrong token, another server's", "refused in constant time; no token in any output"),
     Row("s25", "right token, wrong role", "refused, with an audit line"),
     Row("s26", "certificates that are wrong in every way; rotation", "refused by name; streams go on"),
+    Row("s28", "a web page that reaches the server through its visitor's browser: foreign Host, Origin and every "
+        "method (DNS rebinding); a cookie in place of a token", "refused, no cross-origin headers; the owner is let in"),
     Row("s29", "path traversal, symbolic links in the data directory", "refused; keys never become files"),
     Row("s30", "no token on an address that others reach", "refuses to start"),
     Row("s31", "SIGTERM and Ctrl-C, once and twice, to server, worker and `dmesh run`; `kill -9` of `dmesh run`",
