@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from dmesh.errors import ConfigurationError
+from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh_server import event_loop, failpoints
 from dmesh_server.core.records import RecordError
 from dmesh_server.rpc.server import RpcServer
@@ -124,10 +124,14 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
 def _web_server(settings: ServerSettings) -> WebServer | None:
     if settings.http is None:
         return None
-    # Half of the time in which a server starts goes into these imports: not without need.
-    from dmesh_server.web.listener import HttpLimits
-    from dmesh_server.web.server import WebServer
-
+    try:  # not without need: half of the time in which a server starts goes into these imports
+        from dmesh_server.web.app import create_app  # noqa: F401 -- found missing before anything is opened
+        from dmesh_server.web.listener import HttpLimits
+        from dmesh_server.web.server import WebServer
+    except ImportError as error:
+        raise MissingExtraError(
+            f"HTTP needs the server extra ({error}): pip install 'dmesh[server]', or do without: --no-http"
+        ) from error
     limits = HttpLimits(settings.http_connections, settings.http_connections_per_host)
     return WebServer(settings.http, settings.http_client_certs, limits)
 
