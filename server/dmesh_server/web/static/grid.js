@@ -20,6 +20,8 @@ const MARGIN = 18;
 const MOST_CELLS = 4096;
 /** Cells of a panel from top to bottom. */
 const MOST_DOWN = 80;
+/** Pixels from top to bottom, of many panels. */
+const TALLEST = 1200;
 const SMALLEST = 6;
 const LARGEST = 44;
 const MIXED = -2;
@@ -87,20 +89,20 @@ export function layOut(axes, found, seats, width) {
   const fits = Math.max(4, Math.floor((width - 2 * MARGIN) / SMALLEST));
   const [rows, columns] = axes.length > 1 ? [axes[axes.length - 2].size, axes[axes.length - 1].size] : [1, 1];
   const panels = Math.max(1, Math.ceil(count / (rows * columns)));
-  const tile = tileOf(panels, rows, columns, fits);
-  const [tilesDown, tilesAcross] = [Math.ceil(rows / tile.rows), Math.ceil(columns / tile.columns)];
-  const groups = Math.ceil(panels / tile.panels);
-  const wish = Math.floor(Math.sqrt((width * 360) / Math.max(1, groups * tilesDown * tilesAcross)));
-  const size = Math.max(SMALLEST, Math.min(LARGEST, wish, Math.floor((width - 2 * MARGIN) / tilesAcross)));
-  const single = tilesDown * tilesAcross === 1;
-  const panelWidth = tilesAcross * size + (single ? 0 : GAP);
-  const panelHeight = tilesDown * size + (single ? 0 : GAP + (groups > 1 ? 12 : 0));
-  const across = Math.max(1, Math.min(groups, Math.floor((width - MARGIN) / panelWidth)));
+  const tile = { panels: 1, rows: Math.ceil(rows / MOST_DOWN), columns: Math.ceil(columns / fits) };
+  let sizes = measure(tile, panels, rows, columns, width);
+  while (sizes.groups * sizes.down * sizes.right > MOST_CELLS || (sizes.height > TALLEST && sizes.groups > 1)) {
+    if (sizes.down * sizes.right === 1) tile.panels *= 2;
+    else if (sizes.down >= sizes.right) tile.rows *= 2;
+    else tile.columns *= 2;
+    sizes = measure(tile, panels, rows, columns, width);
+  }
+  const { groups, size, across, panelWidth, panelHeight, height } = sizes;
   /** @type {MeshCell[]} */
   const cells = [];
   for (let group = 0; group < groups; group += 1) {
-    for (let down = 0; down < tilesDown; down += 1) {
-      for (let right = 0; right < tilesAcross; right += 1) {
+    for (let down = 0; down < sizes.down; down += 1) {
+      for (let right = 0; right < sizes.right; right += 1) {
         const cell = {
           x: MARGIN + (group % across) * panelWidth + right * size, y: MARGIN + Math.floor(group / across) * panelHeight + down * size,
           place: cells.length, panel: group * tile.panels, panels: Math.min(tile.panels, panels - group * tile.panels),
@@ -113,23 +115,24 @@ export function layOut(axes, found, seats, width) {
       }
     }
   }
-  const height = MARGIN + Math.ceil(groups / across) * panelHeight + (single ? GAP : 0);
-  return { axes, rows, columns, ...found, cells, size, width, height, across: single ? across : tilesAcross };
+  return { axes, rows, columns, ...found, cells, size, width, height, across: sizes.single ? across : sizes.right };
 }
 
 /**
- * Finds how many devices a cell stands for, so that there are not too many cells, and none too small.
- * @param {number} panels @param {number} rows @param {number} columns @param {number} fits columns there is room for
+ * Measures a picture in which a cell stands for so many rows and columns of a panel, or for several panels.
+ * @param {{panels: number, rows: number, columns: number}} tile
+ * @param {number} panels @param {number} rows @param {number} columns @param {number} width
  */
-function tileOf(panels, rows, columns, fits) {
-  const tile = { panels: 1, rows: Math.ceil(rows / MOST_DOWN), columns: Math.ceil(columns / fits) };
-  const [down, right] = [() => Math.ceil(rows / tile.rows), () => Math.ceil(columns / tile.columns)];
-  while (panels * down() * right() > MOST_CELLS && down() * right() > 1) {
-    if (down() >= right()) tile.rows *= 2;
-    else tile.columns *= 2;
-  }
-  if (panels > MOST_CELLS) tile.panels = Math.ceil(panels / MOST_CELLS);
-  return tile;
+function measure(tile, panels, rows, columns, width) {
+  const [groups, down, right] = [Math.ceil(panels / tile.panels), Math.ceil(rows / tile.rows), Math.ceil(columns / tile.columns)];
+  const single = down * right === 1;
+  const wish = Math.floor(Math.sqrt((width * 360) / Math.max(1, groups * down * right)));
+  const size = Math.max(SMALLEST, Math.min(LARGEST, wish, Math.floor((width - 2 * MARGIN) / right)));
+  const panelWidth = right * size + (single ? 0 : GAP);
+  const panelHeight = down * size + (single ? 0 : GAP + (groups > 1 ? 12 : 0));
+  const across = Math.max(1, Math.min(groups, Math.floor((width - MARGIN) / panelWidth)));
+  const height = MARGIN + Math.ceil(groups / across) * panelHeight + (single ? GAP : 0);
+  return { groups, down, right, single, size, panelWidth, panelHeight, across, height };
 }
 
 /**
