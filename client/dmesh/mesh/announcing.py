@@ -1,8 +1,8 @@
 """How a mesh is told of to people who look at the cluster: its axes, and which device is where in it. Pure.
 
 A client knows the owners of all devices of its meshes, but the devices of others only if all are listed by
-name: so it tells of each place whose it is, and of its own devices where they are. Both are written as runs, of
-which a regular mesh has one or two, however large it is.
+name: so it tells of each place whose it is, and of its own devices where they are. Both are written as runs,
+of which a regular mesh has one or two, however large it is.
 """
 
 from __future__ import annotations
