@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from dmesh.v1 import progress_pb2 as pb
 from dmesh_server.core.model import Caller, Task
+from dmesh_server.mesh_reports import MeshReport, read_mesh
 from dmesh_server.telemetry import logs
 
 MOST_BYTES = 16 << 10
@@ -28,7 +29,6 @@ _GROUPS = 32
 _RECENT = 16
 _BARRIERS = 16
 _MESHES = 16
-_AXES = 32
 _RANKS = 256
 _WAITED_FOR = 64
 _NAME = 256
@@ -117,18 +117,6 @@ class BarrierWaitReport:
     """Which use of the name; -1 if the member does not know."""
     since: float
     """Since when, by the server's monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeshReport:
-    """A mesh that a member's program has made."""
-
-    name: str
-    """Its name; may be empty."""
-    axes: tuple[tuple[str, int], ...]
-    """Name and size of each dimension."""
-    device_type: str
-    """CPU, GPU or TPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +229,7 @@ def _report(message: pb.ProgressReport, at: float) -> Report:
         ),
         groups=tuple(_group(group, at) for group in message.groups[:_GROUPS]),
         recent=tuple(_call(call, at) for call in message.recent[:_RECENT]),
-        meshes=tuple(
-            MeshReport(
-                mesh.name[:_NAME],
-                tuple((axis.name[:_NAME], axis.size) for axis in mesh.axes[:_AXES]),
-                mesh.device_type[:_NAME],
-            )
-            for mesh in message.meshes[:_MESHES]
-        ),
+        meshes=tuple(mesh for mesh in map(read_mesh, message.meshes[:_MESHES]) if mesh is not None),
     )
 
 

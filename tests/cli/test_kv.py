@@ -76,3 +76,13 @@ def test_watch_prints_each_change_once(dmesh, agent) -> None:
         (2, False),
         (3, True),
     ]
+
+
+def test_programs_are_told_of_what_is_not_there_and_what_is(dmesh) -> None:
+    answer = dmesh("kv", "get", "nothing", "--json")
+    assert (answer.code, answer.json["error"]["kind"]) == (3, "KeyNotFoundError")
+    assert dmesh("kv", "put", "k", "1").code == 0
+    answer = dmesh("kv", "put", "k", "2", "--json")
+    assert (answer.code, answer.json["error"]["kind"]) == (3, "KeyExistsError")
+    assert "--overwrite" in answer.json["error"]["message"]
+    assert answer.json["error"]["message"] in answer.err

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from dmesh.cli import VERBS, main
 from dmesh.cli.checks import Check, examine
+from dmesh.cli.progress import Bar
 from dmesh.settings import VARIABLES
 
 TOKEN = "a-token-that-nobody-is-to-see"
@@ -116,7 +120,7 @@ def test_doctor_looks_at_tokens_and_certificates(tmp_path: Path) -> None:
 def test_doctor_asks_the_server(server, join) -> None:
     join(0, 1, "mine")
     found = checks({}, server.address)
-    assert found["server's answer"].message == "it has 1 clusters, and accepts the token"
+    assert found["server's answer"].message == "it has 1 cluster, and accepts the token"
     assert found["versions in 'mine'"].verdict == "ok"
 
 
@@ -151,3 +155,110 @@ def test_completion_in_bash(capsys, tmp_path: Path, words: list[str], expected: 
         ["bash", "--norc", "-c", script], capture_output=True, text=True, check=True, env={**os.environ}
     )
     assert set(done.stdout.split()) == expected
+
+
+_STUBS = """
+compdef() { :; }
+_describe() { [[ $1 == -* ]] && shift 2 || shift 1; print -l -- "${(@P)1%%:*}"; }
+_files() { print FILES; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["kv", ""], {"get", "put", "list", "watch", "delete"}),
+        (["config", "show", "--o"], {"--origin", "--json", "--help", "-h"}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
+        (["run", "tr"], {"FILES"}),
+        (["trace", "merge", ""], {"FILES"}),
+        (["co"], set(VERBS)),
+    ],
+)
+def test_completion_in_zsh(capsys, tmp_path: Path, words: list[str], expected: set[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "c").write_text(capsys.readouterr().out)
+    quoted = " ".join(f"'{word}'" for word in words)
+    script = f"{_STUBS} source {tmp_path}/c; words=(dmesh {quoted}); CURRENT={len(words) + 1}; _dmesh"
+    done = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("kv ", {"get", "put", "list", "watch", "delete"}),
+        ("completion ", {"bash", "zsh", "fish"}),
+        ("run some_sc", {"some_script.py"}),
+        ("status --j", {"--json"}),
+    ],
+)
+def test_completion_in_fish(capsys, tmp_path: Path, line: str, expected: set[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    (tmp_path / "c").write_text(capsys.readouterr().out)
+    (tmp_path / "some_script.py").touch()
+    script = f"source c; complete -C 'dmesh {line}'"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert {found.split("\t")[0] for found in done.stdout.splitlines()} == expected
+
+
+def test_what_a_verb_does_not_know_is_answered_with_its_own_usage(capsys) -> None:
+    for words, usage in (
+        (["serve", "--grpc", "x"], "dmesh serve"),
+        (["kv", "get", "k", "--x"], "dmesh kv get"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert capsys.readouterr().err.startswith(f"usage: {usage} [-h]")
+
+
+def test_certificates_are_told_of_as_json(tmp_path: Path, capsys) -> None:
+    assert main(["certs", "init", str(tmp_path), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["cert"], made["key"], made["hosts"]) == (
+        str(tmp_path / "ca.pem"),
+        str(tmp_path / "ca.key"),
+        [],
+    )
+    names = ["--name", "server", "--host", "a.example", "--host", "10.0.0.7"]
+    assert main(["certs", "issue", str(tmp_path), *names, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["cert"] == str(tmp_path / "server.pem")
+    assert Path(made["key"]).exists()
+    assert made["hosts"] == ["a.example", "10.0.0.7"]
+    begins, expires = (datetime.fromisoformat(made[name]) for name in ("begins", "expires"))
+    assert 364 <= (expires - begins).days <= 366
+
+
+def test_errors_are_json_too(tmp_path: Path, capsys) -> None:
+    assert main(["certs", "issue", str(tmp_path), "--name", "x", "--host", "h", "--json"]) == 2
+    found = capsys.readouterr()
+    told = json.loads(found.out)["error"]
+    assert told["kind"] == "ConfigurationError"
+    assert told["message"].startswith("there is no authority in")
+    assert found.err == f"dmesh certs: error: {told['message']}\n"
+    assert main(["certs", "issue", str(tmp_path), "--name", "x", "--host", "h"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys) -> None:
+    with Bar() as bar:
+        bar.show("reading", 1, 2)
+    assert capsys.readouterr() == ("", "")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Bar() as bar:
+        bar.show("reading [red]a\x1b[2J", 1, 2)
+        bar.clear()
+        assert "50%" in terminal.getvalue()
+        assert "reading [red]a\N{REPLACEMENT CHARACTER}[2J" in terminal.getvalue()
+        bar.show("writing", 1, None)
+    assert "writing" in terminal.getvalue()
+    assert capsys.readouterr().out == ""

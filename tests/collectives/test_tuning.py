@@ -23,7 +23,7 @@ from dmesh.collectives.algorithms.reducing import (
     reduce_scattered,
 )
 from dmesh.collectives.arena.neighbourhood import Sizes
-from dmesh.collectives.measurement import best, crossover, measure, most_worth
+from dmesh.collectives.measurement import Step, Table, best, crossover, measure, most_worth
 from dmesh.collectives.planner import Planner
 from dmesh.collectives.tuning import LARGEST_PIECE, LEAST_ROWS, MOST_BYTES, MOST_STREAMS, SHIPPED, Tuning
 from dmesh.errors import CollectiveError, CollectiveValueError, ConfigurationError
@@ -386,6 +386,11 @@ def test_all_ranks_find_the_same(arena, rows):
         told = []
         found = ranks.all(lambda c: measure(c, 0.05, told.append if c.rank == 0 else lambda line: None))
         assert len(set(found)) == 1
+        titles = [what.title for what in told if isinstance(what, Table)]
+        assert set(titles) == {what.title for what in told if isinstance(what, Step)}
+        assert len(titles) >= 5
+        assert all(0 <= what.done < what.total for what in told if isinstance(what, Step))
+        told = [what for what in told if isinstance(what, str)]
         assert found[0].rows in rows
         assert found[0].flat % 3 == 0  # bytes to three others
         assert any(line.startswith("piece = ") for line in told)
@@ -408,6 +413,7 @@ def test_without_wires_messages_are_measured(size):
         told = []
         found = ranks.all(lambda c: measure(c, 0.05, told.append if c.rank == 0 else lambda line: None))
         assert len(set(found)) == 1
+        told = [what for what in told if isinstance(what, str)]
         assert (found[0].flat, found[0].piece, found[0].rows) == (SHIPPED.flat, SHIPPED.piece, SHIPPED.rows)
         assert any("the clients have no wires" in line for line in told)
         assert (size == 2) == any("between two clients" in line for line in told)

@@ -107,10 +107,31 @@ def test_what_is_too_large_is_cut_from_what_matters_least() -> None:
     assert report.groups[-1].issued == 0, "the first matter most"
 
 
+def mesh(name: str, runs: int = 0) -> pb.AnnouncedMesh:
+    return pb.AnnouncedMesh(
+        name=name,
+        axes=[pb.MeshAxis(name="batch", size=2), pb.MeshAxis(name="model", size=4)],
+        device_type="CPU",
+        own=[pb.PlaceRun(place=1000 * number, stride=1, count=1) for number in range(runs)],
+    )
+
+
+def test_devices_of_the_latest_meshes_are_told_of_as_far_as_there_is_room() -> None:
+    reports, _, _ = make()
+    for number in range(16):
+        reports.announce_mesh(mesh(f"m{number}", runs=64))
+    told = reports.make()
+    assert [one.name for one in told.meshes] == [f"m{number}" for number in range(16)]
+    placed = [bool(one.own) for one in told.meshes]
+    assert 0 < placed.count(True) < 16
+    assert placed == sorted(placed), "the latest have theirs"
+    assert told.ByteSize() < 8 << 10
+
+
 def test_meshes_are_told_of_once_and_the_last_ones() -> None:
     reports, _, _ = make()
     for number in (0, 0, *range(20)):
-        reports.announce_mesh(f"m{number}", [("batch", 2), ("model", 4)], "CPU")
+        reports.announce_mesh(mesh(f"m{number}"))
     meshes = reports.make().meshes
     assert [mesh.name for mesh in meshes] == [f"m{number}" for number in range(4, 20)]
     assert [(axis.name, axis.size) for axis in meshes[0].axes] == [("batch", 2), ("model", 4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import signal
@@ -424,3 +425,48 @@ def test_restarts_need_the_policy(start, script) -> None:
     run = start("-n", "2", "--max-restarts", "-1", script("pass"))
     assert run.wait() == 2
     assert "--max-restarts must be at least 0" in run.err[0]
+
+
+def test_programs_are_told_how_each_rank_ended(start, script) -> None:
+    path = script("""
+        import os, signal, sys, time
+        rank = os.environ["RANK"]
+        print("hello", flush=True)
+        if rank == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == "2":
+            signal.pause()
+    """)
+    run = start("-n", "3", "--json", "--timeout-after-failure", "0.2", path)
+    assert run.wait() == 137
+    found = json.loads("\n".join(run.out))
+    assert {line for line in run.err if "hello" in line} == {"[0] hello", "[1] hello", "[2] hello"}
+    assert (found["exit_code"], found["failures"]) == (137, [1, 2])
+    ranks = found["ranks"]
+    assert [one["rank"] for one in ranks] == [0, 1, 2]
+    assert [(one["exit_code"], one["signal"]) for one in ranks] == [
+        (0, None),
+        (None, "SIGKILL"),
+        (None, "SIGTERM"),
+    ]
+    assert [one["role"] for one in ranks] == ["succeeded", "cause", "ended_by_launcher"]
+    assert [one["ended_by_launcher"] for one in ranks] == [None, None, "SIGTERM"]
+    assert all(0 < one["seconds"] <= found["seconds"] for one in ranks)
+    assert f"(pid {ranks[1]['pid']})" in "\n".join(run.err)
+
+
+def test_programs_are_told_of_exceptions_restarts_and_of_what_cannot_start(start, script) -> None:
+    path = script("""
+        import os, sys
+        if os.environ["RANK"] == "1":
+            raise ValueError("no such shard")
+        sys.stdin.read()
+    """)
+    run = start("-n", "2", "--json", path)
+    assert run.wait() == 1
+    found = json.loads("\n".join(run.out))
+    assert found["ranks"][1]["exception"] == "ValueError: no such shard"
+    assert found["ranks"][1]["restarts"] == 0
+    run = start("-n", "2", "--json", "nothing.py")
+    assert run.wait() == 2
+    assert "there is no script 'nothing.py'" in json.loads("\n".join(run.out))["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -97,6 +98,7 @@ def test_without_the_native_core_messages_are_measured(start, script, tmp_path) 
     found = read(tmp_path / "tuning.json")
     assert (found.flat, found.piece, found.rows) == (SHIPPED.flat, SHIPPED.piece, SHIPPED.rows)
     text = "\n".join(tune.out)
+    assert tune.err == []
     assert "the clients have no wires" in text
     assert f"message_flat = {found.message_flat}" in text
     made = Tuning(message_flat=1, message_tree=2)
@@ -106,3 +108,21 @@ def test_without_the_native_core_messages_are_measured(start, script, tmp_path) 
     assert show.wait() == 0, show.err
     said = f"group world exchanges messages with the tuning of rank 0 ({made})"
     assert sum(said in line for line in show.out) == sum(f"uses {made}" in line for line in show.out) == 2
+
+
+def test_programs_are_told_what_was_measured(start, tmp_path) -> None:
+    command = ("--seconds", "0.2", "--out", "tuning.json", "--json")
+    tune = start(*command, verb="tune", env={"DMESH_NATIVE": "0"})
+    assert tune.wait() == 0, tune.err
+    found = json.loads("\n".join(tune.out))
+    assert found["file"] == str(tmp_path / "tuning.json")
+    assert (found["clients"], found["loopback"]) == (3, True)
+    assert Tuning(**found["tuning"]) == read(tmp_path / "tuning.json")
+    assert [table["ways"] for table in found["measured"]] == [
+        ["one step", "two steps"],
+        ["tree", "dealt out"],
+    ]
+    for table in found["measured"]:
+        assert [len(row) for row in table["seconds"]] == [2] * len(table["bytes"])
+        assert all(seconds > 0 for row in table["seconds"] for seconds in row)
+    assert tune.err == []

@@ -255,7 +255,13 @@ async def test_what_members_said_of_their_collectives(
     assert (waiting["state"], waiting["waits_for"]) == ("WAITING", ["/job:worker/task:2"])
     topology = await get(viewer, "/api/v1/clusters/train/topology")
     assert topology["meshes"] == [
-        {"name": "grid", "axes": [{"name": "batch", "size": 4}], "device_type": "CPU", "announced_by": 3}
+        {
+            "name": "grid",
+            "axes": [{"name": "batch", "size": 4}],
+            "device_type": "CPU",
+            "announced_by": 3,
+            "placement": None,
+        }
     ]
     assert topology["meshes_unknown"] == 1
 

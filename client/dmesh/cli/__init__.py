@@ -52,11 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     asked = next((argument for argument in argv if not argument.startswith("-")), "")
-    args = build_parser([asked]).parse_args(argv)
+    parser = build_parser([asked])
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:  # argparse would show the usage of `dmesh`, not that of the verb
+        _parser_of(parser, args).error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = args.execute(args)
     except DMeshError as error:
-        print(f"dmesh {args.verb}: error: {error}", file=sys.stderr)  # noqa: T201
+        from dmesh.cli.output import tell_failure
+
+        as_json = getattr(args, "json", False)
+        tell_failure(args.verb, f"error: {error}", type(error), as_json=as_json)
         return (
             _USAGE_ERROR
             if isinstance(error, (ConfigurationError, AddressInUseError, MissingExtraError))
@@ -68,6 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _parser_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """Returns the parser of the verb, and of the verb's verb, that was asked for."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _parser_of(action.choices[getattr(args, action.dest)], args)
+    return parser
 
 
 def build_parser(verbs: Sequence[str]) -> argparse.ArgumentParser:

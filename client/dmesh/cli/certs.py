@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dmesh.cli.output import add_json, tell_json
 from dmesh.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from types import ModuleType
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -42,6 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
     init = verbs.add_parser("init", help="make the authority: DIR/ca.pem, DIR/ca.key", allow_abbrev=False)
     init.add_argument("directory", metavar="DIR", help="made if it is not there")
     init.add_argument("--days", metavar="N", default="3650", help="how long it is valid (default 3650)")
+    add_json(init)
     init.set_defaults(execute=_init)
     issue = verbs.add_parser(
         "issue", help="sign a certificate: DIR/NAME.pem, DIR/NAME.key", allow_abbrev=False
@@ -55,21 +59,22 @@ def add_parser(subparsers: Subparsers) -> None:
         help="host name, IP address or URI (spiffe://...) that the certificate is for; may be repeated",
     )
     issue.add_argument("--days", metavar="N", default="365", help="how long it is valid (default 365)")
+    add_json(issue)
     issue.set_defaults(execute=_issue)
 
 
 def _init(args: argparse.Namespace) -> int:
     directory = Path(args.directory)
     certificate = _authority().create(directory, _days(args.days))
-    _tell(f"{directory / 'ca.pem'}, {directory / 'ca.key'}", certificate.not_valid_after_utc)
+    _tell(args, directory / "ca", certificate.not_valid_before_utc, certificate.not_valid_after_utc)
     return 0
 
 
 def _issue(args: argparse.Namespace) -> int:
     directory = Path(args.directory)
     certificate = _authority().issue(directory, args.name, args.host, _days(args.days))
-    files = f"{directory / f'{args.name}.pem'}, {directory / f'{args.name}.key'}"
-    _tell(f"{files}: for {', '.join(args.host)}", certificate.not_valid_after_utc)
+    files = directory / str(args.name)
+    _tell(args, files, certificate.not_valid_before_utc, certificate.not_valid_after_utc, args.host)
     return 0
 
 
@@ -89,5 +94,21 @@ def _days(text: str) -> int:
     return int(text)
 
 
-def _tell(what: str, expires: object) -> None:
+def _tell(
+    args: argparse.Namespace, files: Path, begins: datetime, expires: datetime, hosts: Sequence[str] = ()
+) -> None:
+    """Says what was made, the times in UTC."""
+    cert, key = (files.with_name(f"{files.name}.{suffix}") for suffix in ("pem", "key"))
+    if args.json:
+        tell_json(
+            {
+                "cert": str(cert),
+                "key": str(key),
+                "hosts": list(hosts),
+                "begins": f"{begins:%Y-%m-%dT%H:%M:%SZ}",
+                "expires": f"{expires:%Y-%m-%dT%H:%M:%SZ}",
+            }
+        )
+        return
+    what = f"{cert}, {key}: for {', '.join(hosts)}" if hosts else f"{cert}, {key}"
     print(f"{what}: expires {expires:%Y-%m-%d %H:%M} UTC")  # noqa: T201

@@ -299,7 +299,7 @@ def _server(environ: Mapping[str, str], given: str | None) -> Iterator[Check]:
     try:
         with Observer(address) as observer:
             clusters = observer.clusters()
-            yield Check("server's answer", "ok", f"it has {len(clusters)} clusters, and accepts the token")
+            yield Check("server's answer", "ok", f"it has {_clusters(len(clusters))}, and accepts the token")
             for cluster in clusters[:16]:
                 yield _skew(cluster.name, _state(observer, cluster.name))
     except DMeshError as error:
@@ -342,3 +342,7 @@ def _read(path: str) -> str | None:
         return Path(path).read_text().strip()
     except OSError:
         return None
+
+
+def _clusters(count: int) -> str:
+    return f"{count} cluster{'' if count == 1 else 's'}"

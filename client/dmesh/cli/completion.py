@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,7 +34,30 @@ _dmesh() {
 }
 complete -o default -F _dmesh dmesh
 """
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+# `words`, `CURRENT` and `path` are zsh's own; not a name of these may be taken.
+_ZSH = """\
+#compdef dmesh
+_dmesh() {
+  local at="" word
+  for word in "${(@)words[2,CURRENT-1]}"; do
+    case "$at $word" in
+%(paths)s
+    esac
+  done
+  local -a found flags
+  case "$at" in
+%(words)s
+  esac
+  if [[ ${words[CURRENT]} == -* ]]; then
+    _describe -o flag flags
+  elif (( $#found )); then
+    _describe word found
+  else
+    _files
+  fi
+}
+compdef _dmesh dmesh
+"""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -102,7 +125,41 @@ def _bash() -> str:
 
 
 def _zsh() -> str:
-    return _ZSH + _bash()
+    paths, words = [], []
+    for path, parser in _parsers():
+        text = " ".join(path)
+        found = [*_helped(parser), *((word, "") for word in _choices(parser))]
+        lists = f"found=({_described(found)}) flags=({_described(_options(parser))})"
+        words.append(f"    {shlex.quote(text)}) {lists} ;;")
+        if path:
+            before = " ".join((" ".join(path[:-1]), path[-1]))
+            paths.append(f"      {shlex.quote(before)}) at={shlex.quote(text)} ;;")
+    return _ZSH % {"paths": "\n".join(paths), "words": "\n".join(words)}
+
+
+def _described(words: Iterable[tuple[str, str]]) -> str:
+    """Returns words with what they mean, as zsh's `_describe` takes them."""
+    return " ".join(shlex.quote(f"{word}:{_summary(text)}" if text else word) for word, text in words)
+
+
+def _summary(text: str) -> str:
+    return " ".join(text.replace("%%", "%").split())[:80]
+
+
+def _helped(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
+    """Returns the verbs of a parser with their help."""
+    return [
+        (choice.dest, choice.help or "")
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for choice in action._choices_actions
+    ]
+
+
+def _takes_files(parser: argparse.ArgumentParser) -> bool:
+    """Returns whether words of the user's own follow, which may be files."""
+    own = [action for action in parser._actions if not action.option_strings]
+    return bool(own) and not _below(parser) and not _choices(parser)
 
 
 def _fish() -> str:
@@ -113,10 +170,12 @@ def _fish() -> str:
         # Until a verb is there, its siblings are offered.
         unseen = [f"not __fish_seen_subcommand_from {' '.join(below)}"] if below else []
         condition = shlex.quote("; and ".join([*seen, *unseen]) or "true")
-        for name in (*below, *_choices(parser)):
-            lines.append(f"complete -c dmesh -n {condition} -a {shlex.quote(name)}")
+        for name, text in (*_helped(parser), *((word, "") for word in _choices(parser))):
+            summary = f" -d {shlex.quote(_summary(text))}" if text else ""
+            lines.append(f"complete -c dmesh -n {condition} -a {shlex.quote(name)}{summary}")
+        if _takes_files(parser):
+            lines.append(f"complete -c dmesh -n {condition} -F")
         for flag, text in _options(parser):
             kind = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
-            summary = shlex.quote(" ".join(text.replace("%%", "%").split())[:80])
-            lines.append(f"complete -c dmesh -n {condition} {kind} -d {summary}")
+            lines.append(f"complete -c dmesh -n {condition} {kind} -d {shlex.quote(_summary(text))}")
     return "\n".join(lines) + "\n"

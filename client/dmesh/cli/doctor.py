@@ -37,10 +37,14 @@ def execute(args: argparse.Namespace) -> int:
 
     from dmesh.cli.checks import examine
     from dmesh.cli.output import BAD_NEWS, tell_json, tell_table
+    from dmesh.cli.progress import Bar
 
     found: list[Check] = []
-    for check in examine(os.environ, args.coordinator):
-        found.append(check)
+    with Bar() as bar:
+        bar.show("looking", 0, None)
+        for check in examine(os.environ, args.coordinator):
+            found.append(check)
+            bar.show(f"looked at {check.name}", 0, None)
     failed = any(check.verdict == "fail" for check in found)
     if args.json:
         tell_json({"ok": not failed, "checks": [dataclasses.asdict(check) for check in found]})

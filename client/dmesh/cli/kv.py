@@ -77,7 +77,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _get(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import BAD_NEWS, tell_json
+    from dmesh.cli.output import BAD_NEWS, tell_failure, tell_json
     from dmesh.errors import KeyNotFoundError, KeyWaitTimeoutError
     from dmesh.v1 import key_value_pb2 as pb
 
@@ -86,7 +86,7 @@ def _get(observer: Observer, args: argparse.Namespace) -> int:
     try:
         kv = observer.ask(observer.link.key_value.Get, request, observer.patience + wait).kv
     except (KeyNotFoundError, KeyWaitTimeoutError) as error:
-        print(f"dmesh kv: {error}", file=sys.stderr)  # noqa: T201
+        tell_failure("kv", str(error), type(error), as_json=args.json)
         return BAD_NEWS
     if args.json:
         tell_json(_view(kv))
@@ -100,7 +100,7 @@ def _get(observer: Observer, args: argparse.Namespace) -> int:
 
 
 def _put(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.output import BAD_NEWS, tell, tell_json
+    from dmesh.cli.output import BAD_NEWS, tell, tell_failure, tell_json
     from dmesh.errors import KeyExistsError
     from dmesh.v1 import key_value_pb2 as pb
 
@@ -116,7 +116,8 @@ def _put(observer: Observer, args: argparse.Namespace) -> int:
     try:
         revision = observer.ask(observer.link.key_value.Set, request).revision
     except KeyExistsError as error:
-        print(f"dmesh kv: {error} On this command line: --overwrite.", file=sys.stderr)  # noqa: T201
+        message = f"{error} On this command line: --overwrite."
+        tell_failure("kv", message, type(error), as_json=args.json)
         return BAD_NEWS
     if args.json:
         tell_json({"key": args.key, "revision": revision})

@@ -50,6 +50,20 @@ def tell_json_line(value: object) -> None:
     print(json.dumps(value, allow_nan=False), flush=True)  # noqa: T201
 
 
+def tell_failure(verb: str, message: str, kind: type[Exception], *, as_json: bool) -> None:
+    """Says on standard error that a verb could not do what was asked; to programs on standard output, too.
+
+    Args:
+        verb: The verb.
+        message: What was wrong.
+        kind: The class of the error; programs are told its name.
+        as_json: Whether a program asked.
+    """
+    print(f"dmesh {verb}: {message}", file=sys.stderr)  # noqa: T201
+    if as_json:
+        tell_json_line({"error": {"kind": kind.__name__, "message": message.removeprefix("error: ")}})
+
+
 def printable(text: str) -> str:
     """Returns a text that can do nothing to a terminal: others have chosen its characters."""
     return "".join(

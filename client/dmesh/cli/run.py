@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
+import time
 from typing import TYPE_CHECKING
 
+from dmesh.cli.output import add_json, tell_json
 from dmesh.errors import ConfigurationError
 from dmesh.launch import LaunchOptions, Supervisor, plan_launch
+from dmesh.launch.account import account
 from dmesh.launch.labels import Output
 from dmesh.launch.plan import check_options
 from dmesh.launch.ports import reserve_ports
 from dmesh.launch.registry import registered
 
 if TYPE_CHECKING:
+    from dmesh.launch import LaunchPlan
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _USAGE = """\
@@ -28,7 +34,8 @@ first."""
 _EPILOG = """\
 exit code: 0 when all clients ended with 0; else that of the first failure, 128 + the number for a signal;
 2 for a command line that cannot work. Ctrl-C and SIGTERM are passed on to the clients, a second one kills
-them."""
+them. With --json, the clients' standard output goes to standard error, and one JSON object about how each of
+them ended is printed at the end: failures are listed with the cause first."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -70,6 +77,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="start each client that fails again, up to N times, to take its own place in the running job "
         "(sets DMESH_RESTART_POLICY=rejoin; needs --coordinator for rank 0; default 0)",
     )
+    add_json(parser)
     add(
         "command",
         nargs=argparse.REMAINDER,
@@ -92,12 +100,22 @@ def execute(args: argparse.Namespace) -> int:
             plan = plan_launch(options, reservation.ports, os.environ)
             sys.stdout.flush()
             with registered(plan.clients[0].environment, os.environ):
-                return Supervisor(plan, Output(1, os.environ), Output(2, os.environ)).run().exit_code
+                return _supervise(plan, as_json=args.json)
     except ConfigurationError:
         raise
     except OSError as error:
         print(f"dmesh run: error: the clients could not be started: {error}", file=sys.stderr)  # noqa: T201
         return 1
+
+
+def _supervise(plan: LaunchPlan, *, as_json: bool) -> int:
+    errors = Output(2, os.environ)
+    if not as_json:
+        return Supervisor(plan, Output(1, os.environ), errors).run().exit_code
+    began = time.monotonic()
+    result = Supervisor(plan, errors, errors).run()
+    tell_json(account(result, socket.gethostname(), time.monotonic() - began))
+    return result.exit_code
 
 
 def _options(args: argparse.Namespace) -> LaunchOptions:

@@ -42,7 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add(
         "--http",
         metavar="HOST:PORT",
-        help="health and state as JSON; port 0: any free one (default 127.0.0.1:8471)",
+        help="dashboard, REST interface, metrics; port 0: any free one (default 127.0.0.1:8471)",
     )
     add("--no-http", action="store_true", help="do not serve HTTP")
     add(

@@ -50,14 +50,22 @@ def execute(args: argparse.Namespace) -> int:
         ConfigurationError: There is nothing to merge, or the result cannot be written.
     """
     from dmesh.cli.output import tell, tell_json
+    from dmesh.cli.progress import Bar
     from dmesh.cli.trace_files import find, read, write
 
     places = [Path(place) for place in args.directory]
     default = (places[0] if places[0].is_dir() else places[0].parent) / "merged.json"
     out = Path(args.out) if args.out else default
-    ranks = [read(path) for path in find(places, out)]
-    offsets = _align(ranks)
-    count = write(out, ranks, {clock: offset.seconds for clock, offset in offsets.items()})
+    with Bar() as bar:
+        ranks: list[RankTrace] = []
+        paths = find(places, out)
+        for path in paths:
+            bar.show(f"reading {path}", len(ranks), len(paths))
+            ranks.append(read(path))
+        bar.show("aligning the clocks", 0, None)
+        offsets = _align(ranks)
+        found = {clock: offset.seconds for clock, offset in offsets.items()}
+        count = write(out, ranks, found, lambda done: bar.show(f"writing {out}", done, len(ranks)))
     told = {
         clock: {"offset": o.seconds, "uncertainty": _finite(o.uncertainty), "origin": o.origin}
         for clock, o in offsets.items()

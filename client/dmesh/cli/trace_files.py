@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,13 +91,19 @@ def read(path: Path) -> RankTrace:
     )
 
 
-def write(out: Path, ranks: Sequence[RankTrace], offsets: Mapping[str, float]) -> int:
+def write(
+    out: Path,
+    ranks: Sequence[RankTrace],
+    offsets: Mapping[str, float],
+    progress: Callable[[int], None] = lambda done: None,
+) -> int:
     """Writes one trace; returns how many calls there are in it.
 
     Args:
         out: The file.
         ranks: What each rank has written.
         offsets: What is to be added to the times of each clock, seconds.
+        progress: Told how many ranks are written, before each of them.
 
     Raises:
         ConfigurationError: They are of several runs, or the file cannot be written.
@@ -119,7 +125,8 @@ def write(out: Path, ranks: Sequence[RankTrace], offsets: Mapping[str, float]) -
         with out.open("w") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[')
             separator = "\n"
-            for trace in ranks:
+            for done, trace in enumerate(ranks):
+                progress(done)
                 for event in trace.events:
                     moved = dict(event, pid=trace.rank)
                     if event["ph"] == "X":

@@ -6,12 +6,16 @@ import argparse
 import math
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dmesh.cli.output import add_json
 from dmesh.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dmesh.cli.tune_telling import Messenger, Presenter
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
@@ -47,6 +51,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="what to write (default: what DMESH_TUNING names, or ~/.config/dmesh/tuning.json)",
     )
     add("--seconds", metavar="S", default="20", help="about how long to measure (default 20)")
+    add("--to-launcher", action="store_true", help=argparse.SUPPRESS)
+    add_json(parser)
     parser.set_defaults(execute=execute)
 
 
@@ -57,20 +63,29 @@ def execute(args: argparse.Namespace) -> int:
         ConfigurationError: The command line or the environment cannot work, or the file cannot be written.
         DMeshError: The clients could not meet, or share memory.
     """
+    from dmesh.cli.progress import Bar
+    from dmesh.cli.tune_telling import Messenger, Presenter
+
     seconds = _seconds(args.seconds)
     out = _out(args.out)
     if not os.environ.get("DTENSOR_JOBS", "").strip():
-        return _start(_CLIENTS if args.clients is None else _clients(args.clients), out, seconds)
+        clients = _CLIENTS if args.clients is None else _clients(args.clients)
+        return _start(clients, out, seconds, as_json=args.json)
     if args.clients is not None:
         raise ConfigurationError(
             "-n starts clients on this machine, but DTENSOR_JOBS is set, which makes this process one of a "
             "cluster's. Leave one of them out"
         )
-    return _take_part(out, seconds)
+    if args.to_launcher:
+        return _take_part(out, seconds, Messenger())
+    with Bar() as bar:
+        return _take_part(out, seconds, Presenter(bar, as_json=args.json))
 
 
-def _start(clients: int, out: Path, seconds: float) -> int:
+def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
     """Starts clients on this machine that do it, with nothing set but what keeps them from sharing memory."""
+    from dmesh.cli.progress import Bar
+    from dmesh.cli.tune_telling import Ear, Presenter
     from dmesh.launch import LaunchOptions, Supervisor, plan_launch
     from dmesh.launch.labels import Output
     from dmesh.launch.ports import reserve_ports
@@ -81,20 +96,22 @@ def _start(clients: int, out: Path, seconds: float) -> int:
         if name == "DMESH_NATIVE" or not name.startswith(("DTENSOR_", "DMESH_"))
     }
     environment["DMESH_SHARED_MEMORY"] = "0"
-    command = ("dmesh", "tune", "--out", str(out.absolute()), "--seconds", str(seconds))
+    command = ("dmesh", "tune", "--out", str(out.absolute()), "--seconds", str(seconds), "--to-launcher")
     options = LaunchOptions(clients=clients, command=command, module=True, labels=False)
     try:
-        with reserve_ports(clients) as reservation:
+        with Bar() as bar, reserve_ports(clients) as reservation:
             plan = plan_launch(options, reservation.ports, environment)
             sys.stdout.flush()
-            return Supervisor(plan, Output(1, os.environ), Output(2, os.environ)).run().exit_code
+            errors = Output(2, os.environ)
+            heard = Ear(Presenter(bar, as_json=as_json), errors)
+            return Supervisor(plan, heard, errors).run().exit_code
     except ConfigurationError:
         raise
     except OSError as error:
         raise ConfigurationError(f"the clients could not be started: {error}") from error
 
 
-def _take_part(out: Path, seconds: float) -> int:
+def _take_part(out: Path, seconds: float, audience: Presenter | Messenger) -> int:
     """Measures as one client of a cluster."""
     import dmesh
     from dmesh.collectives.measurement import measure
@@ -104,18 +121,21 @@ def _take_part(out: Path, seconds: float) -> int:
     os.environ["DMESH_TUNING"] = "0"  # the file is about to be written: whether there is one does not matter
     dmesh.initialize_accelerator_system()
     tells = dmesh.client_id() == 0
-    found = measure(dmesh.collectives.world().communicator, seconds, _tell if tells else lambda line: None)
+    communicator = dmesh.collectives.world().communicator
+    found = measure(communicator, seconds, audience.tell if tells else lambda what: None)
     write(out, found)
     if tells:
-        if all(job.strip().startswith(_LOOPBACK) for job in jobs):
-            _tell("All clients were on this machine: loopback stood for the network, which has other limits.")
-        _tell(f"Wrote {out}: {found}")
+        loopback = all(job.strip().startswith(_LOOPBACK) for job in jobs)
+        if loopback:
+            audience.tell(
+                "All clients were on this machine: loopback stood for the network, which has other limits."
+            )
+        result = {
+            "file": str(out), "clients": dmesh.num_clients(), "loopback": loopback, "tuning": asdict(found)
+        }  # fmt: skip
+        audience.finish(result, f"Wrote {out}: {found}")
     dmesh.shutdown_accelerator_system()
     return 0
-
-
-def _tell(line: str) -> None:
-    print(line, flush=True)  # noqa: T201
 
 
 def _out(given: str | None) -> Path:

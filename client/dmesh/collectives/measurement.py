@@ -23,7 +23,6 @@ from dmesh.collectives.tuning import LEAST_ROWS, MOST_BYTES, SHIPPED, Tuning
 from dmesh.errors import CollectiveError, CollectiveValueError
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
-Tell = Callable[[str], None]
 
 _KIB = 1024
 _ROUNDS = 5
@@ -67,13 +66,26 @@ class Table:
         return [row[way] for row in self.seconds.values()]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far it is with one table."""
+
+    title: str
+    done: int
+    total: int
+    """Steps that are done, and that there are."""
+
+
+Tell = Callable[[str | Table | Step], None]
+
+
 def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
     """Measures, and returns what to use; must be called by all clients.
 
     Args:
         communicator: Of this client.
         seconds: About how long, as rank 0 has it. Each way is tried a few times even if that takes longer.
-        tell: Told line by line what came out; a program prints it on one rank.
+        tell: Told what came out, lines and tables, and how far it is; a program prints it on one rank.
 
     Raises:
         CollectiveError: The clients share memory, so there is nothing to tune.
@@ -120,14 +132,14 @@ def _measure_wires(communicator: Communicator, share: int, part: float, tell: Te
     others = communicator.world.size - 1
     tunings = {"0": wired} | {str(p): replace(wired, piece=p) for p in _PIECES if p != share}
     groups = {way: _group(communicator, tuning) for way, tuning in tunings.items()}
-    pieces = _race(communicator, "all-reduce by bytes of a piece", groups, _LARGE, 2 * part)
+    pieces = _race(communicator, tell, "all-reduce by bytes of a piece", groups, _LARGE, 2 * part)
     piece = int(pieces.ways[best([pieces.column(way) for way in range(len(pieces.ways))], _MARGIN)])
     suits = "" if piece else f": what suits the number of members, here {share}"
     _tell(tell, pieces, f"piece = {piece}{suits}")
 
     tunings = {str(count): replace(wired, piece=piece, streams=count) for count in _STREAMS}
     groups = {way: _group(communicator, tuning) for way, tuning in tunings.items()}
-    counts = _race(communicator, "all-reduce by streams of a wire", groups, _LARGE[1:], part)
+    counts = _race(communicator, tell, "all-reduce by streams of a wire", groups, _LARGE[1:], part)
     streams = _STREAMS[most_worth([counts.column(way) for way in range(len(_STREAMS))], _STREAMS_MARGIN)]
     _tell(tell, counts, f"streams = {streams}: connections of which a wire consists")
 
@@ -137,7 +149,7 @@ def _measure_wires(communicator: Communicator, share: int, part: float, tell: Te
         "two steps": _group(communicator, replace(cut, flat=0)),
     }
     sizes = _doublings(piece or share)
-    steps = _race(communicator, "all-reduce in one step and in two", groups, sizes, part)
+    steps = _race(communicator, tell, "all-reduce in one step and in two", groups, sizes, part)
     flat = _limit(steps) * others
     _tell(tell, steps, f"flat = {flat}: bytes to all of {others} others, up to which it is one step")
     rows = _measure_rows(communicator, replace(cut, flat=flat), part, tell)
@@ -159,7 +171,7 @@ def _measure_rows(communicator: Communicator, tuning: Tuning, part: float, tell:
         return SHIPPED.rows
     members = len(hierarchy.row)
     sizes = [nbytes * members for nbytes in _ROWS]
-    table = _race(communicator, "all-reduce over wires, and by rows and columns", groups, sizes, part)
+    table = _race(communicator, tell, "all-reduce over wires, and by rows and columns", groups, sizes, part)
     count = crossover(table.column(0), table.column(1))
     rows = _ROWS[count] if count < len(_ROWS) else 2 * _ROWS[-1]
     _tell(tell, table, f"rows = {rows}: bytes for each of {members} members, from which on it goes by rows")
@@ -184,7 +196,9 @@ def _measure_messages(communicator: Communicator, tuning: Tuning, part: float, t
             "two steps": _group(communicator, replace(tuning, message_flat=0)),
         }
         sizes = _doublings(max(_SMALLEST, FLAT_TOTAL_LIMIT // (size - 1)))
-        steps = _race(communicator, "all-reduce by messages, in one step and in two", groups, sizes, part)
+        steps = _race(
+            communicator, tell, "all-reduce by messages, in one step and in two", groups, sizes, part
+        )
         flat = _limit(steps)
         _tell(tell, steps, f"message_flat = {flat}: bytes of an array, up to which it is one step")
         groups = {
@@ -192,7 +206,7 @@ def _measure_messages(communicator: Communicator, tuning: Tuning, part: float, t
             "dealt out": _group(communicator, replace(tuning, message_tree=0)),
         }
         title = "broadcast by messages, through a tree and dealt out"
-        trees = _race(communicator, title, groups, _TREES, part, _broadcast)
+        trees = _race(communicator, tell, title, groups, _TREES, part, _broadcast)
         tree = _limit(trees)
         _tell(tell, trees, f"message_tree = {tree}: bytes of an array, up to which it goes through a tree")
         return replace(tuning, message_flat=flat, message_tree=tree)
@@ -273,6 +287,7 @@ def _broadcast(group: Group, x: Floats) -> None:
 
 def _race(
     communicator: Communicator,
+    tell: Tell,
     title: str,
     groups: Mapping[str, Group],
     sizes: Sequence[int],
@@ -282,8 +297,10 @@ def _race(
     """Measures calls with arrays of some sizes in some groups, by turns."""
     slot = seconds / (_ROUNDS * len(groups) * len(sizes))
     times: dict[int, list[list[float]]] = {nbytes: [[] for _ in groups] for nbytes in sizes}
+    total = (_ROUNDS + 1) * len(sizes)
     for turn in range(_ROUNDS + 1):
-        for nbytes in sizes:
+        for number, nbytes in enumerate(sizes):
+            tell(Step(title, turn * len(sizes) + number, total))
             x = np.ones(nbytes // 4, np.float32)
             for group, found in zip(groups.values(), times[nbytes], strict=True):
                 first = _batch(group, x, 1, do)
@@ -308,5 +325,5 @@ def _batch(group: Group, x: Floats, count: int, do: Callable[[Group, Floats], No
 
 
 def _tell(tell: Tell, table: Table, choice: str) -> None:
-    for line in (*table.lines(), choice, ""):
-        tell(line)
+    for what in (table, choice, ""):
+        tell(what)

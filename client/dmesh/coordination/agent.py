@@ -43,6 +43,7 @@ from dmesh.errors import (
     CoordinatorUnavailableError,
 )
 from dmesh.v1 import coordination_pb2 as pb
+from dmesh.v1 import progress_pb2
 
 __all__ = ["Agent", "Identity"]
 
@@ -356,9 +357,9 @@ class Agent(KeyValueMethods):
         """Adds somebody who knows of this process's progress, for what the coordinator is told of it."""
         self._reports.add(source)
 
-    def announce_mesh(self, name: str, axes: Sequence[tuple[str, int]], device_type: str) -> None:
+    def announce_mesh(self, mesh: progress_pb2.AnnouncedMesh) -> None:
         """Notes a mesh that the program has made, for people who look at the cluster. Does not block."""
-        self._reports.announce_mesh(name, axes, device_type)
+        self._reports.announce_mesh(mesh)
 
     # Barriers -----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from dmesh._log import logger
@@ -22,7 +22,8 @@ _SHORTEST = 0.5
 """Seconds between two reports, where heartbeats come faster than that."""
 _MOST_BARRIERS = 16
 _MOST_MESHES = 16
-_LONGEST_NAME = 100
+_MOST_PLACED_BYTES = 4 << 10
+"""What all meshes together may take to say which device is where; a regular mesh takes some 15 bytes."""
 
 
 class ReportSource(Protocol):
@@ -56,13 +57,8 @@ class Reports:
         """Asks `source`, too, from now on."""
         self._sources = (*self._sources, source)
 
-    def announce_mesh(self, name: str, axes: Sequence[tuple[str, int]], device_type: str) -> None:
+    def announce_mesh(self, mesh: pb.AnnouncedMesh) -> None:
         """Notes a mesh that the program has made; equal ones are one. Any thread."""
-        mesh = pb.AnnouncedMesh(
-            name=name[:_LONGEST_NAME],
-            axes=[pb.MeshAxis(name=axis[:_LONGEST_NAME], size=size) for axis, size in axes],
-            device_type=device_type,
-        )
         with self._lock:
             self._meshes[mesh.SerializeToString(deterministic=True)] = mesh
             if len(self._meshes) > _MOST_MESHES:
@@ -91,11 +87,22 @@ class Reports:
             age = max(0.0, now - arrival.called)
             report.barriers.add(name=arrival.name, instance=arrival.instance, age_ms=round(age * 1000))
         with self._lock:
-            report.meshes.extend(self._meshes.values())
+            report.meshes.extend(_within(self._meshes.values()))
         for source in self._sources:
             source.fill(report)
         _cut(report)
         return report
+
+
+def _within(meshes: Iterable[pb.AnnouncedMesh]) -> list[pb.AnnouncedMesh]:
+    """Returns meshes, the earlier of them without their devices if those of all take too much room."""
+    told: list[pb.AnnouncedMesh] = []
+    room = _MOST_PLACED_BYTES
+    for mesh in reversed(list(meshes)):
+        bare = pb.AnnouncedMesh(name=mesh.name, axes=mesh.axes, device_type=mesh.device_type)
+        room -= mesh.ByteSize() - bare.ByteSize()
+        told.append(mesh if room >= 0 else bare)
+    return told[::-1]
 
 
 def _cut(report: pb.ProgressReport) -> None:

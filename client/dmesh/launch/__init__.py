@@ -11,6 +11,7 @@ escalation when to ask the clients to end, and when to make them   (no IO)
 labels     whole lines with `[rank] ` before them
 diagnosis  which failure came first and which are its consequences (no IO)
 report     what the user reads about it
+account    the same for programs                                   (no IO)
 supervisor the loop that puts all of these together
 ```
 """

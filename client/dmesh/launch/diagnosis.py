@@ -147,6 +147,8 @@ class Outcome:
     """The last one that it printed, before the launcher's signal if there was one."""
     last_lines: tuple[str, ...] = ()
     """The end of its standard error."""
+    restarts: int = 0
+    """How often its rank was started before."""
 
     @property
     def role(self) -> Role:

@@ -161,4 +161,5 @@ class ClientProcess:
             # What it says while it is ended by force is noise.
             traceback=self.errors.traceback if self.ended_by is None else self._traceback_before,
             last_lines=self.errors.last_lines,
+            restarts=self.restarts,
         )

@@ -95,8 +95,7 @@ def create_distributed_mesh(
     """
     dims = _dimensions(mesh_dims)
     check_dimensions(dims)
-    state = context.current_or_none()
-    if state is None:
+    if context.current_or_none() is None:
         raise NotInitializedError(
             "dmesh is not initialized in this process: call dmesh.initialize_accelerator_system() before "
             "create_distributed_mesh()"
@@ -118,8 +117,7 @@ def create_distributed_mesh(
         )
     mesh = _build(dims, size, client_id * len(specs), specs, mesh_name, use_xla_spmd)
     logger.debug("client %d of %d created %r", client_id, num_clients, mesh)
-    if state.agent is not None:
-        state.agent.announce_mesh(mesh_name, [(dim.name, dim.size) for dim in dims], kind)
+    mesh._announce()
     return mesh
 
 

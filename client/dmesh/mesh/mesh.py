@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dmesh import context
 from dmesh.device import DeviceSpec, ThisClient, this_client
 from dmesh.errors import DeviceError, MeshError
+from dmesh.mesh.announcing import announcement
 from dmesh.mesh.fields import MeshDimension, MeshFields
 from dmesh.mesh.ownership import client_ranks, fingerprint, group_along
 from dmesh.mesh.proto import Serializable, read_mesh, write_mesh
@@ -328,7 +329,15 @@ class Mesh:
         if ranks is None:
             ranks = group_along(self._fields, position, me.client_id, me.num_clients, me.job)
             self._groups[axis, me] = ranks
+            self._announce()
         return state.mesh_group(self.fingerprint, axis, ranks)
+
+    def _announce(self) -> None:
+        """Tells people who look at the cluster of this mesh, if there is one."""
+        state = context.current_or_none()
+        if state is not None and state.agent is not None:
+            me = this_client()
+            state.agent.announce_mesh(announcement(self._fields, me.job, me.client_id))
 
     # The value ----------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ def _mesh(
         (index for index, device in enumerate(devices) if device.task == client),
         key=lambda index: devices[index].device_index or 0,
     )
-    return Mesh(
+    mesh = Mesh(
         list(names),
         np.arange(len(devices)).reshape(shape),
         own,
@@ -114,6 +114,8 @@ def _mesh(
         global_devices=devices,
         use_xla_spmd=use_xla_spmd,
     )
+    mesh._announce()
+    return mesh
 
 
 def _enumerate(

@@ -285,6 +285,8 @@ class AnnouncedMesh(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     AXES_FIELD_NUMBER: _builtins.int
     DEVICE_TYPE_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name; may be empty."""
     device_type: _builtins.str
@@ -293,20 +295,100 @@ class AnnouncedMesh(_message.Message):
     def axes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshAxis]:
         """Its dimensions, in order."""
 
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnerRun]:
+        """Whose its devices are, in the mesh's order, row by row; the same on all members. Empty if the sender does not
+        know, or if it would take more than 64 runs.
+        """
+
+    @_builtins.property
+    def own(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlaceRun]:
+        """Where the sender's own devices are. Empty if it has none, or if it would take more than 64 runs."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         axes: _abc.Iterable[Global___MeshAxis] | None = ...,
         device_type: _builtins.str = ...,
+        owners: _abc.Iterable[Global___OwnerRun] | None = ...,
+        own: _abc.Iterable[Global___PlaceRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["axes", b"axes", "device_type", b"device_type", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["axes", b"axes", "device_type", b"device_type", "name", b"name", "own", b"own", "owners", b"owners"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnnouncedMesh: _TypeAlias = AnnouncedMesh  # noqa: Y015
+
+@_typing.final
+class OwnerRun(_message.Message):
+    """Devices of a mesh that follow each other, of tasks of the sender's job at even distances, of each as many."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    EACH_FIELD_NUMBER: _builtins.int
+    task: _builtins.int
+    """The first of the tasks."""
+    tasks: _builtins.int
+    """How many tasks; at least 1."""
+    step: _builtins.int
+    """From one task to the next."""
+    each: _builtins.int
+    """Devices of each task; at least 1."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.int = ...,
+        tasks: _builtins.int = ...,
+        step: _builtins.int = ...,
+        each: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["each", b"each", "step", b"step", "task", b"task", "tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnerRun: _TypeAlias = OwnerRun  # noqa: Y015
+
+@_typing.final
+class PlaceRun(_message.Message):
+    """Devices of the sender at even distances in a mesh, by rising index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    STRIDE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """Place of the first, from 0, in the mesh's order."""
+    stride: _builtins.int
+    """Places from one to the next; at least 1."""
+    device: _builtins.int
+    """Index of the first device among the sender's of that type; the others count up from it."""
+    count: _builtins.int
+    """How many devices; at least 1."""
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        stride: _builtins.int = ...,
+        device: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "device", b"device", "place", b"place", "stride", b"stride"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceRun: _TypeAlias = PlaceRun  # noqa: Y015
 
 @_typing.final
 class MeshAxis(_message.Message):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh_server.progress import MeshReport
 from dmesh_server.runtime import Runtime
+from dmesh_server.web.api import meshes
 from dmesh_server.web.api.answers import ClusterName, Limit, answer, refusals
 from dmesh_server.web.api.reports import Reports
 
 _MOST_TASKS = 256
 _MOST_MESHES = 64
+_MOST_PLACED = 2 * meshes.MOST_PLACED
+"""Devices of all meshes of an answer that are shown one by one: what members make readers cost is bounded."""
 
 
 class HostView(BaseModel):
@@ -34,13 +37,35 @@ class AxisView(BaseModel):
     size: int = Field(description="how many devices there are along it")
 
 
+class Placement(BaseModel):
+    """Who has the devices of a mesh, in columns: the n-th run is of the next `counts[n]` devices.
+
+    Their order is that of the axes, the last one fastest. What nobody told is -1.
+    """
+
+    job: str = Field(description="the job of the tasks")
+    tasks: list[int] = Field(description="index of the task that has the run's devices; -1: unknown")
+    devices: list[int] = Field(
+        description="index of the run's first device among those of its type that the task has, from which "
+        "the others count up; -1: unknown which ones"
+    )
+    counts: list[int] = Field(description="how many devices")
+    left_out: int = Field(
+        description=f"devices after the last run; there are at most {meshes.MOST_RUNS} runs"
+    )
+
+
 class MeshView(BaseModel):
-    """A mesh that programs announced. Which device is where in it is not announced, and not known here."""
+    """A mesh that programs announced."""
 
     name: str = Field(description="its name; may be empty")
     axes: list[AxisView] = Field(description="its dimensions, in order")
     device_type: str = Field(description="CPU, GPU or TPU")
-    announced_by: int = Field(description="how many members announced it")
+    announced_by: int = Field(description="how many members announced it that have not departed")
+    placement: Placement | None = Field(
+        description="which device is where in it; null if nobody announced that, or there are more than "
+        f"{meshes.MOST_PLACED} devices"
+    )
 
 
 class Topology(BaseModel):
@@ -60,8 +85,12 @@ class Topology(BaseModel):
                     "next": None, "total": 1,
                     "meshes": [
                         {
-                            "name": "grid", "device_type": "CPU", "announced_by": 1,
-                            "axes": [{"name": "batch", "size": 4}, {"name": "model", "size": 2}],
+                            "name": "grid", "device_type": "CPU", "announced_by": 2,
+                            "axes": [{"name": "batch", "size": 2}, {"name": "model", "size": 4}],
+                            "placement": {
+                                "job": "worker", "tasks": [2, 3], "devices": [0, 4], "counts": [4, 4],
+                                "left_out": 0,
+                            },
                         }
                     ],
                     "meshes_unknown": 0,
@@ -93,7 +122,12 @@ def router(runtime: Runtime, reports: Reports) -> APIRouter:
         """Shows machines, devices, and the meshes that members announced."""
         said = await reports.of(cluster)
         hosts = runtime.census.hosts(cluster)
-        announced = Counter(mesh for one in said if one.present for mesh in set(one.report.meshes))
+        announced = meshes.gather(
+            meshes.Announcement(one.task, one.present, mesh)
+            for one in said
+            for mesh in dict.fromkeys(one.report.meshes)
+        )
+        seats = {job.name: len(job.addresses) for job in runtime.census.summary(cluster).jobs}
         with_mesh = sum(1 for one in said if one.present and one.report.meshes)
         end = after + limit
         return answer(
@@ -111,7 +145,7 @@ def router(runtime: Runtime, reports: Reports) -> APIRouter:
                 ],
                 next=end if end < len(hosts) else None,
                 total=len(hosts),
-                meshes=[_view(mesh, count) for mesh, count in announced.most_common(_MOST_MESHES)],
+                meshes=await _views(announced[:_MOST_MESHES], seats),
                 meshes_unknown=sum(len(host.tasks) for host in hosts) - with_mesh,
             )
         )
@@ -119,10 +153,34 @@ def router(runtime: Runtime, reports: Reports) -> APIRouter:
     return routes
 
 
-def _view(mesh: MeshReport, count: int) -> MeshView:
-    return MeshView(
-        name=mesh.name,
-        axes=[AxisView(name=name, size=size) for name, size in mesh.axes],
-        device_type=mesh.device_type,
-        announced_by=count,
+async def _views(announced: list[meshes.Announced], seats: Mapping[str, int]) -> list[MeshView]:
+    views, room = list[MeshView](), _MOST_PLACED
+    for one in announced:
+        placement = None
+        if one.mesh.size <= room:
+            placement = _placement(one, seats)
+            room -= one.mesh.size
+            await asyncio.sleep(0)  # others have their turn: a large mesh takes some milliseconds
+        views.append(
+            MeshView(
+                name=one.mesh.name,
+                axes=[AxisView(name=name, size=size) for name, size in one.mesh.axes],
+                device_type=one.mesh.device_type,
+                announced_by=one.present,
+                placement=placement,
+            )
+        )
+    return views
+
+
+def _placement(announced: meshes.Announced, seats: Mapping[str, int]) -> Placement | None:
+    runs = meshes.place(announced, seats)
+    if runs is None:
+        return None
+    return Placement(
+        job=announced.job,
+        tasks=[run.task for run in runs],
+        devices=[run.device for run in runs],
+        counts=[run.count for run in runs],
+        left_out=announced.mesh.size - sum(run.count for run in runs),
     )

@@ -7,7 +7,7 @@ import { lookOf } from "./states.js";
 /** Size of a cell from which on it is written into. */
 const LABELLED = 22;
 /** What is drawn as a frame only. */
-const HOLLOW = new Set(["VACANT", "REGISTERED", "LEFT"]);
+const HOLLOW = new Set(["VACANT", "REGISTERED", "LEFT", "UNKNOWN"]);
 
 /** @type {Map<string, string>|null} */
 let inks = null;
@@ -74,7 +74,7 @@ export function drawSeat(context, x, y, size, condition) {
   context.roundRect(left, top, side, side, radius);
   if (HOLLOW.has(condition)) {
     context.lineWidth = 1.25;
-    context.setLineDash(condition === "VACANT" ? [2, 2] : []);
+    context.setLineDash(condition === "VACANT" || condition === "UNKNOWN" ? [2, 2] : []);
     context.stroke();
     context.setLineDash([]);
     if (condition === "LEFT" && side >= 5 && size < LABELLED) context.fillRect(left + side / 4, top + side / 2 - 0.75, side / 2, 1.5);

@@ -83,9 +83,9 @@ export function reconcile(parent, items, keyOf, make) {
     const row = before.get(key) ?? make(item);
     before.delete(key);
     after.set(key, row);
-    row.update(item);
     if (row.node === place) place = place.nextSibling;
     else parent.insertBefore(row.node, place);
+    row.update(item); // in its place, where it has a width
   }
   for (const { node } of before.values()) node.remove();
   while (place) {

@@ -1,0 +1,112 @@
+"""What `dmesh tune` says while it measures, and at its end: to people, to programs, and to its own launcher.
+
+The one that measures is a process of its own, started by the one that the user has started. It tells that one
+everything, line by line as JSON, which shows it as the user asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dmesh.cli.output import tell_json
+from dmesh.cli.progress import Bar
+from dmesh.collectives.measurement import Step, Table
+from dmesh.launch.labels import Output
+
+
+class Presenter:
+    """Shows what is told.
+
+    Args:
+        bar: Where progress is shown.
+        as_json: Whether one JSON object is printed at the end, and nothing before.
+    """
+
+    def __init__(self, bar: Bar, *, as_json: bool) -> None:
+        self._bar = bar
+        self._as_json = as_json
+        self._tables: list[Mapping[str, Any]] = []
+
+    def tell(self, what: str | Table | Step) -> None:
+        """Shows what `measure` tells."""
+        if isinstance(what, Step):
+            self._bar.show(what.title, what.done, what.total)
+        elif isinstance(what, Table):
+            self._tables.append(
+                {"title": what.title, "ways": list(what.ways), "bytes": list(what.seconds),
+                 "seconds": [list(row) for row in what.seconds.values()]}
+            )  # fmt: skip
+            self._print("\n".join(what.lines()))
+        else:
+            self._print(what)
+
+    def finish(self, result: Mapping[str, Any], text: str) -> None:
+        """Shows what came out.
+
+        Args:
+            result: For programs.
+            text: For people.
+        """
+        self._print(text)
+        if self._as_json:
+            self._bar.clear()
+            tell_json({**result, "measured": self._tables})
+
+    def _print(self, text: str) -> None:
+        if not self._as_json:
+            self._bar.clear()
+            print(text, flush=True)  # noqa: T201
+
+
+class Messenger:
+    """Tells it all to the launcher, for it to be shown there."""
+
+    def tell(self, what: str | Table | Step) -> None:
+        """See `Presenter.tell`."""
+        kind = {Step: "step", Table: "table"}.get(type(what), "line")
+        self._send({kind: what if isinstance(what, str) else asdict(what)})
+
+    def finish(self, result: Mapping[str, Any], text: str) -> None:
+        """See `Presenter.finish`."""
+        self._send({"finish": [result, text]})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        print(json.dumps(message), flush=True)  # noqa: T201
+
+
+class Ear(Output):
+    """Standard output of the clients, as the launcher hears it.
+
+    Args:
+        presenter: Shows what is meant for it.
+        other: Where other lines go, such as those of a library.
+    """
+
+    def __init__(self, presenter: Presenter, other: Output) -> None:
+        super().__init__(1, {})
+        self._presenter = presenter
+        self._other = other
+
+    def write(self, data: bytes) -> None:
+        """Takes whole lines."""
+        for line in data.splitlines(keepends=True):
+            try:
+                [(kind, value)] = json.loads(line).items()
+            except (ValueError, AttributeError):
+                self._other.write(line)
+                continue
+            self._hear(kind, value)
+
+    def _hear(self, kind: str, value: Any) -> None:
+        if kind == "finish":
+            self._presenter.finish(*value)
+        elif kind == "step":
+            self._presenter.tell(Step(**value))
+        elif kind == "table":  # JSON has texts for keys
+            seconds = {int(nbytes): tuple(row) for nbytes, row in value["seconds"].items()}
+            self._presenter.tell(Table(value["title"], tuple(value["ways"]), seconds))
+        else:
+            self._presenter.tell(value)

@@ -1,0 +1,126 @@
+"""The mesh view: devices where programs said that they are, whichever and however many."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.browser.conftest import OpenPage
+from tests.browser.members import keep_members
+from tests.e2e.clients import DEADLINE, run_clients
+from tests.faults.secured import Served
+
+from dmesh.v1 import progress_pb2 as pb
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.browser
+
+PARTIAL = """
+import sys
+import dmesh
+dmesh.initialize_accelerator_system("CPU")
+mine = ["CPU:1", "CPU:0"] if dmesh.client_id() == 1 else ["CPU:0", "CPU:2"]
+dmesh.create_distributed_mesh([("batch", 4), ("model", 2)], local_devices=mine, mesh_name="some")
+print("made", flush=True)
+sys.stdin.readline()
+"""
+
+
+def mesh_card(page: Page, name: str) -> Locator:
+    return page.locator("section.mesh").filter(has=page.get_by_role("heading", name=re.compile(f"^{name} ")))
+
+
+def readouts(card: Locator, count: int) -> list[str]:
+    """Goes through the first cells of a mesh with the keyboard; returns what is said of each."""
+    said: list[str] = []
+    card.locator("canvas").focus()
+    for _ in range(count):
+        card.page.keyboard.press("ArrowRight")
+        said.append(card.locator(".readout").inner_text())
+    return said
+
+
+def test_a_mesh_over_some_of_the_devices(served: Served, token: str, open_page: OpenPage) -> None:
+    environ = {
+        "DMESH_COORDINATOR": served.grpc, "DMESH_CLUSTER": "train", "DMESH_TOKEN": token,
+        "DMESH_HEARTBEAT_INTERVAL": "0.5", "DMESH_NUM_CPU_DEVICES": "3",
+    }  # fmt: skip
+    with run_clients(4, PARTIAL, environ=environ, stdin=True) as clients:
+        for client in clients.values():
+            client.wait_for("made")
+        page = open_page(served.http, "mesh")
+        card = mesh_card(page, "some")
+        card.get_by_text("announced by 4 members; 8 devices of 4 members").wait_for(timeout=DEADLINE * 1000)
+        said = readouts(card, 8)
+        places = [
+            re.match(r"batch (\d), model (\d): device (\d) of /job:worker/task:(\d)", one) for one in said
+        ]
+        assert [one and tuple(map(int, one.groups())) for one in places] == [
+            (0, 0, 0, 0), (0, 1, 2, 0), (1, 0, 1, 1), (1, 1, 0, 1),
+            (2, 0, 0, 2), (2, 1, 2, 2), (3, 0, 0, 3), (3, 1, 2, 3),
+        ], said  # fmt: skip
+        assert all("CONNECTED" in one for one in said)
+        clients[2].signal(signal.SIGKILL)
+        # The lost one's devices stay where they were, in another colour.
+        card.get_by_text("announced by 3 members; 8 devices of 4 members").wait_for(timeout=DEADLINE * 1000)
+        card.locator("canvas").blur()
+        assert [("LOST" in one) for one in readouts(card, 8)] == [False] * 4 + [True] * 2 + [False] * 2
+
+
+@pytest.fixture
+def announcing(served: Served, token: str) -> Iterator[None]:
+    """Four members that announce meshes of all kinds."""
+
+    def mesh(name: str, owners: tuple[int, int, int, int], *sizes: int) -> pb.AnnouncedMesh:
+        task, tasks, step, each = owners
+        return pb.AnnouncedMesh(
+            name=name, axes=[pb.MeshAxis(name=f"a{n}", size=size) for n, size in enumerate(sizes)],
+            device_type="CPU", owners=[pb.OwnerRun(task=task, tasks=tasks, step=step, each=each)],
+        )  # fmt: skip
+
+    report = pb.ProgressReport(
+        meshes=[
+            mesh("flat", (0, 4, 1, 7500), 30_000),
+            mesh("wide", (0, 4, 1, 2048), 2, 4096),
+            mesh("deep", (3, 4, -1, 2000), 2000, 2, 2),
+            mesh("huge", (0, 4, 1, 1 << 18), 1 << 10, 1 << 10),
+            mesh("bad", (0, 4, 1, 1), -4),
+        ]
+    )
+    with keep_members(served.grpc, token, 4, report):
+        yield
+
+
+@pytest.mark.usefixtures("announcing")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_large_meshes_are_few_cells(served: Served, open_page: OpenPage, width: int) -> None:
+    page = open_page(served.http, "mesh", viewport={"width": width, "height": 844})
+    for name, places in {
+        "flat": "a0 0-",
+        "wide": "a0 0, a1 0-",
+        "deep": "a0 0, a1 0-1, a2 0-1: 4 devices",
+    }.items():
+        card = mesh_card(page, name)
+        card.get_by_text("announced by 4 members").wait_for(timeout=DEADLINE * 1000)
+        page.wait_for_function(
+            "width => document.querySelector('.mesh canvas').clientWidth > width", arg=width * 0.6
+        )
+        [first] = readouts(card, 1)
+        assert first.startswith(places), first
+        box = card.locator("canvas").bounding_box()
+        assert box is not None
+        assert box["width"] <= width
+        assert box["height"] <= 1200
+    [said] = readouts(mesh_card(page, "flat"), 1)
+    assert re.match(r"a0 0-7: 8 devices; the worst is of /job:worker/task:0", said), said
+    huge = mesh_card(page, "huge")
+    huge.get_by_text("which ones is not announced, or they are too many").wait_for()
+    assert not huge.locator("canvas").is_visible()
+    assert mesh_card(page, "bad").count() == 0
+    assert page.locator("*").count() < 700
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

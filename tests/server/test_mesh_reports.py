@@ -1,0 +1,195 @@
+"""Meshes as members announce them: what is believed of it, and how it is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.server.web_server import join_all, serving_web
+
+from dmesh.v1 import progress_pb2 as pb
+from dmesh_server.core.model import Caller, Task
+from dmesh_server.mesh_reports import MOST_DEVICES, MeshReport, OwnerRun, PlaceRun, read_mesh
+from dmesh_server.web.api import meshes
+from dmesh_server.web.api.meshes import UNKNOWN, Announcement, Run, gather, place
+
+SEATS = {"worker": 4}
+BLOCKS = (OwnerRun(0, 4, 1, 2),)
+
+
+def message(
+    *sizes: int, owners: Sequence[Sequence[int]] = (), own: Sequence[Sequence[int]] = ()
+) -> pb.AnnouncedMesh:
+    return pb.AnnouncedMesh(
+        name="grid",
+        axes=[pb.MeshAxis(name=f"a{number}", size=size) for number, size in enumerate(sizes)],
+        device_type="CPU",
+        owners=[pb.OwnerRun(task=t, tasks=n, step=s, each=e) for t, n, s, e in owners],
+        own=[pb.PlaceRun(place=p, stride=s, device=d, count=n) for p, s, d, n in own],
+    )  # fmt: skip
+
+
+def announced(
+    task: int, *own: PlaceRun, owners: tuple[OwnerRun, ...] = BLOCKS, present: bool = True, name: str = "grid"
+) -> Announcement:
+    mesh = MeshReport(name, (("x", 2), ("y", 4)), "CPU", owners, own)
+    return Announcement(Task("worker", task), present, mesh)
+
+
+def spread(runs: list[Run] | None) -> list[tuple[int, int]]:
+    return [
+        (run.task, UNKNOWN if run.device == UNKNOWN else run.device + n)
+        for run in runs or []
+        for n in range(run.count)
+    ]
+
+
+def test_a_mesh_is_read() -> None:
+    read = read_mesh(message(2, 4, owners=[(3, 4, -1, 2)], own=[(1, 4, 0, 2)]))
+    assert read == MeshReport(
+        "grid", (("a0", 2), ("a1", 4)), "CPU", (OwnerRun(3, 4, -1, 2),), (PlaceRun(1, 4, 0, 2),)
+    )
+    assert read is not None
+    assert read.size == 8
+
+
+def test_who_announces_no_devices_is_an_older_client() -> None:
+    old = message(2, 4)
+    read = read_mesh(pb.AnnouncedMesh.FromString(old.SerializeToString()))
+    assert read is not None
+    assert (read.owners, read.own) == ((), ())
+
+
+def test_an_older_server_reads_the_axes_of_a_newer_client() -> None:
+    new = message(2, 4, owners=[(0, 4, 1, 2)], own=[(0, 1, 0, 2)]).SerializeToString()
+    # What a server without these fields sees of it: the message up to them, and fields that it does not know.
+    assert new.startswith(message(2, 4).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "sizes", [(), (0,), (-1,), (2, -4), (MOST_DEVICES + 1,), (1 << 16, 1 << 16), (2,) * 21, (1,) * 65]
+)
+def test_sizes_that_cannot_be_are_no_mesh(sizes: tuple[int, ...]) -> None:
+    assert read_mesh(message(*sizes)) is None
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [(0, 4, 1, 1)],
+        [(0, 1 << 30, 1, 1 << 30)],
+        [(0, 0, 1, 2), (0, 4, 1, 2)],
+        [(0, 4, 1, -2)],
+        [(-1, 4, 1, 2)],
+        [(1, 4, -1, 2)],
+        [((1 << 31) - 1, 4, 1, 2)],
+        [(0, 8, (1 << 31) - 1, 1)],
+        [(0, 1, 0, 1)] * 65,
+    ],
+)
+def test_owners_that_cannot_be_are_left_out(owners: list[tuple[int, ...]]) -> None:
+    read = read_mesh(message(2, 4, owners=owners))
+    assert read is not None
+    assert read.owners == ()
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        [(0, 1, 0, 9)],
+        [(7, 1, 0, 2)],
+        [(0, 4, 0, 3)],
+        [(-1, 1, 0, 1)],
+        [(0, 0, 0, 8)],
+        [(0, -1, 0, 1)],
+        [(0, 1, -1, 1)],
+        [(0, 1, 0, 0)],
+        [(0, 1 << 62, 0, (1 << 31) - 1)],
+        [(1 << 62, 1, 0, 1)],
+        [(0, 1, (1 << 31) - 1, 2)],
+        [(0, 1, 0, 8), (0, 1, 0, 1)],
+        [(0, 1, 0, 1)] * 65,
+    ],
+)
+def test_places_that_cannot_be_are_left_out(own: list[tuple[int, ...]]) -> None:
+    read = read_mesh(message(2, 4, own=own))
+    assert read is not None
+    assert read.own == ()
+
+
+def test_members_tell_of_their_own_devices() -> None:
+    [found] = gather(
+        [
+            announced(0, PlaceRun(0, 1, 0, 2)),
+            announced(1, PlaceRun(3, 1, 0, 1), PlaceRun(2, 1, 5, 1)),
+            announced(2, present=False),
+        ]
+    )
+    assert found.present == 2
+    assert place(found, SEATS) == [
+        Run(0, 0, 2), Run(1, 5, 1), Run(1, 0, 1), Run(2, UNKNOWN, 2), Run(3, UNKNOWN, 2)
+    ]  # fmt: skip
+
+
+def test_devices_at_even_distances() -> None:
+    found = gather([announced(t, PlaceRun(t, 4, 0, 2), owners=()) for t in range(4)])
+    assert spread(place(found[0], SEATS)) == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1), (3, 1)]
+
+
+def test_nobody_is_believed_about_places_of_others() -> None:
+    lies = [announced(1, PlaceRun(0, 1, 0, 2)), announced(2, PlaceRun(3, 1, 0, 2)), announced(0)]
+    [found] = gather(lies)
+    assert [run.device for run in place(found, SEATS) or []] == [UNKNOWN] * 4
+    first, second = (announced(t, PlaceRun(0, 1, t, 2), owners=()) for t in (1, 2))
+    [found] = gather([first, second])
+    assert place(found, SEATS) == [Run(1, 1, 2), Run(UNKNOWN, UNKNOWN, 6)]
+    everything = [announced(t, PlaceRun(0, 1, 0, 8), owners=()) for t in (3, 2, 1, 0)]
+    [found] = gather(everything)
+    assert place(found, SEATS) == [Run(3, 0, 8)]
+
+
+def test_owners_who_have_no_seat_are_not_believed() -> None:
+    [found] = gather([announced(0, PlaceRun(0, 1, 0, 2))])
+    assert place(found, {"worker": 3}) == [Run(0, 0, 2), Run(UNKNOWN, UNKNOWN, 6)]
+    [found] = gather([announced(0)])
+    assert place(found, {"worker": 3}) is None
+
+
+def test_orders_of_devices_are_meshes_of_their_own_and_who_says_nothing_means_the_usual_one() -> None:
+    turned = (OwnerRun(3, 4, -1, 2),)
+    found = gather(
+        [announced(0), announced(1), announced(2, owners=turned), announced(3, owners=()),
+         announced(1, name="gone", present=False)]
+    )  # fmt: skip
+    assert [(one.mesh.owners, one.present) for one in found] == [(BLOCKS, 3), (turned, 1)]
+    assert [run.task for run in place(found[1], SEATS) or []] == [3, 2, 1, 0]
+
+
+def test_a_mesh_that_is_too_large_is_not_spread_out() -> None:
+    size = 2 * meshes.MOST_PLACED
+    large = MeshReport("l", (("x", size),), "CPU", (OwnerRun(0, 1, 0, size),))
+    assert place(gather([Announcement(Task("worker", 0), True, large)])[0], SEATS) is None
+
+
+def test_runs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meshes, "MOST_RUNS", 3)
+    [found] = gather([announced(0)])
+    assert [run.task for run in place(found, SEATS) or []] == [0, 1, 2]
+
+
+async def test_the_topology_shows_which_device_is_where(served, tmp_path) -> None:
+    await join_all(served.runtime, 4, "c")
+    owners = [(0, 4, 1, 2)]
+    for task, own in enumerate([[(0, 1, 0, 2)], [(2, 1, 2, 2)], [(0, 1, 0, 8)]]):
+        report = pb.ProgressReport(meshes=[message(2, 4, owners=owners, own=own), message(-2, 1 << 30)])
+        caller = Caller("c", Task("worker", task), 1000 + task)
+        served.runtime.progress.note(caller, report.SerializeToString())
+    async with serving_web(served.runtime, tmp_path) as web, web.client() as http:
+        answer = (await http.get("/api/v1/clusters/c/topology")).json()
+    [mesh] = answer["meshes"]
+    assert mesh["announced_by"] == 3
+    assert mesh["placement"] == {
+        "job": "worker", "tasks": [0, 1, 2, 3], "devices": [0, 2, -1, -1], "counts": [2, 2, 2, 2],
+        "left_out": 0,
+    }  # fmt: skip
+    assert answer["meshes_unknown"] == 1
