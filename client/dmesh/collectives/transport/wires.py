@@ -17,6 +17,7 @@ from dmesh.collectives.transport.base import Peer
 from dmesh.collectives.transport.dialing import Dial
 from dmesh.collectives.transport.engine import Engine
 from dmesh.collectives.transport.handshake import Credentials, Refused
+from dmesh.collectives.transport.nearness import bound_flight
 from dmesh.collectives.transport.secure import Stream
 from dmesh.collectives.transport.silence import tune
 
@@ -108,6 +109,7 @@ class TcpWires:
         """A connection has come, and is proven."""
         assert isinstance(sock, socket.socket)  # never within TLS
         tune(sock, self._limits.silence)
+        bound_flight(sock)
         with self._lock:
             if number in self._expected and not self._closed:
                 self._come[number] = sock
@@ -136,6 +138,7 @@ class TcpWires:
         def connected(sock: Stream) -> None:
             del self._dials[dial]
             assert isinstance(sock, socket.socket)
+            bound_flight(sock)
             on_dialed(sock, "")
 
         def failed(problem: str, _: Refused | None) -> None:
