@@ -41,7 +41,6 @@ from dmesh_server.web.api.answers import core_refused, known_parameters_only, ma
 from dmesh_server.web.api.answers import refusals as refused
 from dmesh_server.web.api.event_views import CURSOR, place, wanted
 from dmesh_server.web.api.events import EventCursor
-from dmesh_server.web.api.reports import Reports
 from dmesh_server.web.api.server import Facts
 from dmesh_server.web.event_stream import MOST_STREAMS, EventStream, Overview
 from dmesh_server.web.gate import HttpGate, port_of
@@ -152,15 +151,15 @@ def create_app(
         return answer
 
     checks = [Security(_BEARER), Depends(known_parameters_only)]
-    reports, overview = Reports(runtime), Overview(runtime)
+    overview = Overview(runtime)
     for resource in (
         clusters.router(runtime),
         why.router(runtime),
         members.router(runtime),
         seats.router(runtime),
-        topology.router(runtime, reports),
+        topology.router(runtime),
         barriers.router(runtime),
-        collectives.router(runtime, reports),
+        collectives.router(runtime),
         keys.router(runtime),
         events.router(runtime),
         _stream(runtime, overview, access),

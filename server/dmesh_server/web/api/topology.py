@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh_server.progress import MeshReport
+from dmesh_server.progress import MeshReport, meshes_of
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.api.answers import ClusterName, Limit, answer, refusals
-from dmesh_server.web.api.reports import Reports
+from dmesh_server.web.api.answers import ClusterName, Limit, encode, encoded, refusals
+from dmesh_server.web.api.reports import all_said
+from dmesh_server.web.api.sharing import Shared, Steps, freshness
 
 _MOST_TASKS = 256
 _MOST_MESHES = 64
@@ -80,9 +82,11 @@ class Topology(BaseModel):
     )
 
 
-def router(runtime: Runtime, reports: Reports) -> APIRouter:
+def router(runtime: Runtime) -> APIRouter:
     """Returns the resource."""
     routes = APIRouter(tags=["topology"])
+    announced: Shared[str, _Announced] = Shared(runtime.now, lambda cluster: _announced(runtime, cluster))
+    pages: Shared[_Asked, bytes] = Shared(runtime.now, lambda asked: _page(runtime, announced, asked))
 
     @routes.get("/clusters/{cluster}/topology", response_model=Topology, responses=refusals(404))
     async def show_topology(
@@ -90,33 +94,67 @@ def router(runtime: Runtime, reports: Reports) -> APIRouter:
         limit: Limit = 100,
         after: Annotated[int, Query(ge=0, lt=1 << 31, description="`next` of the page before")] = 0,
     ) -> Response:
-        """Shows machines, devices, and the meshes that members announced."""
-        said = await reports.of(cluster)
-        hosts = runtime.census.hosts(cluster)
-        announced = Counter(mesh for one in said if one.present for mesh in set(one.report.meshes))
-        with_mesh = sum(1 for one in said if one.present and one.report.meshes)
-        end = after + limit
-        return answer(
-            Topology(
-                cluster=cluster,
-                hosts=[
-                    HostView(
-                        host=host.name,
-                        boot_id=host.boot_id,
-                        tasks=[str(task) for task in host.tasks[:_MOST_TASKS]],
-                        members=len(host.tasks),
-                        devices=dict(host.devices),
-                    )
-                    for host in hosts[after:end]
-                ],
-                next=end if end < len(hosts) else None,
-                total=len(hosts),
-                meshes=[_view(mesh, count) for mesh, count in announced.most_common(_MOST_MESHES)],
-                meshes_unknown=sum(len(host.tasks) for host in hosts) - with_mesh,
-            )
-        )
+        """Shows machines, devices, and the meshes that members announced; some seconds old."""
+        # A change of membership is another question.
+        return encoded(await pages.of(_Asked(cluster, runtime.census.version(cluster), limit, after)))
 
     return routes
+
+
+class _Asked(NamedTuple):
+    """What a page is to be of."""
+
+    cluster: str
+    version: tuple[int, int]
+    limit: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """What meshes members that have not departed announced."""
+
+    reported: int
+    meshes: Counter[MeshReport]
+    members: int
+    """How many announced any."""
+
+
+async def _announced(runtime: Runtime, cluster: str) -> tuple[_Announced, float]:
+    """Counts the meshes, and says for how long that is good."""
+    steps, reported, members = Steps(), 0, 0
+    meshes: Counter[MeshReport] = Counter()
+    async for holder, _, told in all_said(runtime, cluster, runtime.now(), steps):
+        reported += 1
+        if holder.present and told.report.meshes:
+            meshes.update(set(meshes_of(told.report)))
+            members += 1
+    return _Announced(reported, meshes, members), freshness(reported)
+
+
+async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _Asked) -> tuple[bytes, float]:
+    """Returns a page as JSON, and for how long it is good."""
+    known = await announced.of(asked.cluster)
+    hosts = runtime.census.hosts(asked.cluster)
+    end = asked.after + asked.limit
+    page = Topology(
+        cluster=asked.cluster,
+        hosts=[
+            HostView(
+                host=host.name,
+                boot_id=host.boot_id,
+                tasks=[str(task) for task in host.tasks[:_MOST_TASKS]],
+                members=len(host.tasks),
+                devices=dict(host.devices),
+            )
+            for host in hosts[asked.after : end]
+        ],
+        next=end if end < len(hosts) else None,
+        total=len(hosts),
+        meshes=[_view(mesh, count) for mesh, count in known.meshes.most_common(_MOST_MESHES)],
+        meshes_unknown=max(0, sum(len(host.tasks) for host in hosts) - known.members),
+    )
+    return encode(page), freshness(known.reported)
 
 
 def _view(mesh: MeshReport, count: int) -> MeshView:
