@@ -52,8 +52,7 @@ class CallState(Enum):
         return self in (CallState.DONE, CallState.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class CallReport:
+class CallReport(NamedTuple):
     """One call of a collective, a transfer, or a barrier of the coordination service."""
 
     group: int

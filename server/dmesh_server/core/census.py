@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -205,8 +205,8 @@ class Census:
         seats = roster.in_order()
         if len(conditions) != len(CONDITIONS):
             wanted = frozenset(conditions)
-            well = _WELL in wanted
-            seats = [seat for seat in seats if (well if _is_well(seat) else condition_of(seat) in wanted)]
+            some = seats if _WELL in wanted else [seat for _, seat in _unwell(seats)]
+            seats = [seat for seat in some if condition_of(seat) in wanted]
         begin = 0 if after is None else bisect_right(seats, seat_order(after), key=_order)
         found = seats[begin : begin + limit]
         return Members(tuple(seat.snapshot() for seat in found), len(seats), len(seats) > begin + limit)
@@ -240,7 +240,7 @@ class Census:
         """Returns how the holders of these seats are now, in the same order."""
         seats = self._of(name).roster.in_order()
         return Standing(
-            {place: condition_of(seat) for place, seat in enumerate(seats) if not _is_well(seat)},
+            {place: condition_of(seat) for place, seat in _unwell(seats)},
             [seat.last_seen_at for seat in seats],
         )
 
@@ -249,8 +249,6 @@ class Census:
         seat = self._of(name).roster.seats.get(task)
         if seat is None:
             return None
-        if _is_well(seat):
-            return Holder(seat.incarnation, _WELL, True)
         return Holder(seat.incarnation, condition_of(seat), not seat.state.departed)
 
     def member(self, name: str, task: Task) -> Member:
@@ -320,19 +318,24 @@ class Census:
 
 def condition_of(holder: Seat | Member) -> str:
     """Returns which of `CONDITIONS` a member is in."""
-    if holder.state is MemberState.CONNECTED and holder.liveness is not Liveness.LIVE:
-        return holder.liveness.name
+    if holder.state is MemberState.CONNECTED:
+        return _WELL if holder.liveness is Liveness.LIVE else holder.liveness.name
     return holder.state.name
 
 
-def _is_well(seat: Seat) -> bool:
-    """Tells whether the condition is CONNECTED: of nearly all seats it is, and names of states are slow."""
-    return seat.state is MemberState.CONNECTED and seat.liveness is Liveness.LIVE
+def _unwell(seats: Iterable[Seat]) -> list[tuple[int, Seat]]:
+    """Returns those that are not CONNECTED, with their places: few, and names of states are slow."""
+    connected, live = MemberState.CONNECTED, Liveness.LIVE
+    return [
+        (place, seat)
+        for place, seat in enumerate(seats)
+        if seat.state is not connected or seat.liveness is not live
+    ]
 
 
 def _counts(cluster: Cluster) -> dict[str, int]:
     seats = cluster.roster.seats
-    found = Counter(condition_of(seat) for seat in seats.values() if not _is_well(seat))
+    found = Counter(condition_of(seat) for _, seat in _unwell(seats.values()))
     found[_WELL] = len(seats) - found.total()
     return {condition: found[condition] for condition in CONDITIONS if found[condition]}
 

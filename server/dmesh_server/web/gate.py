@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 
 from dmesh.tokens import Role, Token
 from dmesh_server.security.access import Access, audit, denial, may
-from dmesh_server.security.roles import API_PREFIX, PAGE_PATHS, role_for_http
+from dmesh_server.security.roles import API_PREFIX, OPEN_PATHS, PAGE_PATHS, role_for_http
 from dmesh_server.web.logins import Logins
 
 _Scope = MutableMapping[str, Any]
@@ -20,6 +21,9 @@ App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 _SHOWN = "dmesh.token"
 """Where the application finds who asks."""
+
+_BETWEEN = 0.002
+"""Seconds between the beginnings of two requests: most are answered in less than half of it."""
 
 _POLICY = (
     # Whatever a page of ours shows, it runs no script but our own files, in nobody's frame.
@@ -40,6 +44,25 @@ _SAFE_HEADERS = (
     (b"referrer-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
+
+
+class Turns:
+    """Lets requests begin one after another, with time for the rest of the server between them.
+
+    A page asks for several things at once, and all pages do when something happens: answered in a row they
+    would hold up barriers for as long as all of them take.
+    """
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    async def wait(self) -> None:
+        """Waits for one's turn; at once, if nobody has just begun."""
+        now = asyncio.get_running_loop().time()
+        at = max(now, self._next_at)
+        self._next_at = at + _BETWEEN
+        if at > now:
+            await asyncio.sleep(at - now)
 
 
 class HttpGate:
@@ -72,6 +95,7 @@ class HttpGate:
         self._access = access
         self._logins = logins
         self._open_paths = open_paths
+        self._turns = Turns()
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answers a request."""
@@ -88,6 +112,8 @@ class HttpGate:
 
         refusal = self._refusal(scope)
         if refusal is None:
+            if scope["path"] not in OPEN_PATHS:  # probes do not wait for anybody
+                await self._turns.wait()
             await self._app(scope, receive, send_safely)
             return
         status, text = refusal

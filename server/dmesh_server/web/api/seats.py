@@ -161,7 +161,7 @@ def _view(census: Census, chart: _Chart, now: float) -> SeatPage:
     page, standing = chart.page, census.standing(chart.page.cluster)
     silence, last_seen_at = list(page.silence), standing.last_seen_at
     for number, place in chart.places:
-        silence[place] = max(0.0, round(now - last_seen_at[number], 2))
+        silence[place] = max(0, int((now - last_seen_at[number]) * 100)) / 100  # `round` takes longer
     conditions = page.conditions
     if standing.conditions:
         letters = list(conditions)
