@@ -1,22 +1,24 @@
 """What dashboards cost: how long eight clients take to meet while others look at a large cluster beside them.
 
-A real `dmesh serve` has a cluster of many simulated members that send heartbeats, with all that they have to tell of
-their progress in each. Eight clients of another cluster meet again and again, in turns without and with dashboards
-open. A dashboard does what the page does with a cluster of more than 500 members: it follows the stream of events, and
-every four seconds reads, at once, the seats, why the cluster waits, and what its view shows, and each third time
-facts of the server. The dashboards show different views and look at different times. Opening them counts.
+A real `dmesh serve` has a cluster of many simulated members that send heartbeats, with all that they have to
+tell of their progress in each. Eight clients of another cluster meet again and again, in turns without and with
+dashboards open. A dashboard does what the page does with a cluster of more than 500 members: it follows the
+stream of events and reads every four seconds, all at once, the seats, why the cluster waits and what its view
+shows, and each third time facts of the server. Each dashboard shows another view and looks at another time; in
+turns as short as these, what the server keeps for some seconds has to be worked out in each of them.
 
-The server has a processor for itself; members, clients and dashboards share the others, with and without dashboards
-(`--together`: nobody is told where to run). Dashboards yield to clients: they are on other machines. They read what
-comes as bytes, so that what is measured is the server and not its readers.
+The server has a processor for itself; members, clients and dashboards share the others, without dashboards as
+with them (`--together`: nobody is told where to run). Members and dashboards yield to the clients that meet:
+they are on other machines. Dashboards take what comes as bytes: measured is the server, not its readers.
 
-A turn without is followed by one with, and so on. Prints one line of JSON: the percentiles of all turns of a kind
-together, by how much the 99th moves, and between which values that lies in 95 % of the cases if turns are drawn anew
-from those that were seen (bootstrap over pairs of turns); for comparison the same for turns without dashboards,
-halved: what chance alone does. Then the server's processor time while nobody meets, by dashboards.
+A turn without is followed by one with, and so on. Prints one line of JSON: percentiles of all turns of a kind
+together; by how much the 99th moves, and between which values that lies in 95 % of the cases if pairs of turns
+are drawn anew from those that were seen; the latter also for turns without dashboards, halved: what chance does
+alone. Then how much of a processor the server takes while nobody meets, by the number of dashboards. `--turns`
+makes it more exact: all of them take some three minutes as it is.
 
-With `--browser`, chromium opens the page before the same cluster as well and goes through its views: an update takes
-from when an answer is there until it is on the screen.
+With `--browser`, chromium opens the page before the same cluster as well and goes through its views: an update
+takes from when an answer is there until it is on the screen.
 
     python benchmarks/dashboards.py --members 1000 --dashboards 3 --browser
 """
@@ -77,8 +79,10 @@ SHOWN = 6.0
 """Seconds for which a browser shows each view."""
 DRAWN = 2000
 """How often turns are drawn anew to see what chance does."""
+SETTLED = 0.5
+"""Seconds after which dashboards that were opened begin to look, and clients to meet."""
 YIELDING = 10
-"""By how much dashboards are nicer than clients."""
+"""By how much members and dashboards are nicer than the clients that meet."""
 
 
 def made(address: str, count: int, cluster: str) -> list[Client]:
@@ -134,6 +138,7 @@ def let_tell(client: Client, told: pb.ProgressReport) -> None:
 
 def simulate(address: str, count: int, end: Connection) -> None:
     """Runs the members of the large cluster until it is told to end."""
+    os.nice(YIELDING)
 
     async def run() -> None:
         clients = made(address, count, "load")
@@ -172,7 +177,7 @@ class Dashboard:
 
     async def look(self) -> None:
         """Reads again and again."""
-        await asyncio.sleep(PERIOD * (self._number % 8) / 3 % PERIOD)
+        await asyncio.sleep(SETTLED + PERIOD * self._number / 3 % PERIOD)
         resources = [f"/api/v1/clusters/load/{one}" for one in READ[self._number % len(READ)]]
         due, turn = time.perf_counter(), 0
         try:
@@ -274,6 +279,7 @@ class Lookers:
     async def during(self, count: int, work: Awaitable[T]) -> tuple[T, list[float]]:
         """Does some work with so many dashboards open; returns how long their looks took as well."""
         self._end.send(count)
+        await asyncio.sleep(SETTLED)
         done = await work
         self._end.send("close")
         return done, await asyncio.to_thread(self._end.recv)
@@ -356,8 +362,8 @@ def main() -> None:
     )
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--dashboards", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=8, help="turns without and with dashboards")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of each")
+    parser.add_argument("--turns", type=int, default=20, help="turns without and with dashboards")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each")
     parser.add_argument("--idle", type=float, default=12.0, help="seconds for each processor time")
     parser.add_argument("--together", action="store_true", help="let all processes run on all processors")
     parser.add_argument("--browser", action="store_true", help="measure the page in chromium, too")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import NamedTuple
 
 from dmesh_server.core import wording
 from dmesh_server.core.barrier_table import Instance, seat_order
@@ -125,8 +126,7 @@ class Standing:
     """Of all, seconds of the server's monotonic clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """How the holder of a seat is, in short."""
 
     incarnation: int

@@ -47,6 +47,7 @@ from dmesh_server.web.gate import HttpGate, port_of
 from dmesh_server.web.logins import Logins, cookie_name
 from dmesh_server.web.pages import login_page, status_page
 from dmesh_server.web.schemas import ClusterList, Status, view_cluster
+from dmesh_server.web.turns import Turns
 
 _STATIC = Path(__file__).parent / "static"
 _BEARER = HTTPBearer(auto_error=False, description="a token of the server; the gate in front asks for it")
@@ -85,7 +86,7 @@ def create_app(
         redirect_slashes=False,
     )
 
-    logins = Logins(runtime.now)
+    logins, turns = Logins(runtime.now), Turns()
     app.mount("/static", StaticFiles(directory=_STATIC))
 
     @app.get("/livez")
@@ -154,12 +155,12 @@ def create_app(
     overview = Overview(runtime)
     for resource in (
         clusters.router(runtime),
-        why.router(runtime),
+        why.router(runtime, turns),
         members.router(runtime),
         seats.router(runtime),
-        topology.router(runtime),
+        topology.router(runtime, turns),
         barriers.router(runtime),
-        collectives.router(runtime),
+        collectives.router(runtime, turns),
         keys.router(runtime),
         events.router(runtime),
         _stream(runtime, overview, access),
@@ -170,7 +171,7 @@ def create_app(
     app.include_router(metrics.router(runtime, logs), dependencies=checks)
     app.add_exception_handler(CoreError, core_refused)
     app.add_exception_handler(RequestValidationError, malformed)
-    return HttpGate(app, host, access, logins, frozenset({metrics.PATH} if open_metrics else ()))
+    return HttpGate(app, host, access, logins, turns, frozenset({metrics.PATH} if open_metrics else ()))
 
 
 def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIRouter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -13,6 +12,7 @@ from dmesh.tokens import Role, Token
 from dmesh_server.security.access import Access, audit, denial, may
 from dmesh_server.security.roles import API_PREFIX, OPEN_PATHS, PAGE_PATHS, role_for_http
 from dmesh_server.web.logins import Logins
+from dmesh_server.web.turns import Turns
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,9 +21,6 @@ App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 _SHOWN = "dmesh.token"
 """Where the application finds who asks."""
-
-_BETWEEN = 0.002
-"""Seconds between the beginnings of two requests: most are answered in less than half of it."""
 
 _POLICY = (
     # Whatever a page of ours shows, it runs no script but our own files, in nobody's frame.
@@ -46,25 +43,6 @@ _SAFE_HEADERS = (
 )
 
 
-class Turns:
-    """Lets requests begin one after another, with time for the rest of the server between them.
-
-    A page asks for several things at once, and all pages do when something happens: answered in a row they
-    would hold up barriers for as long as all of them take.
-    """
-
-    def __init__(self) -> None:
-        self._next_at = 0.0
-
-    async def wait(self) -> None:
-        """Waits for one's turn; at once, if nobody has just begun."""
-        now = asyncio.get_running_loop().time()
-        at = max(now, self._next_at)
-        self._next_at = at + _BETWEEN
-        if at > now:
-            await asyncio.sleep(at - now)
-
-
 class HttpGate:
     """An ASGI application in front of another one.
 
@@ -79,6 +57,7 @@ class HttpGate:
         host: str,
         access: Access | None,
         logins: Logins,
+        turns: Turns,
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
         """Makes a gate.
@@ -88,6 +67,7 @@ class HttpGate:
             host: Host that the server listens on; requests for other names are refused.
             access: Knows whose token may do what; None if nobody has to prove who they are.
             logins: Knows whose cookie stands for which token.
+            turns: When requests are answered, but for those to open paths.
             open_paths: What may be read without a token, beside what always may.
         """
         self._app = app
@@ -95,7 +75,7 @@ class HttpGate:
         self._access = access
         self._logins = logins
         self._open_paths = open_paths
-        self._turns = Turns()
+        self._turns = turns
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answers a request."""

@@ -18,7 +18,8 @@ from dmesh_server.progress import GroupStanding, MemberProgress, standings_of
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, encode, encoded, hexadecimal, refusals
 from dmesh_server.web.api.reports import all_said
-from dmesh_server.web.api.sharing import Shared, Steps, freshness
+from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.turns import Steps, Turns
 
 _MOST_STRAGGLERS = 16
 _MOST_NAMED = 16
@@ -126,13 +127,20 @@ class CollectivesPage(BaseModel):
     total: int = Field(description="groups on all pages")
 
 
-def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+def router(runtime: Runtime, turns: Turns) -> APIRouter:
+    """Returns the resource.
+
+    Args:
+        runtime: Who knows.
+        turns: When what takes long is worked on.
+    """
     routes = APIRouter(tags=["collectives"])
     comparisons: Shared[str, _Comparisons] = Shared(
-        runtime.now, lambda cluster: _compare_all(runtime, cluster)
+        runtime.now, lambda cluster: _compare_all(runtime, turns, cluster)
     )
-    pages: Shared[_Asked, bytes] = Shared(runtime.now, lambda asked: _page(runtime, comparisons, asked))
+    pages: Shared[_Asked, bytes] = Shared(
+        runtime.now, lambda asked: _page(runtime, turns, comparisons, asked)
+    )
 
     @routes.get("/clusters/{cluster}/collectives", response_model=CollectivesPage, responses=refusals(404))
     async def list_collectives(
@@ -194,9 +202,9 @@ class _Comparisons:
     """The largest first."""
 
 
-async def _compare_all(runtime: Runtime, cluster: str) -> tuple[_Comparisons, float]:
+async def _compare_all(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Comparisons, float]:
     """Compares the members, and says for how long that is good."""
-    steps, reported, present = Steps(), 0, 0
+    steps, reported, present = Steps(turns), 0, 0
     found: dict[tuple[int, int], list[_Row]] = {}
     async for holder, said, told in all_said(runtime, cluster, runtime.now(), steps):
         reported += 1
@@ -248,11 +256,11 @@ def _order(task: Task) -> tuple[str, int]:
 
 
 async def _page(
-    runtime: Runtime, comparisons: Shared[str, _Comparisons], asked: _Asked
+    runtime: Runtime, turns: Turns, comparisons: Shared[str, _Comparisons], asked: _Asked
 ) -> tuple[bytes, float]:
     """Returns a page as JSON, and for how long it is good."""
     known = await comparisons.of(asked.cluster)
-    steps, now, end = Steps(), runtime.now(), asked.after + asked.limit
+    steps, now, end = Steps(turns), runtime.now(), asked.after + asked.limit
     present = runtime.census.summary(asked.cluster).present
     shown, room = list[GroupView](), _MOST_ROWS
     for group in known.groups[asked.after : end]:

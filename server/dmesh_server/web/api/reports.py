@@ -10,7 +10,7 @@ from dmesh.v1 import progress_pb2 as pb
 from dmesh_server.core.census import Holder
 from dmesh_server.progress import MemberProgress
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.api.sharing import Steps
+from dmesh_server.web.turns import Steps
 
 Said = tuple[Holder, MemberProgress, pb.MemberProgress]
 """Who said something, when and as it came, and as it is on the wire: not cut to what may be shown."""

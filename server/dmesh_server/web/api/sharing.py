@@ -1,22 +1,16 @@
-"""Answers that take long: worked out in small steps, once for all who ask while they are good."""
+"""Answers that take long: worked out once for all who ask while they are good."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-T = TypeVar("T")
 V = TypeVar("V")
 
-_STEP = 0.0003
-"""Seconds of work after which others have their turn: barriers are passed in a few times that."""
-_REST = 0.001
-"""Seconds of their turn."""
 _MOST_KEPT = 16
 
 
@@ -26,29 +20,6 @@ def freshness(members: int, least: float = 1.0) -> float:
     What readers cost must not grow with the members that they look at.
     """
     return max(least, members / 150)
-
-
-class Steps:
-    """Divides work into steps that hold nobody up. For one piece of work; it begins at once."""
-
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
-
-    async def pause(self) -> None:
-        """Lets others have their turn if this step was long enough; to be called often."""
-        if time.perf_counter() - self._begin >= _STEP:
-            await asyncio.sleep(_REST)
-            self._begin = time.perf_counter()
-
-    async def through(self, work: Generator[None, None, T]) -> T:
-        """Does work that is in steps already; returns what it returns."""
-        while True:
-            try:
-                next(work)
-            except StopIteration as done:
-                result: T = done.value
-                return result
-            await self.pause()
 
 
 @dataclass(slots=True, eq=False)

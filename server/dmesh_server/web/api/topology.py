@@ -13,7 +13,8 @@ from dmesh_server.progress import MeshReport, meshes_of
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, Limit, encode, encoded, refusals
 from dmesh_server.web.api.reports import all_said
-from dmesh_server.web.api.sharing import Shared, Steps, freshness
+from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.turns import Steps, Turns
 
 _MOST_TASKS = 256
 _MOST_MESHES = 64
@@ -82,10 +83,17 @@ class Topology(BaseModel):
     )
 
 
-def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+def router(runtime: Runtime, turns: Turns) -> APIRouter:
+    """Returns the resource.
+
+    Args:
+        runtime: Who knows.
+        turns: When what takes long is worked on.
+    """
     routes = APIRouter(tags=["topology"])
-    announced: Shared[str, _Announced] = Shared(runtime.now, lambda cluster: _announced(runtime, cluster))
+    announced: Shared[str, _Announced] = Shared(
+        runtime.now, lambda cluster: _announced(runtime, turns, cluster)
+    )
     pages: Shared[_Asked, bytes] = Shared(runtime.now, lambda asked: _page(runtime, announced, asked))
 
     @routes.get("/clusters/{cluster}/topology", response_model=Topology, responses=refusals(404))
@@ -120,9 +128,9 @@ class _Announced:
     """How many announced any."""
 
 
-async def _announced(runtime: Runtime, cluster: str) -> tuple[_Announced, float]:
+async def _announced(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Announced, float]:
     """Counts the meshes, and says for how long that is good."""
-    steps, reported, members = Steps(), 0, 0
+    steps, reported, members = Steps(turns), 0, 0
     meshes: Counter[MeshReport] = Counter()
     async for holder, _, told in all_said(runtime, cluster, runtime.now(), steps):
         reported += 1

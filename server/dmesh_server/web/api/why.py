@@ -21,7 +21,8 @@ from dmesh_server.core.model import Caller, ClusterState, Member, Task
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, answer, refusals
 from dmesh_server.web.api.reports import all_said
-from dmesh_server.web.api.sharing import Shared, Steps, freshness
+from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.turns import Steps, Turns
 
 _PATIENCE = 1.0
 """Seconds of waiting that are nothing to be explained, as for `dmesh why`."""
@@ -65,10 +66,15 @@ class _Known:
     latest: int
 
 
-def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+def router(runtime: Runtime, turns: Turns) -> APIRouter:
+    """Returns the resource.
+
+    Args:
+        runtime: Who knows.
+        turns: When what takes long is worked on.
+    """
     routes = APIRouter(tags=["clusters"])
-    reasons: Shared[str, _Known] = Shared(runtime.now, lambda cluster: _find_out(runtime, cluster))
+    reasons: Shared[str, _Known] = Shared(runtime.now, lambda cluster: _find_out(runtime, turns, cluster))
 
     @routes.get("/clusters/{cluster}/why", response_model=WhyView, responses=refusals(404))
     async def show_why(cluster: ClusterName) -> Response:
@@ -91,9 +97,9 @@ def router(runtime: Runtime) -> APIRouter:
     return routes
 
 
-async def _find_out(runtime: Runtime, cluster: str) -> tuple[_Known, float]:
+async def _find_out(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Known, float]:
     """Finds out why a cluster waits, and says for how long that is good."""
-    steps, now = Steps(), runtime.now()
+    steps, now = Steps(turns), runtime.now()
     picture = await _picture(runtime, cluster, now, steps)
     await steps.pause()
     explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
