@@ -1,10 +1,24 @@
 """What dashboards cost: how long eight clients take to meet while others look at a large cluster beside them.
 
-A real `dmesh serve` has a cluster of many simulated members that send heartbeats. Eight clients of another
-cluster meet again and again, in turns without and with dashboards open. A dashboard follows the stream of
-events and every four seconds reads what the page reads: seats, why it waits, the server, and what its view
-shows. Prints one line of JSON. With `--browser`, chromium opens the page before the same cluster as well and
-goes through its views: an update takes from when an answer is there until it is on the screen.
+A real `dmesh serve` has a cluster of many simulated members that send heartbeats, with all that they have to
+tell of their progress in each. Eight clients of another cluster meet again and again, in turns without and with
+dashboards open. A dashboard does what the page does with a cluster of more than 500 members: it follows the
+stream of events and reads every four seconds, all at once, the seats, why the cluster waits and what its view
+shows, and each third time facts of the server. Each dashboard shows another view and looks at another time; in
+turns as short as these, what the server keeps for some seconds has to be worked out in each of them.
+
+The server has a processor for itself; members, clients and dashboards share the others, without dashboards as
+with them (`--together`: nobody is told where to run). Members and dashboards yield to the clients that meet:
+they are on other machines. Dashboards take what comes as bytes: measured is the server, not its readers.
+
+A turn without is followed by one with, and so on. Prints one line of JSON: percentiles of all turns of a kind
+together; by how much the 99th moves, and between which values that lies in 95 % of the cases if pairs of turns
+are drawn anew from those that were seen; the latter also for turns without dashboards, halved: what chance does
+alone. Then how much of a processor the server takes while nobody meets, by the number of dashboards. `--turns`
+makes it more exact: all of them take some three minutes as it is.
+
+With `--browser`, chromium opens the page before the same cluster as well and goes through its views: an update
+takes from when an answer is there until it is on the screen.
 
     python benchmarks/dashboards.py --members 1000 --dashboards 3 --browser
 """
@@ -16,18 +30,20 @@ import asyncio
 import json
 import multiprocessing
 import os
+import random
+import re
 import secrets
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
-import httpx
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,8 +54,12 @@ from dmesh.v1 import common_pb2 as common
 from dmesh.v1 import coordination_pb2
 from dmesh.v1 import progress_pb2 as pb
 
+T = TypeVar("T")
+
 MEETING = 8
 """Clients that meet."""
+PAUSE = 0.002
+"""Seconds between two meetings."""
 PATIENCE = 120.0
 _ALL = ("seats", "why")
 READ = (
@@ -50,11 +70,19 @@ READ = (
 """What dashboards read again and again: one shows the overview, one members, one collectives."""
 PERIOD = 4.0
 """Seconds between two times: the page reads large clusters half as often as small ones."""
+SERVER_EVERY = 3
+"""Times after which a page reads facts of the server."""
 VIEWS = ("overview", "mesh", "members", "barriers", "collectives", "events", "keys")
 TOLD = 8.0
 """Seconds after which all members have told of their progress."""
 SHOWN = 6.0
 """Seconds for which a browser shows each view."""
+DRAWN = 2000
+"""How often turns are drawn anew to see what chance does."""
+SETTLED = 0.5
+"""Seconds after which dashboards that were opened begin to look, and clients to meet."""
+YIELDING = 10
+"""By how much members and dashboards are nicer than the clients that meet."""
 
 
 def made(address: str, count: int, cluster: str) -> list[Client]:
@@ -110,6 +138,7 @@ def let_tell(client: Client, told: pb.ProgressReport) -> None:
 
 def simulate(address: str, count: int, end: Connection) -> None:
     """Runs the members of the large cluster until it is told to end."""
+    os.nice(YIELDING)
 
     async def run() -> None:
         clients = made(address, count, "load")
@@ -126,38 +155,89 @@ def simulate(address: str, count: int, end: Connection) -> None:
     asyncio.run(run())
 
 
-def look(url: str, token: str, count: int, end: Connection) -> None:
-    """Opens dashboards when told to; sends how long their updates took, when told to close them."""
+class Dashboard:
+    """Reads what a page reads, as bytes."""
 
-    async def dashboard(number: int, took: list[float]) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
-        async with (
-            httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=PATIENCE) as http,
-            http.stream("GET", "/api/v1/events/stream") as stream,
-        ):
-            reading = asyncio.create_task(anext(stream.aiter_raw()))
-            try:
-                while True:
-                    begin = time.perf_counter()
-                    for resource in READ[number % len(READ)]:
-                        (await http.get(f"/api/v1/clusters/load/{resource}")).raise_for_status()
-                    (await http.get("/api/v1/server")).raise_for_status()
-                    took.append(time.perf_counter() - begin)
-                    await asyncio.sleep(PERIOD)
-            finally:
-                reading.cancel()
+    def __init__(self, host: str, port: int, token: str, number: int) -> None:
+        self.took: list[float] = []
+        self._at = host, port
+        self._token = token
+        self._number = number
+        self._open: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def follow(self) -> None:
+        """Follows the stream of events."""
+        reader, writer = await self._ask("/api/v1/events/stream")
+        try:
+            while await reader.read(1 << 16):
+                pass
+            raise ConnectionError("the stream of events has ended")
+        finally:
+            writer.close()
+
+    async def look(self) -> None:
+        """Reads again and again."""
+        await asyncio.sleep(SETTLED + PERIOD * self._number / 3 % PERIOD)
+        resources = [f"/api/v1/clusters/load/{one}" for one in READ[self._number % len(READ)]]
+        due, turn = time.perf_counter(), 0
+        try:
+            while True:
+                every = ["/api/v1/server"] if turn % SERVER_EVERY == 0 else []
+                begin = time.perf_counter()
+                await asyncio.gather(*(self._read(path) for path in resources + every))
+                self.took.append(time.perf_counter() - begin)
+                due, turn = due + PERIOD, turn + 1
+                await asyncio.sleep(due - time.perf_counter())
+        finally:
+            for _, writer in self._open:
+                writer.close()
+
+    async def _read(self, path: str) -> None:
+        """Reads an answer, on a connection that is free and that the server has not closed."""
+        self._open = [one for one in self._open if not one[0].at_eof()]
+        connection = await self._ask(path, self._open.pop(0) if self._open else None)
+        reader, _ = connection
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 "), head
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        assert length is not None, head
+        await reader.readexactly(int(length[1]))
+        self._open.append(connection)
+
+    async def _ask(
+        self, path: str, connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self._at
+        reader, writer = connection or await asyncio.open_connection(host, port)
+        # What chromium sends, more or less: heads have to be read, too.
+        writer.write(
+            (
+                f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: keep-alive\r\n"
+                f"Authorization: Bearer {self._token}\r\nAccept: */*\r\nSec-Fetch-Site: same-origin\r\n"
+                "Sec-Fetch-Mode: cors\r\nSec-Fetch-Dest: empty\r\nAccept-Encoding: gzip\r\n"
+                "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)\r\n"
+                f"Referer: http://{host}:{port}/\r\nAccept-Language: en-GB,en;q=0.9\r\n\r\n"
+            ).encode()
+        )
+        return reader, writer
+
+
+def look(url: str, token: str, end: Connection) -> None:
+    """Opens as many dashboards as it is told to; sends how long their looks took, when told to close them."""
+    os.nice(YIELDING)
+    host, _, port = url.removeprefix("http://").partition(":")
 
     async def run() -> None:
-        while await asyncio.to_thread(end.recv) == "open":
-            took: list[float] = []
-            tasks = [asyncio.create_task(dashboard(number, took)) for number in range(count)]
+        while (count := await asyncio.to_thread(end.recv)) is not None:
+            dashboards = [Dashboard(host, int(port), token, number) for number in range(count)]
+            tasks = [asyncio.create_task(work) for one in dashboards for work in (one.follow(), one.look())]
             await asyncio.to_thread(end.recv)
             failed = [task.exception() for task in tasks if task.done()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             assert not failed, failed
-            end.send(took)
+            end.send([one for dashboard in dashboards for one in dashboard.took])
 
     asyncio.run(run())
 
@@ -168,43 +248,79 @@ async def meet(clients: Sequence[Client], seconds: float) -> list[float]:
     while (begin := time.perf_counter()) < end:
         await asyncio.gather(*(client.barrier() for client in clients))
         took.append(time.perf_counter() - begin)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(PAUSE)
     return took
 
 
 def percentile(values: Sequence[float], part: float) -> float:
     """Returns a percentile in milliseconds."""
-    return round(sorted(values)[min(len(values) - 1, int(len(values) * part))] * 1000, 2)
+    return round(sorted(values)[min(len(values) - 1, int(len(values) * part))] * 1000, 3)
 
 
-async def measure(options: argparse.Namespace, grpc: str, looking: Connection) -> dict[str, object]:
+def moved(pairs: Sequence[tuple[list[float], list[float]]], part: float) -> float:
+    """Returns by how much a percentile of the second ones is larger than of the first ones, as a ratio."""
+    first, second = ([value for pair in pairs for value in pair[which]] for which in (0, 1))
+    return percentile(second, part) / percentile(first, part) - 1
+
+
+def spread(pairs: Sequence[tuple[list[float], list[float]]], part: float) -> list[float]:
+    """Returns between which values `moved` lies in 95 % of the cases if pairs are drawn anew."""
+    chance = random.Random(0)
+    drawn = sorted(moved(chance.choices(pairs, k=len(pairs)), part) for _ in range(DRAWN))
+    return [round(drawn[int(DRAWN * 0.025)], 3), round(drawn[int(DRAWN * 0.975)], 3)]
+
+
+class Lookers:
+    """The process with the dashboards, as the measuring one sees it."""
+
+    def __init__(self, end: Connection) -> None:
+        self._end = end
+
+    async def during(self, count: int, work: Awaitable[T]) -> tuple[T, list[float]]:
+        """Does some work with so many dashboards open; returns how long their looks took as well."""
+        self._end.send(count)
+        await asyncio.sleep(SETTLED)
+        done = await work
+        self._end.send("close")
+        return done, await asyncio.to_thread(self._end.recv)
+
+
+async def measure(
+    options: argparse.Namespace, grpc: str, lookers: Lookers, server: psutil.Process
+) -> dict[str, object]:
     """Meets in turns without and with dashboards."""
     clients = made(grpc, MEETING, "measure")
     await asyncio.gather(*(client.register() for client in clients))
-    await meet(clients, 1.0)
-    without: list[float] = []
-    beside: list[float] = []
-    updates: list[float] = []
-    tails: list[float] = []
+    await meet(clients, 2.0)
+    pairs: list[tuple[list[float], list[float]]] = []
+    looks: list[float] = []
     for _ in range(options.turns):
-        quiet = await meet(clients, options.seconds)
-        looking.send("open")
-        busy = await meet(clients, options.seconds)
-        looking.send("close")
-        updates += await asyncio.to_thread(looking.recv)
-        without += quiet
-        beside += busy
-        tails.append(percentile(busy, 0.99) / percentile(quiet, 0.99) - 1)
+        quiet, _none = await lookers.during(0, meet(clients, options.seconds))
+        busy, took = await lookers.during(options.dashboards, meet(clients, options.seconds))
+        pairs.append((quiet, busy))
+        looks += took
     await asyncio.gather(*(client.leave() for client in clients))
+    used: dict[str, float] = {}
+    for count in sorted({0, 1, options.dashboards}):
+        before = sum(server.cpu_times()[:2])
+        await lookers.during(count, asyncio.sleep(options.idle))
+        used[str(count)] = round((sum(server.cpu_times()[:2]) - before) / options.idle * 100, 2)
+    quiet, busy = ([value for pair in pairs for value in pair[which]] for which in (0, 1))
+    halves = [(one[0][::2], one[0][1::2]) for one in pairs]
     return {
         "members": options.members,
         "dashboards": options.dashboards,
-        "meetings": [len(without), len(beside)],
-        "p50_ms": [percentile(without, 0.5), percentile(beside, 0.5)],
-        "p99_ms": [percentile(without, 0.99), percentile(beside, 0.99)],
-        "p99_change_median": round(statistics.median(tails), 3),
-        "update_p50_ms": percentile(updates, 0.5),
-        "update_p99_ms": percentile(updates, 0.99),
+        "meetings": [len(quiet), len(busy)],
+        "p50_ms": [percentile(quiet, 0.5), percentile(busy, 0.5)],
+        "p99_ms": [percentile(quiet, 0.99), percentile(busy, 0.99)],
+        "p999_ms": [percentile(quiet, 0.999), percentile(busy, 0.999)],
+        "p99_change": round(moved(pairs, 0.99), 3),
+        "p99_change_95": spread(pairs, 0.99),
+        "p99_chance_95": spread(halves, 0.99),
+        "looks": len(looks),
+        "look_p50_ms": percentile(looks, 0.5),
+        "look_p99_ms": percentile(looks, 0.99),
+        "server_cpu_percent": used,
     }
 
 
@@ -246,17 +362,25 @@ def main() -> None:
     )
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--dashboards", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=5, help="turns without and with dashboards")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of each")
+    parser.add_argument("--turns", type=int, default=20, help="turns without and with dashboards")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each")
+    parser.add_argument("--idle", type=float, default=12.0, help="seconds for each processor time")
+    parser.add_argument("--together", action="store_true", help="let all processes run on all processors")
     parser.add_argument("--browser", action="store_true", help="measure the page in chromium, too")
     options = parser.parse_args()
     token = secrets.token_urlsafe(32)
     os.environ["DMESH_TOKEN"] = token
+    own, *others = sorted(os.sched_getaffinity(0))
+    pinned = bool(others) and not options.together
     with tempfile.TemporaryFile() as log:
+        if pinned:
+            os.sched_setaffinity(0, {own})  # what it starts inherits that
         server = subprocess.Popen(
             [sys.executable, "-m", "dmesh", "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
             stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
+        if pinned:
+            os.sched_setaffinity(0, others)
         assert server.stdout is not None
         words = dict(word.split("=", 1) for word in server.stdout.readline().split()[2:])
         context = multiprocessing.get_context("spawn")
@@ -264,9 +388,7 @@ def main() -> None:
         looking, looking_end = context.Pipe()
         processes = [
             context.Process(target=simulate, args=(words["grpc"], options.members, members_end), daemon=True),
-            context.Process(
-                target=look, args=(words["http"], token, options.dashboards, looking_end), daemon=True
-            ),
+            context.Process(target=look, args=(words["http"], token, looking_end), daemon=True),
         ]
         for process in processes:
             process.start()
@@ -274,11 +396,13 @@ def main() -> None:
         looking_end.close()
         try:
             assert members.recv() == "ready"
-            found = asyncio.run(measure(options, words["grpc"], looking))
+            looked_at = psutil.Process(server.pid)
+            found = asyncio.run(measure(options, words["grpc"], Lookers(looking), looked_at))
+            found["pinned"] = pinned
             if options.browser:
                 found |= asyncio.run(browse(words["http"], token))
             print(json.dumps(found))
-            looking.send("end")
+            looking.send(None)
             members.send("end")
             for process in processes:
                 process.join(PATIENCE)

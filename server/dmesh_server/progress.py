@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -51,8 +52,7 @@ class CallState(Enum):
         return self in (CallState.DONE, CallState.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class CallReport:
+class CallReport(NamedTuple):
     """One call of a collective, a transfer, or a barrier of the coordination service."""
 
     group: int
@@ -107,6 +107,21 @@ class GroupReport:
     """Why no call can be made any more; empty otherwise."""
 
 
+class GroupStanding(NamedTuple):
+    """How far a member has come in one group, in short: to compare it with all others."""
+
+    id: int
+    generation: int
+    name: str
+    size: int
+    issued: int
+    finished: int
+    pending: bool
+    """Whether it says that a call is under way."""
+    waits_for: tuple[int, ...]
+    """Ranks that this call waits for."""
+
+
 @dataclass(frozen=True, slots=True)
 class BarrierWaitReport:
     """A barrier at which a member waits."""
@@ -152,13 +167,17 @@ class MemberProgress:
     encoded: bytes
     """The report as it came, a `dmesh.v1.ProgressReport`."""
 
-    def read(self) -> Report | None:
-        """Returns the report; None if what came is none."""
+    def read(self, *, recent: bool = True) -> Report | None:
+        """Returns the report; None if what came is none.
+
+        Args:
+            recent: Whether its last calls are wanted, too: they are most of it.
+        """
         try:
             message = pb.ProgressReport.FromString(self.encoded)
         except DecodeError:  # a member may send what it likes
             return None
-        return _report(message, self.received_at)
+        return _report(message, self.received_at, recent)
 
 
 class ProgressBook:
@@ -201,7 +220,7 @@ class ProgressBook:
         """Returns the last report of each member of a cluster, sorted by task; departed ones included."""
         self._forget(self._clock())
         kept = self._clusters.get(cluster)
-        return () if kept is None else tuple(kept.members[task] for task in sorted(kept.members))
+        return () if kept is None else tuple(sorted(kept.members.values(), key=_seat_order))
 
     def _forget(self, now: float) -> None:
         while self._clusters:
@@ -218,7 +237,11 @@ class _Kept:
     told_at: float = 0.0
 
 
-def _report(message: pb.ProgressReport, at: float) -> Report:
+def _seat_order(member: MemberProgress) -> tuple[str, int]:
+    return member.task.job, member.task.index
+
+
+def _report(message: pb.ProgressReport, at: float, recent: bool) -> Report:
     return Report(
         where=message.where[:_TEXT],
         operation=message.operation[:_TEXT],
@@ -228,9 +251,32 @@ def _report(message: pb.ProgressReport, at: float) -> Report:
             for barrier in message.barriers[:_BARRIERS]
         ),
         groups=tuple(_group(group, at) for group in message.groups[:_GROUPS]),
-        recent=tuple(_call(call, at) for call in message.recent[:_RECENT]),
-        meshes=tuple(mesh for mesh in map(read_mesh, message.meshes[:_MESHES]) if mesh is not None),
+        recent=tuple(_call(call, at) for call in message.recent[:_RECENT]) if recent else (),
+        meshes=meshes_of(message),
     )
+
+
+def meshes_of(message: pb.ProgressReport) -> tuple[MeshReport, ...]:
+    """Returns the meshes of a report, without reading the rest of it."""
+    return tuple(mesh for mesh in map(read_mesh, message.meshes[:_MESHES]) if mesh is not None)
+
+
+def standings_of(message: pb.ProgressReport) -> tuple[GroupStanding, ...]:
+    """Returns how far a member is in its groups, without reading the rest of its report."""
+    return tuple(_standing(group) for group in message.groups[:_GROUPS])
+
+
+def _standing(message: pb.GroupProgress) -> GroupStanding:
+    pending, waits_for = False, tuple[int, ...]()
+    if message.HasField("last"):
+        last = message.last
+        pending = not _STATES.get(last.state, CallState.UNKNOWN).over
+        if pending:
+            waits_for = _ranks(last.waits_for, _WAITED_FOR)
+    return GroupStanding(
+        message.id, message.generation, message.name[:_NAME], message.size, message.issued, message.finished,
+        pending, waits_for,
+    )  # fmt: skip
 
 
 def _group(message: pb.GroupProgress, at: float) -> GroupReport:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dmesh.cli.observing import Picture
 from dmesh.coordination.members import Liveness, Member, MemberState, Task
@@ -12,6 +13,11 @@ from dmesh.v1 import progress_pb2 as pb
 
 _NAMED = 8
 """Ranks that a sentence names one by one."""
+_STRIDE = 100
+"""Members that are looked at in one step."""
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+"""Work in steps; in the end it returns what it has found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +92,32 @@ def explain(picture: Picture, patience: float = 1.0) -> Explanation:
         picture: The cluster.
         patience: Seconds of waiting that are nothing to be explained.
     """
-    cluster = _Cluster(picture)
-    waits = [
-        *cluster.gone(),
-        *cluster.vacant(),
-        *(wait for wait in (*cluster.collectives(), *cluster.barriers()) if wait.seen >= patience),
-        *cluster.troubled(),
-    ]
+    work = explain_in_steps(picture, patience)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            explanation: Explanation = done.value
+            return explanation
+
+
+def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanation]:
+    """Does what `explain` does, in steps of some 100 members: for who has other things to do between them."""
+    cluster = yield from _survey(picture)
+    waits: list[Wait] = [*(yield from cluster.gone()), *(yield from cluster.vacant())]
+    for kind in (cluster.collectives, cluster.barriers):
+        waits += [wait for wait in (yield from kind()) if wait.seen >= patience]
+    waits += yield from cluster.troubled()
     waiting_for: dict[int, set[int]] = defaultdict(set)
     for wait in waits:
-        for rank in wait.present:
-            waiting_for[rank].update(suspect.rank for suspect in wait.suspects if suspect.rank != rank)
+        suspects = {suspect.rank for suspect in wait.suspects}
+        for number, rank in enumerate(wait.present):
+            waiting_for[rank].update(suspects - {rank} if rank in suspects else suspects)
+            if number % _STRIDE == 0:
+                yield
     # Who is waited for and waits for nobody is the cause; who waits for others as well is a consequence.
     ordered = sorted(waits, key=lambda wait: (_held_up(wait, waiting_for), -wait.since))
-    return Explanation(tuple(ordered), _circle(waiting_for))
+    return Explanation(tuple(ordered), (yield from _circle(waiting_for)))
 
 
 def _held_up(wait: Wait, waiting_for: dict[int, set[int]]) -> float:
@@ -108,12 +126,14 @@ def _held_up(wait: Wait, waiting_for: dict[int, set[int]]) -> float:
     return held_up / len(wait.suspects) if wait.suspects else 1.0
 
 
-def _circle(waiting_for: dict[int, set[int]]) -> tuple[int, ...]:
+def _circle(waiting_for: dict[int, set[int]]) -> Steps[tuple[int, ...]]:
     """Returns ranks of which each waits for the next, and the last for the first; empty if there are none."""
     safe: set[int] = set()
-    for start in sorted(waiting_for):
+    for number, start in enumerate(sorted(waiting_for)):
         path: list[int] = []
         rank: int | None = start
+        if number % _STRIDE == 0:
+            yield
         while rank is not None and rank not in safe:
             if rank in path:
                 return tuple(path[path.index(rank) :])
@@ -125,84 +145,119 @@ def _circle(waiting_for: dict[int, set[int]]) -> tuple[int, ...]:
     return ()
 
 
+def _survey(picture: Picture) -> Steps[_Cluster]:
+    members: dict[Task, Member] = {}
+    for number, member in enumerate(picture.state.members):
+        members[Task(member.job, member.index)] = member
+        if number % _STRIDE == 0:
+            yield
+    seats = sorted({**members, **dict.fromkeys(picture.state.vacant)}, key=_order)
+    yield
+    jobs = sorted({task.job for task in picture.reports} or {task.job for task in seats})
+    # Ranks are the indices within the job whose members take part in collectives.
+    job = jobs[0] if jobs else ""
+    return _Cluster(picture, members, job, tuple(task.index for task in seats if task.job == job))
+
+
 class _Cluster:
-    def __init__(self, picture: Picture) -> None:
+    def __init__(
+        self, picture: Picture, members: dict[Task, Member], job: str, ranks: tuple[int, ...]
+    ) -> None:
         self.picture = picture
-        self.members = {Task(member.job, member.index): member for member in picture.state.members}
-        seats = sorted({*self.members, *picture.state.vacant})
-        jobs = sorted({task.job for task in picture.reports} or {task.job for task in seats})
-        # Ranks are the indices within the job whose members take part in collectives.
-        self.job = jobs[0] if jobs else ""
-        self.ranks = tuple(task.index for task in seats if task.job == self.job)
+        self.members = members
+        self.job = job
+        self.ranks = ranks
 
-    def gone(self) -> Iterable[Wait]:
+    def gone(self) -> Steps[list[Wait]]:
         """The members that are lost or failed."""
-        gone = [m for m in self.members.values() if m.state in (MemberState.LOST, MemberState.FAILED)]
-        if gone:
-            since = max(member.last_seen_age for member in gone)
-            yield self._wait("members", "members that are gone", since, (), map(_task, gone))
+        fates = (MemberState.LOST, MemberState.FAILED)
+        gone = [member for member in self.members.values() if member.state in fates]
+        yield
+        if not gone:
+            return []
+        since = max(member.last_seen_age for member in gone)
+        return [(yield from self._wait("members", "members that are gone", since, (), map(_task, gone)))]
 
-    def vacant(self) -> Iterable[Wait]:
+    def vacant(self) -> Steps[list[Wait]]:
         """The seats that nobody has taken."""
         vacant = self.picture.state.vacant
-        if vacant:
-            present = [member for member in self.members.values() if not member.state.departed]
-            since = max((member.registered_age for member in present), default=0.0)
-            what = "clients that have not registered yet"
-            yield self._wait("members", what, since, [member.index for member in present], vacant)
+        if not vacant:
+            return []
+        present = [member for member in self.members.values() if not member.state.departed]
+        since = max((member.registered_age for member in present), default=0.0)
+        what = "clients that have not registered yet"
+        ranks = [member.index for member in present]
+        return [(yield from self._wait("members", what, since, ranks, vacant))]
 
-    def troubled(self) -> Iterable[Wait]:
+    def troubled(self) -> Steps[list[Wait]]:
         """The members that the server has found blocked or stuck."""
+        waits: list[Wait] = []
         for member in self.members.values():
             if member.liveness in (Liveness.BLOCKED, Liveness.STUCK):
                 age = member.activity.age if member.activity else member.last_seen_age
                 what = f"a member that is {member.liveness.name.lower()}"
-                yield self._wait("liveness", what, age, (), [_task(member)])
+                waits.append((yield from self._wait("liveness", what, age, (), [_task(member)])))
+        return waits
 
-    def barriers(self) -> Iterable[Wait]:
+    def barriers(self) -> Steps[list[Wait]]:
         """The barriers under way."""
+        waits: list[Wait] = []
         for barrier in self.picture.state.barriers:
             what = f"barrier {barrier.name!r} (instance {barrier.instance})"
             arrived = [task.index for task in barrier.arrived]
-            yield self._wait(
+            wait = yield from self._wait(
                 "barrier", what, barrier.age, arrived, barrier.missing, barrier.name, barrier.instance
             )
+            waits.append(wait)
+        return waits
 
-    def collectives(self) -> Iterable[Wait]:
+    def collectives(self) -> Steps[list[Wait]]:
         """The collectives and transfers under way."""
         lanes: dict[tuple[int, int], dict[int, tuple[pb.GroupProgress, float]]] = defaultdict(dict)
-        for task, said in self.picture.reports.items():
+        for number, (task, said) in enumerate(self.picture.reports.items()):
             if task.job == self.job and not self.members[task].state.departed:
                 for group in said.report.groups:
                     lanes[group.id, group.generation][task.index] = group, said.age_ms / 1000
+            if number % _STRIDE == 0:
+                yield
+        waits: list[Wait] = []
         for by_rank in lanes.values():
-            yield from self._collective(by_rank)
+            waits += yield from self._collective(by_rank)
+        return waits
 
-    def _collective(self, by_rank: dict[int, tuple[pb.GroupProgress, float]]) -> Iterable[Wait]:
-        waiting = {
-            rank: (group, age)
-            for rank, (group, age) in by_rank.items()
-            if group.issued > group.finished and group.last.sequence > group.finished and not group.failure
-        }
+    def _collective(self, by_rank: dict[int, tuple[pb.GroupProgress, float]]) -> Steps[list[Wait]]:
+        waiting: dict[int, tuple[pb.GroupProgress, pb.CallRecord, float]] = {}
+        for number, (rank, (group, age)) in enumerate(by_rank.items()):
+            if group.issued > (finished := group.finished) and not group.failure:
+                last = group.last
+                if last.sequence > finished:
+                    waiting[rank] = group, last, age
+            if number % _STRIDE == 0:
+                yield
         if not waiting:
-            return
+            return []
         # The ranks that are furthest behind hold up the others: of several calls the first one counts.
-        first = min(group.last.sequence for group, _ in waiting.values())
-        at_it = {rank: told for rank, told in waiting.items() if told[0].last.sequence == first}
-        group, _ = next(iter(at_it.values()))
+        first = min(last.sequence for _, last, _ in waiting.values())
+        yield
+        at_it = {rank: told for rank, told in waiting.items() if told[1].sequence == first}
+        group, call, _ = next(iter(at_it.values()))
         ranks = tuple(group.ranks) or (self.ranks if group.size == len(self.ranks) else tuple(by_rank))
+        yield
         absent = [rank for rank in ranks if rank not in by_rank or by_rank[rank][0].issued < first]
         if not absent:  # all have called it: those whose data has not come
-            named = {rank for told, _ in at_it.values() for rank in told.last.waits_for}
+            yield
+            named = {rank for _, last, _ in at_it.values() for rank in last.waits_for}
             absent = sorted(named - at_it.keys()) or sorted(named)
-        since = max(told.last.age_us / 1e6 + age for told, age in at_it.values())
-        seen = max(told.last.age_us for told, _ in at_it.values()) / 1e6
-        kind = "transfer" if group.last.call.startswith(("send(", "recv(")) else "collective"
-        what = f"{kind} #{first} of group {group.name}, {group.last.call}"
+        yield
+        ages = [(last.age_us / 1e6, age) for _, last, age in at_it.values()]
+        kind = "transfer" if call.call.startswith(("send(", "recv(")) else "collective"
+        what = f"{kind} #{first} of group {group.name}, {call.call}"
+        since, seen = max(called + said for called, said in ages), max(called for called, _ in ages)
         tasks = [Task(self.job, rank) for rank in absent]
-        yield self._wait(
-            "collective", what, since, at_it, tasks, group.name, first, group.last.call, group.id, seen
+        wait = yield from self._wait(
+            "collective", what, since, at_it, tasks, group.name, first, call.call, group.id, seen
         )
+        return [wait]
 
     def _wait(
         self,
@@ -216,10 +271,14 @@ class _Cluster:
         call: str = "",
         lane: int = 0,
         seen: float | None = None,
-    ) -> Wait:
-        found = tuple(self._suspect(task, lane) for task in suspects)
+    ) -> Steps[Wait]:
+        found: list[Suspect] = []
+        for task in suspects:
+            found.append(self._suspect(task, lane))
+            if len(found) % (_STRIDE // 4) == 0:  # each takes longer
+                yield
         told = since if seen is None else seen
-        return Wait(kind, what, group, sequence, call, since, told, tuple(sorted(present)), found)
+        return Wait(kind, what, group, sequence, call, since, told, tuple(sorted(present)), tuple(found))
 
     def _suspect(self, task: Task, lane: int) -> Suspect:
         member = self.members.get(task)
@@ -244,6 +303,10 @@ class _Cluster:
             operation=said.report.operation if said else "",
             said=age,
         )
+
+
+def _order(task: Task) -> tuple[str, int]:
+    return task.job, task.index  # sorts faster than tasks compare themselves
 
 
 def _task(member: Member) -> Task:

@@ -6,10 +6,12 @@ barriers or of keys. Nothing here changes anything.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import NamedTuple
 
 from dmesh_server.core import wording
 from dmesh_server.core.barrier_table import Instance, seat_order
@@ -21,6 +23,7 @@ from dmesh_server.core.roster import Seat
 CONDITIONS = ("FAILED", "LOST", "STUCK", "BLOCKED", "REGISTERED", "CONNECTED", "LEFT")
 """What a member can be, troubles first: its state, and of one that is connected but gets nowhere, how."""
 
+_WELL = "CONNECTED"
 _DEPARTED = frozenset(state.name for state in MemberState if state.departed)
 
 MOST_MISSING = 1_000
@@ -108,12 +111,28 @@ class SeatView:
     """A seat that has been taken, with little about its holder."""
 
     task: Task
-    condition: str
     host: str
     pid: int
     devices: tuple[Device, ...]
-    last_seen_at: float
-    """Seconds of the server's monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the holders of a cluster's seats are, by their place among the seats that have been taken."""
+
+    conditions: Mapping[int, str]
+    """Of those that are not CONNECTED."""
+    last_seen_at: Sequence[float]
+    """Of all, seconds of the server's monotonic clock."""
+
+
+class Holder(NamedTuple):
+    """How the holder of a seat is, in short."""
+
+    incarnation: int
+    condition: str
+    present: bool
+    """False: it has departed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,32 +202,54 @@ class Census:
             conditions: Only those that are in one of these.
         """
         roster = self._of(name).roster
-        wanted = None if len(conditions) == len(CONDITIONS) else frozenset(conditions)
-        matching, found, more = 0, list[Seat](), False
-        for seat in roster.in_order():
-            if wanted is not None and condition_of(seat) not in wanted:
-                continue
-            matching += 1
-            if after is not None and seat_order(seat.task) <= seat_order(after):
-                continue
-            if len(found) < limit:
-                found.append(seat)
-            else:
-                more = True
-        return Members(tuple(seat.snapshot() for seat in found), matching, more)
+        seats = roster.in_order()
+        if len(conditions) != len(CONDITIONS):
+            wanted = frozenset(conditions)
+            some = seats if _WELL in wanted else [seat for _, seat in _unwell(seats)]
+            seats = [seat for seat in some if condition_of(seat) in wanted]
+        begin = 0 if after is None else bisect_right(seats, seat_order(after), key=_order)
+        found = seats[begin : begin + limit]
+        return Members(tuple(seat.snapshot() for seat in found), len(seats), len(seats) > begin + limit)
+
+    def holders(self, name: str, begin: int, limit: int) -> tuple[Member, ...]:
+        """Returns some of the seats that have been taken, sorted by task, as they are now.
+
+        The places of seats shift with the cluster's epoch: whoever reads part after part begins anew then.
+
+        Args:
+            name: The cluster.
+            begin: So many before the first.
+            limit: How many.
+        """
+        return tuple(seat.snapshot() for seat in self._of(name).roster.in_order()[begin : begin + limit])
+
+    def version(self, name: str) -> tuple[int, int]:
+        """Returns what changes when another process takes a seat or one departs: incarnation and epoch."""
+        cluster = self._of(name)
+        return cluster.life.incarnation, cluster.epoch
 
     def seats(self, name: str) -> Iterator[SeatView]:
-        """Returns all seats that have been taken, sorted by task; to be gone through at once."""
-        for seat in self._of(name).roster.in_order():
-            process = seat.process
-            yield SeatView(
-                seat.task, condition_of(seat), process.host, process.pid, seat.devices, seat.last_seen_at
-            )
+        """Returns who holds the seats that have been taken, sorted by task; to be gone through at once.
 
-    def knows(self, name: str, task: Task) -> bool:
-        """Tells whether there is such a cluster with such a seat."""
-        cluster = self._clusters.get(name)
-        return cluster is not None and cluster.roster.knows(task)
+        It is so until `version` says otherwise.
+        """
+        for seat in self._of(name).roster.in_order():
+            yield SeatView(seat.task, seat.process.host, seat.process.pid, seat.devices)
+
+    def standing(self, name: str) -> Standing:
+        """Returns how the holders of these seats are now, in the same order."""
+        seats = self._of(name).roster.in_order()
+        return Standing(
+            {place: condition_of(seat) for place, seat in _unwell(seats)},
+            [seat.last_seen_at for seat in seats],
+        )
+
+    def holder(self, name: str, task: Task) -> Holder | None:
+        """Returns how the holder of a seat is; None if there is no such seat, or nobody has taken it."""
+        seat = self._of(name).roster.seats.get(task)
+        if seat is None:
+            return None
+        return Holder(seat.incarnation, condition_of(seat), not seat.state.departed)
 
     def member(self, name: str, task: Task) -> Member:
         """Returns the holder of a seat, or the vacant seat.
@@ -277,14 +318,30 @@ class Census:
 
 def condition_of(holder: Seat | Member) -> str:
     """Returns which of `CONDITIONS` a member is in."""
-    if holder.state is MemberState.CONNECTED and holder.liveness is not Liveness.LIVE:
-        return holder.liveness.name
+    if holder.state is MemberState.CONNECTED:
+        return _WELL if holder.liveness is Liveness.LIVE else holder.liveness.name
     return holder.state.name
 
 
+def _unwell(seats: Iterable[Seat]) -> list[tuple[int, Seat]]:
+    """Returns those that are not CONNECTED, with their places: few, and names of states are slow."""
+    connected, live = MemberState.CONNECTED, Liveness.LIVE
+    return [
+        (place, seat)
+        for place, seat in enumerate(seats)
+        if seat.state is not connected or seat.liveness is not live
+    ]
+
+
 def _counts(cluster: Cluster) -> dict[str, int]:
-    found = Counter(map(condition_of, cluster.roster.seats.values()))
-    return {condition: found[condition] for condition in CONDITIONS if condition in found}
+    seats = cluster.roster.seats
+    found = Counter(condition_of(seat) for _, seat in _unwell(seats.values()))
+    found[_WELL] = len(seats) - found.total()
+    return {condition: found[condition] for condition in CONDITIONS if found[condition]}
+
+
+def _order(seat: Seat) -> tuple[str, int]:
+    return seat_order(seat.task)
 
 
 def _view(cluster: Cluster, name: str, instance: Instance, most: int) -> BarrierView:

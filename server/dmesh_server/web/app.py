@@ -41,13 +41,13 @@ from dmesh_server.web.api.answers import core_refused, known_parameters_only, ma
 from dmesh_server.web.api.answers import refusals as refused
 from dmesh_server.web.api.event_views import CURSOR, place, wanted
 from dmesh_server.web.api.events import EventCursor
-from dmesh_server.web.api.reports import Reports
 from dmesh_server.web.api.server import Facts
 from dmesh_server.web.event_stream import MOST_STREAMS, EventStream, Overview
 from dmesh_server.web.gate import HttpGate, port_of
 from dmesh_server.web.logins import Logins, cookie_name
 from dmesh_server.web.pages import login_page, status_page
 from dmesh_server.web.schemas import ClusterList, Status, view_cluster
+from dmesh_server.web.turns import Turns
 
 _STATIC = Path(__file__).parent / "static"
 _BEARER = HTTPBearer(auto_error=False, description="a token of the server; the gate in front asks for it")
@@ -86,7 +86,7 @@ def create_app(
         redirect_slashes=False,
     )
 
-    logins = Logins(runtime.now)
+    logins, turns = Logins(runtime.now), Turns()
     app.mount("/static", StaticFiles(directory=_STATIC))
 
     @app.get("/livez")
@@ -152,15 +152,15 @@ def create_app(
         return answer
 
     checks = [Security(_BEARER), Depends(known_parameters_only)]
-    reports, overview = Reports(runtime), Overview(runtime)
+    overview = Overview(runtime)
     for resource in (
         clusters.router(runtime),
-        why.router(runtime),
+        why.router(runtime, turns),
         members.router(runtime),
         seats.router(runtime),
-        topology.router(runtime, reports),
+        topology.router(runtime, turns),
         barriers.router(runtime),
-        collectives.router(runtime, reports),
+        collectives.router(runtime, turns),
         keys.router(runtime),
         events.router(runtime),
         _stream(runtime, overview, access),
@@ -171,7 +171,7 @@ def create_app(
     app.include_router(metrics.router(runtime, logs), dependencies=checks)
     app.add_exception_handler(CoreError, core_refused)
     app.add_exception_handler(RequestValidationError, malformed)
-    return HttpGate(app, host, access, logins, frozenset({metrics.PATH} if open_metrics else ()))
+    return HttpGate(app, host, access, logins, turns, frozenset({metrics.PATH} if open_metrics else ()))
 
 
 def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIRouter:

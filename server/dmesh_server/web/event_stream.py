@@ -30,6 +30,7 @@ from dmesh_server.core.errors import CoreError
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
 from dmesh_server.telemetry import logs
+from dmesh_server.web.api.answers import encode
 from dmesh_server.web.api.clusters import view_summary
 from dmesh_server.web.api.event_views import cursor_of, encode_event
 from dmesh_server.web.gate import token_of
@@ -52,6 +53,23 @@ _MOST_CLUSTERS = 100
 """Clusters that one block names."""
 
 
+class _Told:
+    """What a cluster looks like, as all readers are told: it is encoded once for all of them."""
+
+    __slots__ = ("_at", "_encoded", "summary")
+
+    def __init__(self, summary: Summary, at: float) -> None:
+        self.summary = summary
+        self._at = at
+        self._encoded: bytes | None = None
+
+    def encode(self) -> bytes:
+        """Returns it as JSON, as of when it was looked at."""
+        if self._encoded is None:
+            self._encoded = encode(view_summary(self.summary, self._at))
+        return self._encoded
+
+
 class Overview:
     """Looks at the numbers of all clusters, once for all readers, as long as there are any."""
 
@@ -64,7 +82,7 @@ class Overview:
         self._runtime = runtime
         self._readers: set[Reader] = set()
         self._task: asyncio.Task[None] | None = None
-        self._seen: dict[str, Summary] = {}
+        self._seen: dict[str, _Told] = {}
 
     @property
     def full(self) -> bool:
@@ -86,9 +104,14 @@ class Overview:
             self._task.cancel()
             self._task = None
 
-    def _look(self) -> dict[str, Summary]:
-        census = self._runtime.census
-        return {name: census.summary(name) for name in census.names()}
+    def _look(self) -> dict[str, _Told]:
+        """Returns the clusters as they look now; those that look the same are the same."""
+        census, now = self._runtime.census, self._runtime.now()
+        found: dict[str, _Told] = {}
+        for name in census.names():
+            summary, seen = census.summary(name), self._seen.get(name)
+            found[name] = _Told(summary, now) if seen is None or seen.summary != summary else seen
+        return found
 
     async def _watch(self) -> None:
         while True:
@@ -100,7 +123,7 @@ class Overview:
             except Exception:  # noqa: BLE001 -- a bug, but without a look nobody would see another change
                 logs.error("overview_failed", exc_info=True)
                 continue
-            changed = [one for name, one in found.items() if self._seen.get(name) != one]
+            changed = [one for name, one in found.items() if self._seen.get(name) is not one]
             gone = self._seen.keys() - found.keys()
             self._seen = found
             for reader in self._readers if changed or gone else ():
@@ -110,23 +133,21 @@ class Overview:
 class Reader:
     """What one reader has not been sent yet."""
 
-    def __init__(self, runtime: Runtime, feed: Feed) -> None:
+    def __init__(self, feed: Feed) -> None:
         """Has nothing for its reader.
 
         Args:
-            runtime: Knows the time.
             feed: The events that the reader asked for.
         """
-        self._runtime = runtime
         self.feed = feed
-        self._changed: dict[str, Summary | None] = {}
+        self._changed: dict[str, _Told | None] = {}
         self._news = asyncio.Event()
         feed.outbox.on_news = self._news.set
 
-    def tell(self, changed: Iterable[Summary], gone: Iterable[str]) -> None:
+    def tell(self, changed: Iterable[_Told], gone: Iterable[str]) -> None:
         """Notes which clusters look different now; of each, the latest look counts."""
         only = self.feed.keep.cluster
-        self._changed |= {one.name: one for one in changed if only in (None, one.name)}
+        self._changed |= {one.summary.name: one for one in changed if only in (None, one.summary.name)}
         self._changed |= {name: None for name in gone if only in (None, name)}
         self._news.set()
 
@@ -147,10 +168,9 @@ class Reader:
         while self._changed:
             names = list(self._changed)[:_MOST_CLUSTERS]
             some = {name: self._changed.pop(name) for name in names}
-            now = self._runtime.now()
-            shown = [view_summary(one, now).model_dump() for one in some.values() if one is not None]
-            gone = [name for name, one in some.items() if one is None]
-            blocks.append(_block("clusters", {"clusters": shown, "gone": gone}))
+            shown = b",".join(one.encode() for one in some.values() if one is not None)
+            gone = json.dumps([name for name, one in some.items() if one is None], separators=(",", ":"))
+            blocks.append(b'event: clusters\ndata: {"clusters":[%b],"gone":%b}\n\n' % (shown, gone.encode()))
         return b"".join(blocks)
 
 
@@ -222,7 +242,7 @@ class EventStream(Response):
         chronicle = runtime.chronicle
         if chronicle.closed:
             return _STOPPING
-        reader = Reader(runtime, chronicle.subscribe(self._keep))
+        reader = Reader(chronicle.subscribe(self._keep))
         try:
             begin = chronicle.last
             self._overview.join(reader)

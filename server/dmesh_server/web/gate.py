@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 from dmesh.tokens import Role, Token
 from dmesh_server.security.access import Access, audit, denial, may
-from dmesh_server.security.roles import API_PREFIX, PAGE_PATHS, role_for_http
+from dmesh_server.security.roles import API_PREFIX, OPEN_PATHS, PAGE_PATHS, role_for_http
 from dmesh_server.web.logins import Logins
+from dmesh_server.web.turns import Turns
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -56,6 +57,7 @@ class HttpGate:
         host: str,
         access: Access | None,
         logins: Logins,
+        turns: Turns,
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
         """Makes a gate.
@@ -65,6 +67,7 @@ class HttpGate:
             host: Host that the server listens on; requests for other names are refused.
             access: Knows whose token may do what; None if nobody has to prove who they are.
             logins: Knows whose cookie stands for which token.
+            turns: When requests are answered, but for those to open paths.
             open_paths: What may be read without a token, beside what always may.
         """
         self._app = app
@@ -72,6 +75,7 @@ class HttpGate:
         self._access = access
         self._logins = logins
         self._open_paths = open_paths
+        self._turns = turns
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answers a request."""
@@ -88,6 +92,8 @@ class HttpGate:
 
         refusal = self._refusal(scope)
         if refusal is None:
+            if scope["path"] not in OPEN_PATHS:  # probes do not wait for anybody
+                await self._turns.wait()
             await self._app(scope, receive, send_safely)
             return
         status, text = refusal

@@ -80,7 +80,17 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def answer(model: BaseModel) -> Response:
     """Encodes a model, once: it was made from the server's own values and need not be checked again."""
-    return Response(model.model_dump_json(), media_type="application/json")
+    return encoded(encode(model))
+
+
+def encode(model: BaseModel) -> bytes:
+    """Returns a model as JSON."""
+    return model.model_dump_json().encode()
+
+
+def encoded(body: bytes) -> Response:
+    """Answers with JSON that was made already."""
+    return Response(body, media_type="application/json")
 
 
 async def core_refused(request: Request, error: Exception) -> Response:

@@ -6,20 +6,26 @@ All of it is what members said of themselves, a few seconds old: to look at, nev
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from dmesh_server.core.census import Holder
 from dmesh_server.core.model import Task
-from dmesh_server.progress import GroupReport
+from dmesh_server.progress import GroupStanding, MemberProgress, standings_of
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.api.answers import ClusterName, age, answer, hexadecimal, refusals
-from dmesh_server.web.api.reports import Reports, Said
+from dmesh_server.web.api.answers import ClusterName, age, encode, encoded, hexadecimal, refusals
+from dmesh_server.web.api.reports import all_said
+from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.turns import Steps, Turns
 
 _MOST_STRAGGLERS = 16
 _MOST_NAMED = 16
 _MOST_ROWS = 4_000
+_GOOD = 1.0
+"""Seconds for which a page is good for who asks for the same one, at least."""
 
 
 class CallView(BaseModel):
@@ -121,9 +127,20 @@ class CollectivesPage(BaseModel):
     total: int = Field(description="groups on all pages")
 
 
-def router(runtime: Runtime, reports: Reports) -> APIRouter:
-    """Returns the resource."""
+def router(runtime: Runtime, turns: Turns) -> APIRouter:
+    """Returns the resource.
+
+    Args:
+        runtime: Who knows.
+        turns: When what takes long is worked on.
+    """
     routes = APIRouter(tags=["collectives"])
+    comparisons: Shared[str, _Comparisons] = Shared(
+        runtime.now, lambda cluster: _compare_all(runtime, turns, cluster)
+    )
+    pages: Shared[_Asked, bytes] = Shared(
+        runtime.now, lambda asked: _page(runtime, turns, comparisons, asked)
+    )
 
     @routes.get("/clusters/{cluster}/collectives", response_model=CollectivesPage, responses=refusals(404))
     async def list_collectives(
@@ -137,87 +154,100 @@ def router(runtime: Runtime, reports: Reports) -> APIRouter:
             int, Query(ge=0, le=16, description="most past calls of each member; it tells of 16 at most")
         ] = 0,
     ) -> Response:
-        """Shows how far members have come in the groups in which they call collectives."""
-        said = await reports.of(cluster)
-        now, end = runtime.now(), after + limit
-        order, groups = _groups(said)
-        present = sum(len(host.tasks) for host in runtime.census.hosts(cluster))
-        shown, room = list[GroupView](), _MOST_ROWS
-        for key in order[after:end]:
-            view = _view(groups[key], min(members, room), now, recent)
-            room -= len(view.members)
-            shown.append(view)
-        return answer(
-            CollectivesPage(
-                cluster=cluster,
-                reported=len(said),
-                unknown=max(0, present - sum(1 for one in said if one.present)),
-                groups=shown,
-                next=end if end < len(order) else None,
-                total=len(order),
-            )
-        )
+        """Shows how far members have come in the groups in which they call collectives; some seconds old."""
+        runtime.census.version(cluster)  # refuses names of no cluster
+        return encoded(await pages.of(_Asked(cluster, limit, after, members, recent)))
 
     return routes
 
 
-_Key = tuple[int, int]
-_Row = tuple[Said, GroupReport]
+class _Asked(NamedTuple):
+    """What a page is to be of."""
+
+    cluster: str
+    limit: int
+    after: int
+    members: int
+    recent: int
 
 
-def _groups(said: tuple[Said, ...]) -> tuple[list[_Key], dict[_Key, list[_Row]]]:
-    """Returns the groups that members reported on, the largest first, by id and generation."""
-    found: dict[_Key, list[_Row]] = {}
-    for one in said:
-        for group in one.report.groups:
-            found.setdefault((group.id, group.generation), []).append((one, group))
-    order = sorted(found, key=lambda key: (-found[key][0][1].size, found[key][0][1].name, key))
-    return order, found
+class _Row(NamedTuple):
+    """How far a member is in a group, and what it is read from."""
+
+    holder: Holder
+    said: MemberProgress
+    at: GroupStanding
 
 
-def _view(rows: list[_Row], most: int, now: float, recent: int) -> GroupView:
-    latest = max(group.issued for _, group in rows)
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """How far the members of a group are."""
+
+    first: GroupStanding
+    """What the first of them says, for what all say the same of."""
+    behind: list[_Row]
+    """Those furthest behind first."""
+    latest: int
+    stragglers: list[Task]
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparisons:
+    """How far all members of a cluster are."""
+
+    reported: int
+    present: int
+    """Of those that reported, how many have not departed."""
+    groups: list[_Comparison]
+    """The largest first."""
+
+
+async def _compare_all(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Comparisons, float]:
+    """Compares the members, and says for how long that is good."""
+    steps, reported, present = Steps(turns), 0, 0
+    found: dict[tuple[int, int], list[_Row]] = {}
+    async for holder, said, told in all_said(runtime, cluster, runtime.now(), steps):
+        reported += 1
+        present += holder.present
+        for at in standings_of(told.report):
+            found.setdefault((at.id, at.generation), []).append(_Row(holder, said, at))
+    order = sorted(found, key=lambda key: (-found[key][0].at.size, found[key][0].at.name, key))
+    groups = [await _compare(found[key], steps) for key in order]
+    return _Comparisons(reported, present, groups), freshness(reported)
+
+
+async def _compare(rows: list[_Row], steps: Steps) -> _Comparison:
+    """Compares the members of a group; their rows are sorted by task."""
+    first, latest = rows[0].at, max(row.at.issued for row in rows)
     waited_for = _waited_for(rows)
-    first = rows[0][1]
-    behind = sorted(
-        rows,
-        key=lambda row: (row[1].issued, row[1].finished, -waited_for[row[0].task], _order(row[0].task)),
-    )
-    return GroupView(
-        id=hexadecimal(first.id),
-        name=first.name,
-        generation=first.generation,
-        size=first.size,
-        reported=len(rows),
-        latest=latest,
-        stragglers=[str(task) for task in _stragglers(rows, waited_for, latest)],
-        members=[_view_rank(one, group, now, recent) for one, group in behind[:most]],
-    )
+    await steps.pause()
+    stragglers = _stragglers(rows, waited_for, latest)
+    await steps.pause()
+    # What is equal stays sorted by task.
+    if waited_for:
+        behind = sorted(rows, key=lambda row: (row.at.issued, row.at.finished, -waited_for[row.said.task]))
+    else:
+        behind = sorted(rows, key=lambda row: (row.at.issued, row.at.finished))
+    await steps.pause()
+    return _Comparison(first, behind, latest, stragglers)
 
 
 def _waited_for(rows: list[_Row]) -> Counter[Task]:
     """Returns how many members wait for each one."""
-    return Counter(
-        Task(one.task.job, rank)
-        for one, group in rows
-        if group.last is not None and not group.last.state.over
-        for rank in group.last.waits_for
-    )
+    return Counter(Task(row.said.task.job, rank) for row in rows for rank in row.at.waits_for)
 
 
 def _stragglers(rows: list[_Row], waited_for: Counter[Task], latest: int) -> list[Task]:
     """Returns who keeps the others waiting: whoever waits itself for somebody does not."""
-    issued = {one.task: group.issued for one, group in rows}
-    held_up = {
-        one.task
-        for one, group in rows
-        if group.issued == latest
-        and (group.last is None or group.last.state.over or bool(group.last.waits_for))
-    }
-    suspects = {task for task, number in issued.items() if number < latest} | set(waited_for)
-    ranked = sorted(
-        suspects - held_up, key=lambda task: (issued.get(task, 0), -waited_for[task], _order(task))
+    suspects = set(waited_for)
+    suspects.update(row.said.task for row in rows if row.at.issued < latest)
+    if not suspects:
+        return []
+    issued = {row.said.task: row.at.issued for row in rows}
+    suspects.difference_update(
+        row.said.task for row in rows if row.at.issued == latest and (not row.at.pending or row.at.waits_for)
     )
+    ranked = sorted(suspects, key=lambda task: (issued.get(task, 0), -waited_for[task], _order(task)))
     return ranked[:_MOST_STRAGGLERS]
 
 
@@ -225,11 +255,57 @@ def _order(task: Task) -> tuple[str, int]:
     return task.job, task.index
 
 
-def _view_rank(one: Said, group: GroupReport, now: float, recent: int) -> RankView:
-    last = group.last
+async def _page(
+    runtime: Runtime, turns: Turns, comparisons: Shared[str, _Comparisons], asked: _Asked
+) -> tuple[bytes, float]:
+    """Returns a page as JSON, and for how long it is good."""
+    known = await comparisons.of(asked.cluster)
+    steps, now, end = Steps(turns), runtime.now(), asked.after + asked.limit
+    present = runtime.census.summary(asked.cluster).present
+    shown, room = list[GroupView](), _MOST_ROWS
+    for group in known.groups[asked.after : end]:
+        rows = group.behind[: min(asked.members, room)]
+        room -= len(rows)
+        shown.append(await _view(group, rows, now, asked.recent, steps))
+    page = CollectivesPage(
+        cluster=asked.cluster,
+        reported=known.reported,
+        unknown=max(0, present - known.present),
+        groups=shown,
+        next=end if end < len(known.groups) else None,
+        total=len(known.groups),
+    )
+    await steps.pause()
+    return encode(page), max(_GOOD, known.reported / 1000)
+
+
+async def _view(group: _Comparison, rows: list[_Row], now: float, recent: int, steps: Steps) -> GroupView:
+    members = list[RankView]()
+    for row in rows:
+        members.append(_view_rank(row, now, recent))
+        await steps.pause()
+    # Not checked once more: it is made of what is checked.
+    return GroupView.model_construct(
+        id=hexadecimal(group.first.id),
+        name=group.first.name,
+        generation=group.first.generation,
+        size=group.first.size,
+        reported=len(group.behind),
+        latest=group.latest,
+        stragglers=[str(task) for task in group.stragglers],
+        members=members,
+    )
+
+
+def _view_rank(row: _Row, now: float, recent: int) -> RankView:
+    report = row.said.read(recent=recent > 0)
+    assert report is not None, "what was compared can be read"
+    key = row.at.id, row.at.generation
+    group = next(one for one in report.groups if (one.id, one.generation) == key)
+    last, task = group.last, row.said.task
     return RankView(
-        task=str(one.task),
-        condition=one.condition,
+        task=str(task),
+        condition=row.holder.condition,
         issued=group.issued,
         finished=group.finished,
         last=None
@@ -241,7 +317,7 @@ def _view_rank(one: Said, group: GroupReport, now: float, recent: int) -> RankVi
             state=last.state.name,
             elapsed=round(last.elapsed, 6),
             waited=None if last.waited is None else round(last.waited, 6),
-            waits_for=[str(Task(one.task.job, rank)) for rank in last.waits_for[:_MOST_NAMED]],
+            waits_for=[str(Task(task.job, rank)) for rank in last.waits_for[:_MOST_NAMED]],
             error=last.error,
         ),
         counted=group.counted,
@@ -258,11 +334,11 @@ def _view_rank(one: Said, group: GroupReport, now: float, recent: int) -> RankVi
                 waited=None if call.waited is None else round(call.waited, 6),
             )
             for call in (
-                [call for call in one.report.recent if call.group == group.id][-recent:] if recent else ()
+                [call for call in report.recent if call.group == group.id][-recent:] if recent else ()
             )
         ],
         failure=group.failure,
-        where=one.report.where,
-        idle=age(now, one.report.progressed_at),
-        report_age=age(now, one.received_at),
+        where=report.where,
+        idle=age(now, report.progressed_at),
+        report_age=age(now, row.said.received_at),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -20,6 +22,9 @@ LETTERS = {
     "LEFT": "L", "VACANT": "V",
 }  # fmt: skip
 """How a condition is written in a `SeatPage`."""
+
+_MOST_KEPT = 16
+"""Pages whose chart is kept."""
 
 
 class SeatPage(BaseModel):
@@ -62,6 +67,7 @@ class SeatPage(BaseModel):
 def router(runtime: Runtime) -> APIRouter:
     """Returns the resource."""
     routes = APIRouter(tags=["members"])
+    charts = _Charts()
 
     @routes.get("/clusters/{cluster}/seats", response_model=SeatPage, responses=refusals(404))
     async def list_seats(
@@ -74,12 +80,41 @@ def router(runtime: Runtime) -> APIRouter:
         ] = 0,
     ) -> Response:
         """Shows who holds which seat, taken or not, in columns: a tenth of the list of members."""
-        return answer(_view(runtime.census, cluster, after, limit, runtime.now()))
+        census = runtime.census
+        return answer(_view(census, charts.of(census, cluster, after, limit), runtime.now()))
 
     return routes
 
 
-def _view(census: Census, cluster: str, begin: int, limit: int, now: float) -> SeatPage:
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    """What stays of a page of seats as long as nobody joins or departs."""
+
+    version: tuple[int, int]
+    page: SeatPage
+    """With all seats vacant that nobody has taken, and all others CONNECTED and just heard of."""
+    places: tuple[tuple[int, int], ...]
+    """Of seats that have been taken: the place among these, and on the page."""
+
+
+class _Charts:
+    """Draws charts, and keeps those that were asked for last."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, int, int], _Chart] = OrderedDict()
+
+    def of(self, census: Census, cluster: str, begin: int, limit: int) -> _Chart:
+        asked, version = (cluster, begin, limit), census.version(cluster)
+        chart = self._kept.get(asked)
+        if chart is None or chart.version != version:
+            chart = self._kept[asked] = _draw(census, cluster, begin, limit)
+        self._kept.move_to_end(asked)
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return chart
+
+
+def _draw(census: Census, cluster: str, begin: int, limit: int) -> _Chart:
     summary = census.summary(cluster)
     jobs = sorted((job.name, len(job.addresses)) for job in summary.jobs)
     total = sum(tasks for _, tasks in jobs)
@@ -87,14 +122,14 @@ def _view(census: Census, cluster: str, begin: int, limit: int, now: float) -> S
     starts, start = dict[str, int](), 0
     for name, tasks in jobs:
         starts[name], start = start, start + tasks
-    letters, silence, pids, host = ["V"] * size, [0.0] * size, [0] * size, [-1] * size
-    hosts, devices = dict[str, int](), dict[str, list[int]]()
-    for seat in census.seats(cluster):
+    letters, pids, host = [LETTERS["VACANT"]] * size, [0] * size, [-1] * size
+    hosts, devices, places = dict[str, int](), dict[str, list[int]](), list[tuple[int, int]]()
+    for number, seat in enumerate(census.seats(cluster)):
         place = starts[seat.task.job] + seat.task.index - begin
         if not 0 <= place < size:
             continue
-        letters[place] = LETTERS[seat.condition]
-        silence[place] = max(0.0, round(now - seat.last_seen_at, 2))
+        places.append((number, place))
+        letters[place] = LETTERS["CONNECTED"]
         pids[place] = seat.pid
         host[place] = hosts.setdefault(seat.host, len(hosts))
         for device in seat.devices:
@@ -102,7 +137,7 @@ def _view(census: Census, cluster: str, begin: int, limit: int, now: float) -> S
             if counts is None:
                 counts = devices[device.type] = [0] * size
             counts[place] += 1
-    return SeatPage(
+    page = SeatPage(
         cluster=cluster,
         epoch=summary.epoch,
         lease=summary.settings.lease,
@@ -110,7 +145,7 @@ def _view(census: Census, cluster: str, begin: int, limit: int, now: float) -> S
         jobs=[JobView(name=name, tasks=tasks) for name, tasks in jobs],
         first=begin,
         conditions="".join(letters),
-        silence=silence,
+        silence=[0.0] * size,
         pids=pids,
         host=host,
         hosts=list(hosts),
@@ -118,3 +153,20 @@ def _view(census: Census, cluster: str, begin: int, limit: int, now: float) -> S
         next=begin + size if begin + size < total else None,
         total=total,
     )
+    return _Chart(census.version(cluster), page, tuple(places))
+
+
+def _view(census: Census, chart: _Chart, now: float) -> SeatPage:
+    """Returns a page as it is now."""
+    page, standing = chart.page, census.standing(chart.page.cluster)
+    silence, last_seen_at = list(page.silence), standing.last_seen_at
+    for number, place in chart.places:
+        silence[place] = max(0, int((now - last_seen_at[number]) * 100)) / 100  # `round` takes longer
+    conditions = page.conditions
+    if standing.conditions:
+        letters = list(conditions)
+        for number, place in chart.places:
+            if number in standing.conditions:
+                letters[place] = LETTERS[standing.conditions[number]]
+        conditions = "".join(letters)
+    return page.model_copy(update={"silence": silence, "conditions": conditions})

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from dmesh_server.progress import meshes_of
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api import meshes
-from dmesh_server.web.api.answers import ClusterName, Limit, answer, refusals
-from dmesh_server.web.api.reports import Reports
+from dmesh_server.web.api.answers import ClusterName, Limit, encode, encoded, refusals
+from dmesh_server.web.api.reports import all_said
+from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.turns import Steps, Turns
 
 _MOST_TASKS = 256
 _MOST_MESHES = 64
@@ -109,9 +112,18 @@ class Topology(BaseModel):
     )
 
 
-def router(runtime: Runtime, reports: Reports) -> APIRouter:
-    """Returns the resource."""
+def router(runtime: Runtime, turns: Turns) -> APIRouter:
+    """Returns the resource.
+
+    Args:
+        runtime: Who knows.
+        turns: When what takes long is worked on.
+    """
     routes = APIRouter(tags=["topology"])
+    announced: Shared[str, _Announced] = Shared(
+        runtime.now, lambda cluster: _announced(runtime, turns, cluster)
+    )
+    pages: Shared[_Asked, bytes] = Shared(runtime.now, lambda asked: _page(runtime, announced, asked))
 
     @routes.get("/clusters/{cluster}/topology", response_model=Topology, responses=refusals(404))
     async def show_topology(
@@ -119,58 +131,84 @@ def router(runtime: Runtime, reports: Reports) -> APIRouter:
         limit: Limit = 100,
         after: Annotated[int, Query(ge=0, lt=1 << 31, description="`next` of the page before")] = 0,
     ) -> Response:
-        """Shows machines, devices, and the meshes that members announced."""
-        said = await reports.of(cluster)
-        hosts = runtime.census.hosts(cluster)
-        announced = meshes.gather(
-            meshes.Announcement(one.task, one.present, mesh)
-            for one in said
-            for mesh in dict.fromkeys(one.report.meshes)
-        )
-        seats = {job.name: len(job.addresses) for job in runtime.census.summary(cluster).jobs}
-        with_mesh = sum(1 for one in said if one.present and one.report.meshes)
-        end = after + limit
-        return answer(
-            Topology(
-                cluster=cluster,
-                hosts=[
-                    HostView(
-                        host=host.name,
-                        boot_id=host.boot_id,
-                        tasks=[str(task) for task in host.tasks[:_MOST_TASKS]],
-                        members=len(host.tasks),
-                        devices=dict(host.devices),
-                    )
-                    for host in hosts[after:end]
-                ],
-                next=end if end < len(hosts) else None,
-                total=len(hosts),
-                meshes=await _views(announced[:_MOST_MESHES], seats),
-                meshes_unknown=sum(len(host.tasks) for host in hosts) - with_mesh,
-            )
-        )
+        """Shows machines, devices, and the meshes that members announced; some seconds old."""
+        # A change of membership is another question.
+        return encoded(await pages.of(_Asked(cluster, runtime.census.version(cluster), limit, after)))
 
     return routes
 
 
-async def _views(announced: list[meshes.Announced], seats: Mapping[str, int]) -> list[MeshView]:
+class _Asked(NamedTuple):
+    """What a page is to be of."""
+
+    cluster: str
+    version: tuple[int, int]
+    limit: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """What meshes members that have not departed announced."""
+
+    reported: int
+    meshes: list[MeshView]
+    members: int
+    """How many announced any."""
+
+
+async def _announced(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Announced, float]:
+    """Puts the meshes together, and says for how long that is good."""
+    steps, reported, members = Steps(turns), 0, 0
+    told = list[meshes.Announcement]()
+    async for holder, member, said in all_said(runtime, cluster, runtime.now(), steps):
+        reported += 1
+        found = dict.fromkeys(meshes_of(said.report))
+        told.extend(meshes.Announcement(member.task, holder.present, mesh) for mesh in found)
+        members += holder.present and bool(found)
+    seats = {job.name: len(job.addresses) for job in runtime.census.summary(cluster).jobs}
     views, room = list[MeshView](), _MOST_PLACED
-    for one in announced:
-        placement = None
-        if one.mesh.size <= room:
-            placement = _placement(one, seats)
-            room -= one.mesh.size
-            await asyncio.sleep(0)  # others have their turn: a large mesh takes some milliseconds
-        views.append(
-            MeshView(
-                name=one.mesh.name,
-                axes=[AxisView(name=name, size=size) for name, size in one.mesh.axes],
-                device_type=one.mesh.device_type,
-                announced_by=one.present,
-                placement=placement,
+    for one in meshes.gather(told)[:_MOST_MESHES]:
+        await steps.pause()
+        shown = one.mesh.size <= room
+        room -= one.mesh.size if shown else 0
+        views.append(_view(one, _placement(one, seats) if shown else None))
+    return _Announced(reported, views, members), freshness(reported)
+
+
+async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _Asked) -> tuple[bytes, float]:
+    """Returns a page as JSON, and for how long it is good."""
+    known = await announced.of(asked.cluster)
+    hosts = runtime.census.hosts(asked.cluster)
+    end = asked.after + asked.limit
+    page = Topology(
+        cluster=asked.cluster,
+        hosts=[
+            HostView(
+                host=host.name,
+                boot_id=host.boot_id,
+                tasks=[str(task) for task in host.tasks[:_MOST_TASKS]],
+                members=len(host.tasks),
+                devices=dict(host.devices),
             )
-        )
-    return views
+            for host in hosts[asked.after : end]
+        ],
+        next=end if end < len(hosts) else None,
+        total=len(hosts),
+        meshes=known.meshes,
+        meshes_unknown=max(0, sum(len(host.tasks) for host in hosts) - known.members),
+    )
+    return encode(page), freshness(known.reported)
+
+
+def _view(announced: meshes.Announced, placement: Placement | None) -> MeshView:
+    return MeshView(
+        name=announced.mesh.name,
+        axes=[AxisView(name=name, size=size) for name, size in announced.mesh.axes],
+        device_type=announced.mesh.device_type,
+        announced_by=announced.present,
+        placement=placement,
+    )
 
 
 def _placement(announced: meshes.Announced, seats: Mapping[str, int]) -> Placement | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
-from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh.cli.explanation import Explanation, describe, explain
+from dmesh.cli.explanation import Explanation, describe, explain_in_steps
 from dmesh.cli.observing import Picture
 from dmesh.coordination.activity import Activity
 from dmesh.coordination.members import BarrierStatus, Liveness, MemberState
@@ -23,15 +20,16 @@ from dmesh_server.core.events import GetClusterState
 from dmesh_server.core.model import Caller, ClusterState, Member, Task
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, answer, refusals
-from dmesh_server.web.api.reports import freshness
+from dmesh_server.web.api.reports import all_said
+from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.turns import Steps, Turns
 
 _PATIENCE = 1.0
 """Seconds of waiting that are nothing to be explained, as for `dmesh why`."""
 _FRESH = 2.0
 """Seconds for which an answer is good enough for who asks next, at least."""
-_AT_A_TIME = 5
-"""Members that are read before others have their turn."""
-_MOST_KEPT = 16
+_AT_A_TIME = 16
+"""Members that are read at once."""
 _MOST_NAMED = 32
 
 
@@ -63,20 +61,25 @@ class WhyView(BaseModel):
 @dataclass(frozen=True, slots=True)
 class _Known:
     at: float
-    members: int
     explanation: Explanation
     text: str
     latest: int
 
 
-def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+def router(runtime: Runtime, turns: Turns) -> APIRouter:
+    """Returns the resource.
+
+    Args:
+        runtime: Who knows.
+        turns: When what takes long is worked on.
+    """
     routes = APIRouter(tags=["clusters"])
-    reasons = _Reasons(runtime)
+    reasons: Shared[str, _Known] = Shared(runtime.now, lambda cluster: _find_out(runtime, turns, cluster))
 
     @routes.get("/clusters/{cluster}/why", response_model=WhyView, responses=refusals(404))
     async def show_why(cluster: ClusterName) -> Response:
         """Says what a cluster waits for, as `dmesh why` does; some seconds old."""
+        runtime.census.version(cluster)  # refuses names of no cluster
         known = await reasons.of(cluster)
         first = next(iter(known.explanation.waits), None)
         return answer(
@@ -94,75 +97,58 @@ def router(runtime: Runtime) -> APIRouter:
     return routes
 
 
-class _Reasons:
-    """Works reasons out, of one cluster at a time."""
+async def _find_out(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Known, float]:
+    """Finds out why a cluster waits, and says for how long that is good."""
+    steps, now = Steps(turns), runtime.now()
+    picture = await _picture(runtime, cluster, now, steps)
+    await steps.pause()
+    explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
+    await steps.pause()
+    text = describe(explanation, picture)
+    latest = 0
+    for said in picture.reports.values():
+        latest = max(latest, max((group.issued for group in said.report.groups), default=0))
+        await steps.pause()
+    return _Known(now, explanation, text, latest), freshness(len(picture.state.members), _FRESH)
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._working = asyncio.Lock()
-        self._kept: OrderedDict[str, _Known] = OrderedDict()
 
-    async def of(self, cluster: str) -> _Known:
-        self._runtime.census.heartbeat_interval(cluster)  # refuses names of no cluster
-        async with self._working:
-            known, now = self._kept.get(cluster), self._runtime.now()
-            if known is None or now - known.at >= freshness(known.members, _FRESH):
-                picture = await self._picture(cluster)
-                explanation = explain(picture, _PATIENCE)
-                await asyncio.sleep(0)
-                text = describe(explanation, picture)
-                latest = max(
-                    (g.issued for one in picture.reports.values() for g in one.report.groups), default=0
-                )
-                count = len(picture.state.members)
-                known = self._kept[cluster] = _Known(now, count, explanation, text, latest)
-                self._kept.move_to_end(cluster)
-                while len(self._kept) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
-            return known
-
-    async def _picture(self, cluster: str) -> Picture:
-        """Returns what a `dmesh why` would be told, without holding the server up."""
-        runtime = self._runtime
-        event = GetClusterState(runtime.next_number(), Caller(cluster))
-        state, now = await runtime.request(event, ClusterState), runtime.now()
-        members = list[SeenMember]()
-        for number, member in enumerate(state.members, 1):
+async def _picture(runtime: Runtime, cluster: str, now: float, steps: Steps) -> Picture:
+    """Returns what a `dmesh why` would be told, without holding the server up."""
+    census = runtime.census
+    _, epoch = census.version(cluster)
+    members = list[SeenMember]()
+    while some := census.holders(cluster, len(members), _AT_A_TIME):
+        members += [_member(member, now) for member in some]
+        await steps.pause()
+    event = GetClusterState(runtime.next_number(), Caller(cluster), epoch)
+    state = await runtime.request(event, ClusterState)
+    if state.epoch != epoch:  # somebody came or went meanwhile, and everybody is told of once more
+        members.clear()
+        for member in state.members:
             members.append(_member(member, now))
-            await _pause(number)
-        holders = {_task(member.task): member.incarnation for member in state.members}
-        reports = dict[SeenTask, pb.MemberProgress]()
-        for number, said in enumerate(runtime.progress.members(cluster), 1):
-            task = _task(said.task)
-            if holders.get(task) == said.incarnation:
-                message = pb.MemberProgress(incarnation=said.incarnation, age_ms=_ms(now - said.received_at))
-                try:
-                    message.report.ParseFromString(said.encoded)
-                except DecodeError:  # a member may send what it likes
-                    continue
-                reports[task] = message
-            await _pause(number)
-        barriers = tuple(
-            BarrierStatus(
-                barrier.name,
-                barrier.instance,
-                tuple(map(_task, barrier.arrived)),
-                tuple(map(_task, barrier.missing)),
-                max(0.0, now - barrier.started_at),
-                None if barrier.deadline is None else max(0.0, barrier.deadline - now),
-            )
-            for barrier in state.barriers
+            await steps.pause()
+    holders = {SeenTask(member.job, member.index): member.incarnation for member in members}
+    reports = dict[SeenTask, pb.MemberProgress]()
+    async for _, said, told in all_said(runtime, cluster, now, steps):
+        task = _task(said.task)
+        if holders.get(task) == said.incarnation:
+            reports[task] = told
+    barriers = tuple(
+        BarrierStatus(
+            barrier.name,
+            barrier.instance,
+            tuple(map(_task, barrier.arrived)),
+            tuple(map(_task, barrier.missing)),
+            max(0.0, now - barrier.started_at),
+            None if barrier.deadline is None else max(0.0, barrier.deadline - now),
         )
-        vacant = tuple(map(_task, state.vacant))
-        whole = SeenState(
-            runtime.server_incarnation, state.incarnation, state.epoch, tuple(members), vacant, barriers
-        )
-        return Picture(cluster, "", whole, reports)
-
-
-async def _pause(number: int) -> None:
-    if number % _AT_A_TIME == 0:
-        await asyncio.sleep(0)
+        for barrier in state.barriers
+    )
+    vacant = tuple(map(_task, state.vacant))
+    whole = SeenState(
+        runtime.server_incarnation, state.incarnation, state.epoch, tuple(members), vacant, barriers
+    )
+    return Picture(cluster, "", whole, reports)
 
 
 def _task(task: Task) -> SeenTask:

@@ -1,0 +1,86 @@
+"""Answers that take long: worked out once for all who ask while they are good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_MOST_KEPT = 16
+
+
+def freshness(members: int, least: float = 1.0) -> float:
+    """Returns for how long what was read of so many members is good enough for who asks next, seconds.
+
+    What readers cost must not grow with the members that they look at.
+    """
+    return max(least, members / 150)
+
+
+@dataclass(slots=True, eq=False)
+class _Kept(Generic[V]):
+    answer: V
+    until: float
+
+
+class Shared(Generic[K, V]):
+    """Answers by what was asked for: each is worked out by one, and given to all who ask while it is good.
+
+    Who asks while an answer is being worked out waits for that one. Whoever stops waiting stops nobody else.
+    An answer that is good no more is kept no more; failures are not kept at all.
+    """
+
+    def __init__(self, now: Callable[[], float], work: Callable[[K], Awaitable[tuple[V, float]]]) -> None:
+        """Has no answers yet.
+
+        Args:
+            now: The server's monotonic seconds.
+            work: Works an answer out and says for how many seconds, from when it began, it is good.
+        """
+        self._now = now
+        self._work = work
+        self._kept: OrderedDict[K, _Kept[V]] = OrderedDict()
+        self._under_way: dict[K, asyncio.Task[V]] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def of(self, asked: K) -> V:
+        """Returns an answer that is good.
+
+        Raises:
+            CoreError: What it is about is not there.
+        """
+        kept = self._kept.get(asked)
+        if kept is not None and self._now() < kept.until:
+            self._kept.move_to_end(asked)
+            return kept.answer
+        task = self._under_way.get(asked)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._answer(asked), name="dmesh-shared-answer")
+            self._under_way[asked] = task
+            task.add_done_callback(lambda done: self._over(asked, done))
+        return await asyncio.shield(task)
+
+    async def _answer(self, asked: K) -> V:
+        async with self._one_at_a_time:
+            began = self._now()
+            answer, good = await self._work(asked)
+            kept = self._kept[asked] = _Kept(answer, began + good)
+        self._kept.move_to_end(asked)
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        asyncio.get_running_loop().call_later(max(0.0, kept.until - self._now()), self._forget, asked, kept)
+        return answer
+
+    def _forget(self, asked: K, kept: _Kept[V]) -> None:
+        if self._kept.get(asked) is kept:
+            del self._kept[asked]
+
+    def _over(self, asked: K, task: asyncio.Task[V]) -> None:
+        del self._under_way[asked]
+        if not task.cancelled():
+            task.exception()  # who waits is told; if nobody does any more, nobody has to be

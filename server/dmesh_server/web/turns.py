@@ -1,0 +1,68 @@
+"""When what readers ask for is worked on: a little at a time, so that barriers never wait for long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+BETWEEN = 0.003
+"""Seconds from the beginning of a turn to that of the next: most barriers are passed in less."""
+_STEP = 0.00025
+"""Seconds after which a piece of work waits for its next turn."""
+
+
+class Turns:
+    """Gives turns to requests and to pieces of long work: one after another, with time for others between.
+
+    A page asks for several things at once, and all pages do when something happens: answered in a row they
+    would hold up barriers for as long as all of them take.
+    """
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def take(self) -> float:
+        """Takes the next turn; returns for how many seconds to wait for it, 0 for not at all."""
+        now = asyncio.get_running_loop().time()
+        at = max(now, self._next_at)
+        self._next_at = at + BETWEEN
+        return at - now
+
+    async def wait(self) -> None:
+        """Takes the next turn and waits for it; goes on at once if it is there."""
+        seconds = self.take()
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+
+
+class Steps:
+    """Divides one piece of work into steps, each of which has a turn."""
+
+    def __init__(self, turns: Turns) -> None:
+        """Begins the first step.
+
+        Args:
+            turns: Where the others come from.
+        """
+        self._turns = turns
+        self._begin = time.perf_counter()
+
+    async def pause(self) -> None:
+        """Lets others go on if this step was long enough; to be called often."""
+        if time.perf_counter() - self._begin >= _STEP:
+            await asyncio.sleep(self._turns.take())
+            self._begin = time.perf_counter()
+
+    async def through(self, work: Generator[None, None, T]) -> T:
+        """Does work that is in steps already; returns what it returns."""
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            await self.pause()

@@ -1,0 +1,263 @@
+"""Long work for readers: in small steps, once for all who ask, and nothing kept that nobody will be given."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Generator
+from pathlib import Path
+
+import pytest
+from tests.server.raw_client import PATIENCE
+from tests.server.web_server import Web, join_all, serving_web
+
+from dmesh.testing import ManualClock
+from dmesh.v1 import progress_pb2 as pb
+from dmesh_server.core.effects import Done
+from dmesh_server.core.events import Leave
+from dmesh_server.core.model import Caller, Task
+from dmesh_server.web import turns
+from dmesh_server.web.api import collectives, sharing
+from dmesh_server.web.api.sharing import Shared
+from dmesh_server.web.turns import Steps, Turns
+
+
+@pytest.fixture
+async def web(served, tmp_path: Path) -> AsyncIterator[Web]:
+    async with serving_web(served.runtime, tmp_path) as running:
+        yield running
+
+
+class Work:
+    """Counts how often it is asked, and is done when it is told."""
+
+    def __init__(self, good: float = 1.0) -> None:
+        self.good = good
+        self.asked: list[str] = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self.go = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def __call__(self, asked: str) -> tuple[object, float]:
+        self.asked.append(asked)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await self.go.wait()
+            if self.failure is not None:
+                raise self.failure
+            return object(), self.good
+        finally:
+            self.at_once -= 1
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_many_readers_are_given_what_was_worked_out_once() -> None:
+    clock, work = ManualClock(), Work()
+    shared = Shared(clock, work)
+    readers = [asyncio.create_task(shared.of("a")) for _ in range(100)]
+    await settle()
+    work.go.set()
+    answers = await asyncio.gather(*readers)
+    assert len({id(one) for one in answers}) == 1
+    clock.advance(0.999)
+    assert await shared.of("a") is answers[0]
+    assert work.asked == ["a"]
+    clock.advance(0.001)  # good for a second from when the work began, and not longer
+    assert await shared.of("a") is not answers[0]
+    assert work.asked == ["a", "a"]
+
+
+async def test_what_took_longer_than_it_is_good_is_given_to_those_who_waited_only() -> None:
+    clock, work = ManualClock(), Work(good=1.0)
+    shared = Shared(clock, work)
+    reader = asyncio.create_task(shared.of("a"))
+    await settle()
+    clock.advance(5.0)
+    work.go.set()
+    first = await reader
+    assert await shared.of("a") is not first
+
+
+async def test_one_thing_at_a_time_is_worked_out() -> None:
+    work = Work()
+    shared = Shared(ManualClock(), work)
+    readers = [asyncio.create_task(shared.of(f"{number}")) for number in range(5)]
+    await settle()
+    work.go.set()
+    await asyncio.gather(*readers)
+    assert (len(work.asked), work.most_at_once) == (5, 1)
+
+
+async def test_a_reader_that_leaves_stops_nobody_else() -> None:
+    work = Work()
+    shared = Shared(ManualClock(), work)
+    first, second = (asyncio.create_task(shared.of("a")) for _ in range(2))
+    await settle()
+    first.cancel()
+    await settle()
+    work.go.set()
+    await second
+    assert first.cancelled()
+    assert work.asked == ["a"]
+
+
+async def test_failures_are_told_to_all_who_wait_and_are_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    work = Work()
+    work.failure = LookupError("gone")
+    shared = Shared(ManualClock(), work)
+    readers = [asyncio.create_task(shared.of("a")) for _ in range(3)]
+    left = asyncio.create_task(shared.of("b"))  # nobody waits for this one any more when it fails
+    await settle()
+    left.cancel()
+    work.go.set()
+    assert [str(one) for one in await asyncio.gather(*readers, return_exceptions=True)] == ["gone"] * 3
+    work.failure = None
+    assert await shared.of("a") is not None
+    await settle()
+    assert not shared._under_way
+    assert not caplog.records
+
+
+async def test_answers_that_are_good_no_more_are_not_kept_and_there_are_few() -> None:
+    work = Work(good=60.0)
+    work.go.set()
+    shared = Shared(ManualClock(), work)
+    for number in range(3 * sharing._MOST_KEPT):
+        await shared.of(f"{number}")
+    assert len(shared._kept) == sharing._MOST_KEPT
+    work.good = 0.0
+    await shared.of("short")
+    async with asyncio.timeout(PATIENCE):
+        while "short" in shared._kept:
+            await asyncio.sleep(0.001)
+    assert not shared._under_way
+
+
+async def test_others_have_their_turn_between_steps() -> None:
+    passed, stop = 0, False
+
+    async def others() -> None:
+        nonlocal passed
+        while not stop:
+            passed += 1
+            await asyncio.sleep(0)
+
+    def work() -> Generator[None, None, str]:
+        for _ in range(20):
+            seen.append(passed)
+            end = time.perf_counter() + turns._STEP
+            while time.perf_counter() < end:
+                pass
+            yield
+        return "done"
+
+    seen: list[int] = []
+    beside = asyncio.create_task(others())
+    assert await Steps(Turns()).through(work()) == "done"
+    stop = True
+    await beside
+    assert all(later > earlier for earlier, later in itertools.pairwise(seen))
+
+
+async def test_short_work_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_STEP", 60.0)
+    steps, others = Steps(Turns()), asyncio.create_task(asyncio.sleep(0))
+    for _ in range(100):
+        await steps.pause()
+    assert not others.done()
+    await others
+
+
+async def test_turns_are_one_after_another() -> None:
+    loop, given = asyncio.get_running_loop(), Turns()
+    began = loop.time()
+    waits = [given.take() for _ in range(5)]
+    took = loop.time() - began
+    assert waits[0] == 0.0  # there is nothing to wait for
+    for number, seconds in enumerate(waits[1:], 1):
+        assert number * turns.BETWEEN - took <= seconds <= number * turns.BETWEEN
+    await asyncio.sleep(6 * turns.BETWEEN)
+    assert given.take() == 0.0  # turns that nobody took are not kept
+
+
+async def test_probes_do_not_wait_for_their_turn(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    forever = asyncio.Event()
+
+    async def wait(given: Turns) -> None:
+        await forever.wait()
+
+    monkeypatch.setattr(Turns, "wait", wait)
+    async with web.client() as http, web.client(None) as stranger:
+        waiting = asyncio.create_task(http.get("/api/v1/server"))
+        for path in ("/livez", "/readyz"):
+            assert (await stranger.get(path)).status_code == 200
+        assert (await stranger.get("/api/v1/server")).status_code == 401  # nor does who is refused
+        assert not waiting.done()
+        forever.set()
+        assert (await waiting).status_code == 200
+
+
+def tell(web: Web, index: int, issued: int, waits_for: list[int] | None = None) -> None:
+    last = pb.CallRecord(
+        group=7, sequence=issued, call="barrier()", waits_for=waits_for or (),
+        state=pb.CALL_STATE_WAITING if waits_for else pb.CALL_STATE_DONE,
+    )  # fmt: skip
+    group = pb.GroupProgress(
+        id=7, name="world", size=4, issued=issued, finished=issued - bool(waits_for), last=last
+    )
+    report = pb.ProgressReport(groups=[group], recent=[last], meshes=[pb.AnnouncedMesh(name="grid")])
+    caller = Caller("big", Task("worker", index), 1000 + index)
+    web.runtime.progress.note(caller, report.SerializeToString())
+
+
+async def test_dashboards_share_what_members_said(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    await join_all(web.runtime, 4)
+    for index in range(4):
+        tell(web, index, issued=3)
+    compared = 0
+    compare = collectives._compare_all
+
+    async def counting(*arguments):
+        nonlocal compared
+        compared += 1
+        return await compare(*arguments)
+
+    monkeypatch.setattr(collectives, "_compare_all", counting)
+    async with web.client() as http:
+        path = "/api/v1/clusters/big/collectives?recent=16"
+        answers = await asyncio.gather(*(http.get(path) for _ in range(30)))
+        assert {one.status_code for one in answers} == {200}
+        assert compared < len(answers) / 2  # one a second, in however many that takes
+
+
+async def test_whoever_waits_for_somebody_is_no_straggler(web: Web) -> None:
+    await join_all(web.runtime, 4)
+    tell(web, 0, issued=5, waits_for=[1, 2, 3])
+    tell(web, 1, issued=5, waits_for=[2])  # held up itself
+    tell(web, 2, issued=4)  # has not come
+    async with web.client() as http:
+        [group] = (await http.get("/api/v1/clusters/big/collectives")).json()["groups"]
+    # Nothing is known of the last one but that somebody waits for it.
+    assert group["stragglers"] == ["/job:worker/task:3", "/job:worker/task:2"]
+    assert [one["task"][-1] for one in group["members"]] == ["2", "1", "0"]
+    assert (group["latest"], group["reported"]) == (5, 3)
+
+
+async def test_seats_show_a_change_at_once(web: Web) -> None:
+    await join_all(web.runtime, 4)
+    runtime, path = web.runtime, "/api/v1/clusters/big/seats"
+    async with web.client() as http:
+        assert (await http.get(path)).json()["conditions"] == "CCCC"
+        caller = Caller("big", Task("worker", 2), 1002)
+        await runtime.request(Leave(runtime.next_number(), caller, "leave", ""), Done)
+        assert (await http.get(path)).json()["conditions"] == "CCLC"
+        assert (await http.get(f"{path}?after=1&limit=2")).json()["conditions"] == "CL"
+        topology = (await http.get("/api/v1/clusters/big/topology")).json()
+        assert [host["members"] for host in topology["hosts"]] == [3]
