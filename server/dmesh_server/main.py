@@ -139,7 +139,11 @@ def _traces(settings: ServerSettings, undo: contextlib.AsyncExitStack) -> Traces
         return None
     from dmesh_server.telemetry.tracing import Traces
 
-    undo.push_async_callback(asyncio.to_thread, provider.close)
+    async def close() -> None:
+        if problem := await asyncio.to_thread(provider.close):
+            logs.warning("traces_lost", reason=problem)
+
+    undo.push_async_callback(close)
     return Traces(provider)
 
 

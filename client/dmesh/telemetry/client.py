@@ -10,6 +10,7 @@ from types import TracebackType
 import grpc
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from dmesh._log import announce
 from dmesh.addresses import split_address
 from dmesh.coordination.tracing import Carried, Job
 from dmesh.telemetry.collective_spans import CollectiveSpans
@@ -80,7 +81,8 @@ class ClientTracing:
         """Exports what there is, within a few seconds. Idempotent."""
         if self._collectives is not None:
             self._collectives.close()
-        self._provider.close()
+        if problem := self._provider.close():
+            announce(problem)
 
 
 class CallSpan:

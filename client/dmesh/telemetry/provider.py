@@ -58,13 +58,16 @@ class Provider:
         pairs = fields.items() if isinstance(fields, Mapping) else fields
         return propagate.extract(incoming(pairs, self._fields), Context())
 
-    def close(self, seconds: float = FLUSH) -> None:
+    def close(self, seconds: float = FLUSH) -> str:
         """Exports what there is, as far as that is possible within some seconds. Idempotent.
 
         A provider of the program's own is left to the program.
+
+        Returns:
+            What went wrong, for people; empty if nothing did.
         """
         if not self._own:
-            return
+            return ""
         self._own = False
         assert isinstance(self._provider, TracerProvider)
         done: list[None] = []
@@ -77,13 +80,11 @@ class Provider:
         try:
             worker.start()
         except RuntimeError as error:  # no thread can be started any more
-            logger.warning("the last spans are lost: %s", error)
-            return
+            return f"the last spans are lost: {error}"
         worker.join(seconds)
-        if not done:
-            logger.warning(
-                "the last spans are lost: the OpenTelemetry exporter did not take them within %g s", seconds
-            )
+        if done:
+            return ""
+        return f"the last spans are lost: the OpenTelemetry exporter did not take them within {seconds:g} s"
 
 
 def open_provider(switch: str, service: str) -> Provider | None:

@@ -16,6 +16,8 @@ from dmesh_server.core.model import Caller
 
 _SCOPE = "dmesh.server"
 _LONGEST = 256
+"""Characters of a name."""
+_LONGEST_REASON = 1000
 
 _FAULTS = frozenset(
     {
@@ -89,11 +91,14 @@ class CallSpan:
         if code is not grpc.StatusCode.OK:
             span.set_attribute("error.type", code.name)
             if code in _FAULTS or not self._rpc:
-                span.set_status(Status(StatusCode.ERROR, message or code.name))
+                span.set_status(Status(StatusCode.ERROR, message[:_LONGEST_REASON] or code.name))
         span.end()
 
 
 def _names(caller: Caller | None) -> dict[str, str | bool]:
     if caller is None:
         return {}
-    return {"dmesh.cluster": caller.cluster[:_LONGEST], "dmesh.task": str(caller.task or "observer")}
+    return {
+        "dmesh.cluster": caller.cluster[:_LONGEST],
+        "dmesh.task": str(caller.task or "observer")[:_LONGEST],
+    }
