@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 DEADLINE = 60.0
@@ -69,7 +69,6 @@ def _plain(pairs: Any) -> dict[str, Any]:
     def value(one: AnyValue) -> Any:
         return getattr(one, one.WhichOneof("value") or "string_value")
 
-    pair: KeyValue
     return {pair.key: value(pair.value) for pair in pairs}
 
 

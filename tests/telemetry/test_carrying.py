@@ -55,8 +55,8 @@ def test_whatever_comes_in_is_a_context_or_none(fields: list[tuple[str, str | by
 @pytest.mark.parametrize(
     "value",
     [
-        "", "00", "nonsense", "00-" + "0" * 32 + "-" + "b" * 16 + "-01", "00-" + "a" * 32 + "-" + "0" * 16 + "-01",
-        "ff-" + "a" * 32 + "-" + "b" * 16 + "-01", PARENT + "-" + "x" * 5000, PARENT.upper() + "\n", "00-ä" + PARENT,
+        "", "00", "nonsense", f"00-{'0' * 32}-{'b' * 16}-01", f"00-{'a' * 32}-{'0' * 16}-01",
+        f"ff-{'a' * 32}-{'b' * 16}-01", f"{PARENT}-{'x' * 5000}", f"{PARENT.upper()}\n", f"00-ä{PARENT}",
     ],
 )  # fmt: skip
 def test_a_parent_that_is_none_is_ignored(value: str) -> None:

@@ -74,6 +74,10 @@ def test_one_trace_goes_from_the_program_through_the_client_to_the_server(collec
         + f"""
 with trace.get_tracer("program").start_as_current_span("step") as step:
     coordination.key_value_set(f"k/{{rank}}", {SECRET!r})
+    try:
+        coordination.key_value_increment(f"k/{{rank}}")
+    except dmesh.errors.KeyTypeError as error:
+        assert {SECRET!r} in str(error)
     dmesh.collectives.all_reduce(np.ones(4, "f4"))
     dmesh.collectives.all_reduce(np.ones(4, "f4"), async_op=True).result(30)
     if rank == 0:
@@ -187,7 +191,7 @@ fails(lambda: dmesh.collectives.all_reduce(np.ones(1 + rank)))
         ]
         assert failed.attributes["rpc.grpc.status_code"] == 6
         [(name, event)] = failed.events()
-        assert (name, event["exception.type"]) == ("exception", "dmesh.errors.KeyExistsError")
+        assert (name, event) == ("exception", {"exception.type": "dmesh.errors.KeyExistsError"})
         [late] = collector.named("dmesh.v1.KeyValueService/Get", dmesh_rank=rank)
         assert (late.failed, late.attributes["rpc.grpc.status_code"]) == (True, 4)
         [wrong] = collector.named("all_reduce", dmesh_rank=rank)
@@ -198,11 +202,14 @@ fails(lambda: dmesh.collectives.all_reduce(np.ones(1 + rank)))
     alone = collector.named("barrier", dmesh_barrier_name="alone")
     assert {one.kind for one in alone} == {"CLIENT", "SERVER"}
     assert all(one.failed for one in alone)
+    [told] = [event for one in alone for _, event in one.events()]
+    assert "barrier 'alone'" in told["exception.message"]
     assert {one.attributes["error.type"] for one in alone} == {"BarrierTimeoutError", "DEADLINE_EXCEEDED"}
 
 
 def test_a_program_that_crashes_has_its_spans(collector: Collector) -> None:
-    script = JOIN + "dmesh.collectives.all_reduce(np.ones(1))\nraise RuntimeError('of the program')"
+    script = JOIN + "dmesh.collectives.all_reduce(np.ones(1))\n"
+    script += "coordination.barrier('reduced')\nraise RuntimeError('of the program')"
     with run_clients(2, script, environ=environment(collector, OTEL_BSP_SCHEDULE_DELAY="60000")) as clients:
         ended(clients, 1)
     assert len(collector.named("all_reduce")) == 2

@@ -17,8 +17,11 @@ from dmesh.telemetry.collective_spans import CollectiveSpans
 from dmesh.telemetry.provider import Provider
 
 _SCOPE = "dmesh"
+_KEY_VALUES = "dmesh.v1.KeyValueService"
+"""Messages of its errors may quote a value, which must not get into a span."""
 _LONGEST = 256
 """Characters of a name in an attribute."""
+_LONGEST_MESSAGE = 1000
 
 
 class ClientTracing:
@@ -57,7 +60,7 @@ class ClientTracing:
             **(attributes or {}),
         }  # fmt: skip
         span = self._tracer.start_span(f"{service}/{name}", kind=SpanKind.CLIENT, attributes=about)
-        return CallSpan(span, self._provider.carried(span), rpc=True)
+        return CallSpan(span, self._provider.carried(span), rpc=True, wordless=service == _KEY_VALUES)
 
     def barrier(self, name: str, participants: int) -> CallSpan:
         """See `Tracing.barrier`."""
@@ -88,8 +91,9 @@ class ClientTracing:
 class CallSpan:
     """The span of one call or barrier; see `coordination.tracing.Span`."""
 
-    def __init__(self, span: Span, carried: Carried, *, rpc: bool) -> None:
+    def __init__(self, span: Span, carried: Carried, *, rpc: bool, wordless: bool = False) -> None:
         self._span = span
+        self._wordless = wordless
         self._rpc = rpc
         self.carried = carried
         self._code = grpc.StatusCode.OK
@@ -112,10 +116,17 @@ class CallSpan:
         if self._rpc:
             span.set_attribute("rpc.grpc.status_code", code.value[0])
         if error is not None:
-            span.set_attribute("error.type", type(error).__qualname__)
-            span.record_exception(error)
-            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+            kind_name = type(error).__qualname__
+            span.set_attribute("error.type", kind_name)
+            # Without its traceback: what it was raised during may be anything, with anything in its words.
+            about = {"exception.type": f"{type(error).__module__}.{kind_name}"}
+            if not self._wordless:
+                about["exception.message"] = str(error)[:_LONGEST_MESSAGE]
+            span.add_event("exception", about)
+            words = kind_name if self._wordless else f"{kind_name}: {error}"[:_LONGEST_MESSAGE]
+            span.set_status(Status(StatusCode.ERROR, words))
         elif code is not grpc.StatusCode.OK:
             span.set_attribute("error.type", code.name)
-            span.set_status(Status(StatusCode.ERROR, self._message or code.name))
+            words = "" if self._wordless else self._message[:_LONGEST_MESSAGE]
+            span.set_status(Status(StatusCode.ERROR, words or code.name))
         span.end()

@@ -1,6 +1,6 @@
 """OpenTelemetry spans of what the server is asked (the extra `otel`). Imported only where tracing is on.
 
-A span has names in it (cluster, task, method, barrier), never a key's value and never a token. What callers
+A span has names in it (cluster, task, method, barrier), never a key, its value or a token. What callers
 say of where their call belongs is believed as far as it makes sense: nothing of it is an error.
 """
 
