@@ -176,7 +176,7 @@ def test_operation_and_dtype_are_read_from_a_call(call: str, named: tuple[str, s
 def test_the_pace_lets_pass_what_it_should() -> None:
     pace = _Pace(10.0, 5)
     assert [pace.take(0.0) for _ in range(7)] == [True] * 5 + [False] * 2
-    assert pace.spent(0.05)
-    assert not pace.spent(0.2)
+    assert pace.spent(0.4)
+    assert not pace.spent(0.6)
     assert [pace.take(0.2) for _ in range(3)] == [True, True, False]
     assert sum(pace.take(100.0) for _ in range(20)) == 5

@@ -24,6 +24,8 @@ from dmesh.collectives.lane import Lane
 RATE = 2000
 """Spans a second; of calls that come faster, the rest is counted. Those that failed are always there."""
 _BURST = 2000
+_BATCH = 256
+"""Spans that are worth fetching calls for, where there are more calls than spans."""
 _LONGEST = 1000
 _DTYPE = re.compile(r"[(, ](\w+(?: \(big-endian\))?), shape \(")
 
@@ -126,13 +128,13 @@ class _Pace:
             self._left = min(self._burst, self._left + (now - self._looked) * self._rate)
         self._looked = now
         if self._left < 1:
-            self._again = now + 1 / self._rate
+            self._again = now + min(self._burst, _BATCH) / self._rate
             return False
         self._left -= 1
         return True
 
     def spent(self, now: float) -> bool:
-        """Whether none would pass just now. Any thread."""
+        """Whether too few would pass just now to fetch calls for them. Any thread."""
         return now < self._again
 
 
