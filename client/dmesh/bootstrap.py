@@ -33,6 +33,7 @@ from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
 from dmesh.coordination.seats import take_any
+from dmesh.coordination.tracing import NO_TRACING
 from dmesh.device import DEVICE_TYPES
 from dmesh.errors import (
     AddressInUseError,
@@ -56,6 +57,7 @@ from dmesh.settings import Settings, split_address
 from dmesh.tokens import TokenSource
 
 if TYPE_CHECKING:
+    from dmesh.telemetry.client import ClientTracing
     from dmesh_server.embedded import EmbeddedServer
 
 INITIALIZE_BARRIER = f"{RESERVED_PREFIX}initialize"
@@ -80,14 +82,18 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
         CollectiveError: MPI failed.
     """
     tuning = find_tuning(settings.tuning)
+    tracing = _open_tracing(settings) if settings.otel else None
     trace = None if settings.trace is None else Trace(settings.trace, settings.client_id)
     with contextlib.ExitStack() as undo:
+        if tracing is not None:
+            undo.callback(tracing.close)
         if trace is not None:
             undo.callback(trace.close)
         if use_coordination:
-            client = _start_with_coordination(settings, devices, tuning, trace)
+            client = _start_with_coordination(settings, devices, tuning, trace, tracing)
         else:
             client = _start_without_coordination(settings, devices, tuning)
+            _begin_spans(client, tracing)
             # The same for all, who have told each other of these.
             run = ",".join(str(member.incarnation) for member in client.members)
             _begin_trace(client, trace, hashlib.blake2b(run.encode(), digest_size=8).hexdigest())
@@ -101,9 +107,31 @@ def _begin_trace(client: Client, trace: Trace | None, run: str) -> None:
         return
     process = this_process()
     trace.start(head_of(client.settings.client_id, process.host, process.boot_id, run))
-    client.trace = client.communicator.flight.trace = trace
+    client.trace = trace
+    client.communicator.listen(trace)
     if client.agent is not None:
         client.agent.set_barrier_listener(lambda arrival: trace.ended(barrier_record(arrival)))
+
+
+def _open_tracing(settings: Settings) -> ClientTracing | None:
+    """Returns what makes OpenTelemetry spans; None if the `OTEL_*` variables want none."""
+    from dmesh.telemetry import open_provider
+
+    provider = open_provider("DMESH_OTEL", "dmesh")
+    if provider is None:
+        return None
+    from dmesh.telemetry.client import ClientTracing
+
+    return ClientTracing(provider, settings.cluster, settings.coordinator or settings.jobs[0])
+
+
+def _begin_spans(client: Client, tracing: ClientTracing | None) -> None:
+    """Makes spans of what a client calls from now on."""
+    if tracing is None:
+        return
+    client.tracing = tracing
+    tracing.identify(client.settings.client_id, client.settings.num_clients)
+    client.communicator.listen(tracing.collectives())
 
 
 def start_local_coordination(
@@ -158,7 +186,11 @@ def start_coordinator(host: str, settings: Settings) -> EmbeddedServer:
 
 
 def _start_with_coordination(
-    settings: Settings, devices: Sequence[Device], tuning: Tuning, trace: Trace | None
+    settings: Settings,
+    devices: Sequence[Device],
+    tuning: Tuning,
+    trace: Trace | None,
+    tracing: ClientTracing | None,
 ) -> Client:
     deadline = time.monotonic() + settings.init_timeout
     host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS", any_port=True)
@@ -172,7 +204,7 @@ def _start_with_coordination(
         server = None
         if hosts_it:
             where = join_address(settings.bind_host or host, port)
-            server = _start_embedded_server(where, settings, source, tls)
+            server = _start_embedded_server(where, settings, source, tls, tracing)
             undo.callback(server.stop, grace=0.5)
         where = settings.coordinator or settings.jobs[0]
         identity = Identity(
@@ -188,11 +220,23 @@ def _start_with_coordination(
         )
         if settings.takes_any_seat:
             identity = take_any(
-                where, identity, connect_timeout=settings.init_timeout, credentials=credentials
+                where,
+                identity,
+                connect_timeout=settings.init_timeout,
+                credentials=credentials,
+                tracing=tracing or NO_TRACING,
             )
             logger.info("the coordinator at %s says that this is client %d", where, identity.index)
             settings = replace(settings, client_id=identity.index, takes_any_seat=False)
-        agent = Agent(where, identity, connect_timeout=settings.init_timeout, credentials=credentials)
+        if tracing is not None:
+            tracing.identify(settings.client_id, settings.num_clients)
+        agent = Agent(
+            where,
+            identity,
+            connect_timeout=settings.init_timeout,
+            credentials=credentials,
+            tracing=tracing or NO_TRACING,
+        )
         undo.callback(agent.close)
         try:
             agent.start()
@@ -217,6 +261,7 @@ def _start_with_coordination(
         )
         client.communicator = _communicator(client, transport, peers_of(client.members), tuning)
         _begin_trace(client, trace, f"{agent.cluster_incarnation:016x}")
+        _begin_spans(client, tracing)
         client.barrier_records = BarrierRecords(agent)
         client.communicator.flight.watch(client.barrier_records)
         agent.add_report_source(CollectiveReports(client.communicator))
@@ -339,7 +384,11 @@ def _cluster_settings(settings: Settings) -> ClusterSettings:
 
 
 def _start_embedded_server(
-    listen: str, settings: Settings, source: TokenSource | None, tls: ClientTls | None = None
+    listen: str,
+    settings: Settings,
+    source: TokenSource | None,
+    tls: ClientTls | None = None,
+    tracing: ClientTracing | None = None,
 ) -> EmbeddedServer:
     # The one place where the client needs the server's code: only the client that hosts it pays for the
     # import.
@@ -354,6 +403,12 @@ def _start_embedded_server(
             )
         certificates = (tls.identity, tls.ca)
     try:
-        return start(listen, tokens=source, certificates=certificates, insecure=settings.insecure)
+        return start(
+            listen,
+            tokens=source,
+            certificates=certificates,
+            insecure=settings.insecure,
+            traces=None if tracing is None else tracing.provider,
+        )
     except AddressInUseError as error:
         raise address_in_use(listen, settings) from error

@@ -24,6 +24,7 @@ from dmesh.errors import CoordinationError, CoordinatorUnavailableError, FencedE
 from dmesh.settings import Settings
 
 if TYPE_CHECKING:
+    from dmesh.telemetry.client import ClientTracing
     from dmesh_server.embedded import EmbeddedServer
 
 SHUTDOWN_BARRIER = f"{RESERVED_PREFIX}shutdown"
@@ -55,6 +56,8 @@ class Client:
     """What the flight recorder knows of barriers, which it does not keep alive itself."""
     trace: Trace | None = None
     """Writes down what this client calls, if that is asked for."""
+    tracing: ClientTracing | None = None
+    """Makes spans of what this client calls, if that is asked for."""
     met: int = 0
     """The cluster's epoch at the latest barrier of all clients; 0 before there was one."""
     _departed: set[int] = field(default_factory=set)
@@ -87,6 +90,8 @@ class Client:
                 self.trace.close()
             if self.server is not None:
                 self.server.stop(grace=LAST_WORDS)
+            if self.tracing is not None:  # at the end: the server's last spans go the same way
+                self.tracing.close()
 
     def _let_others_hear_of(self, failure: Failure | None) -> None:
         """Waits until the coordination service has told of a loss: all hear what it tells in one order."""

@@ -104,6 +104,8 @@ class Settings:
     ever. None: whatever the cluster has."""
     trace: str | None = None
     """`DMESH_TRACE`: directory into which each client writes a trace of its calls. None: no trace."""
+    otel: bool = False
+    """`DMESH_OTEL`: whether to make OpenTelemetry spans; where they go is said by the `OTEL_*` variables."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each field's value came from: `default`, `environment variable NAME`, `argument NAME`, or the
     launcher or resolver that has said it."""
@@ -181,6 +183,7 @@ class Settings:
             lease=values.optional_seconds(environ, "DMESH_LEASE", 0.1, _LONGEST_LEASE),
             stuck_after=values.optional_seconds(environ, "DMESH_STUCK_AFTER", 0.0, values.LONGEST_TIME),
             trace=values.text(environ, "DMESH_TRACE"),
+            otel=values.flag(environ, "DMESH_OTEL"),
             origins=origins,
         )
         settings._check_heartbeat()
@@ -263,6 +266,7 @@ VARIABLES: Mapping[str, str] = {
     "lease": "DMESH_LEASE",
     "stuck_after": "DMESH_STUCK_AFTER",
     "trace": "DMESH_TRACE",
+    "otel": "DMESH_OTEL",
 }
 """The environment variable of each field of `Settings`."""
 

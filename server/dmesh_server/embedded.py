@@ -12,7 +12,7 @@ import os
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dmesh.certificates import IdentityFiles
 from dmesh.tokens import TokenSource
@@ -28,6 +28,10 @@ from dmesh_server.store.base import Store
 from dmesh_server.store.memory import MemoryStore
 from dmesh_server.telemetry import logs
 
+if TYPE_CHECKING:
+    from dmesh.telemetry.provider import Provider
+    from dmesh_server.telemetry.tracing import Traces
+
 _EXTRA = 5.0
 """Seconds beyond the grace that `stop` waits for the thread before it gives up on it."""
 
@@ -42,8 +46,10 @@ class EmbeddedServer:
         store: Store,
         access: Access | None = None,
         tls: ServerTls | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """Makes a server that does not run yet; see `start`."""
+        self._traces = traces
         self._access = access
         self._tls = tls
         self._listen = listen
@@ -95,7 +101,7 @@ class EmbeddedServer:
         runtime = Runtime(self._store, self._limits)
         try:
             await runtime.start()
-            server = RpcServer(runtime, access=self._access, tls=self._tls)
+            server = RpcServer(runtime, access=self._access, tls=self._tls, traces=self._traces)
             try:
                 async with kept_current(self._access, self._tls):
                     address = await server.start(self._listen)
@@ -120,6 +126,7 @@ def start(
     tokens: TokenSource | None = None,
     certificates: tuple[IdentityFiles, Path] | None = None,
     insecure: bool = False,
+    traces: Provider | None = None,
 ) -> EmbeddedServer:
     """Starts a server in this process and returns when it accepts calls.
 
@@ -131,6 +138,7 @@ def start(
         certificates: Certificate and key of the server, and the authority that must have signed those of the
             clients; None for connections that are not encrypted.
         insecure: Accept an address that other machines can reach although there are no tokens.
+        traces: Where spans of what it is asked go; None for none. Who passes it closes it, afterwards.
 
     Raises:
         AddressInUseError: The port is taken.
@@ -150,8 +158,13 @@ def start(
     if certificates is not None:
         files, ca = certificates
         tls = ServerTls(TlsSettings(files, ca, names=("DMESH_TLS_CERT/DMESH_TLS_KEY", "DMESH_TLS_CA")))
+    spans = None
+    if traces is not None:
+        from dmesh_server.telemetry.tracing import Traces
+
+        spans = Traces(traces)
     server = EmbeddedServer(
-        address, limits if limits is not None else Limits(), store or MemoryStore(), access, tls
+        address, limits if limits is not None else Limits(), store or MemoryStore(), access, tls, spans
     )
     server._begin()
     return server

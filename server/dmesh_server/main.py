@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dmesh_server.listening import Address
     from dmesh_server.security.access import Access
     from dmesh_server.security.refusals import RefusalLog
+    from dmesh_server.telemetry.tracing import Traces
     from dmesh_server.web.gate import HttpGate
     from dmesh_server.web.server import WebServer
 
@@ -84,6 +85,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
     stop = asyncio.Event()
     async with contextlib.AsyncExitStack() as undo:
         _handle_signals(stop)
+        traces = _traces(settings, undo)
         # Ports first: if one is taken, the store was not touched.
         web = _web_server(settings)
         if web is not None:
@@ -103,6 +105,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
             express_port=settings.express_port,
             health=settings.health,
             reflection=settings.reflection,
+            traces=traces,
         )
         undo.push_async_callback(rpc.stop, settings.shutdown_grace)
         address = await rpc.start(settings.listen)
@@ -123,6 +126,25 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         await stop.wait()
         await runtime.shutdown()
     logs.info("server_stopped")
+
+
+def _traces(settings: ServerSettings, undo: contextlib.AsyncExitStack) -> Traces | None:
+    """Returns what makes spans of calls, to be ended by `undo`; None if nobody wants any."""
+    if not settings.otel:
+        return None
+    from dmesh.telemetry import open_provider
+
+    provider = open_provider("--otel", "dmesh-server")
+    if provider is None:
+        return None
+    from dmesh_server.telemetry.tracing import Traces
+
+    async def close() -> None:
+        if problem := await asyncio.to_thread(provider.close):
+            logs.warning("traces_lost", reason=problem)
+
+    undo.push_async_callback(close)
+    return Traces(provider)
 
 
 def _web_server(settings: ServerSettings) -> WebServer | None:

@@ -35,6 +35,7 @@ class Session:
         express: A faster way for all but acknowledged heartbeats and the session's end, once there is one.
         fault: Why the server ends the session, if it does.
         dropped: It was, because its client does not read.
+        on_told: Is told of every message, if anybody wants to know.
     """
 
     def __init__(
@@ -47,9 +48,12 @@ class Session:
         self.express: Callable[[Notice | bytes], None] | None = None
         self.fault: CoreError | None = None
         self.dropped = False
+        self.on_told: Callable[[Message], None] | None = None
 
     def tell(self, notice: Notice) -> None:
         """Queues a message; the last one closes the queue."""
+        if self.on_told is not None:
+            self.on_told(notice.message)
         if self.express is not None and not isinstance(notice.message, HeartbeatAck | SessionEnd):
             self.express(notice)
             return

@@ -81,6 +81,8 @@ class ServerSettings:
     """Log what is of use when looking for a fault, too."""
     open_metrics: bool = False
     """Let `/metrics` be read without a token."""
+    otel: bool = False
+    """Make OpenTelemetry spans; where they go is said by the `OTEL_*` variables."""
     given: frozenset[str] = frozenset()
     """Flags that the command line has, by the names of `argparse`."""
 
@@ -147,6 +149,7 @@ class ServerSettings:
             log_format=flags.log_format,
             verbose=flags.verbose,
             open_metrics=flags.open_metrics,
+            otel=flags.otel,
             given=frozenset(
                 name for name in _FLAGS.values() if getattr(flags, name, None) not in (None, False, "text")
             ),
@@ -178,7 +181,7 @@ _FLAGS = {
     "insecure": "insecure", "tls": "tls_cert", "http_client_certs": "http_no_client_certs",
     "http_connections": "max_http_connections", "http_connections_per_host": "max_http_connections_per_host",
     "token_file": "token_file", "reflection": "reflection", "shutdown_grace": "shutdown_grace",
-    "log_format": "log_format", "verbose": "verbose", "open_metrics": "open_metrics",
+    "log_format": "log_format", "verbose": "verbose", "open_metrics": "open_metrics", "otel": "otel",
     "limits.lease": "lease", "limits.heartbeat_interval": "heartbeat_interval",
     "limits.session_grace": "session_grace", "limits.max_clusters": "max_clusters",
     "limits.max_tasks": "max_tasks", "limits.max_key_bytes": "max_key_size",

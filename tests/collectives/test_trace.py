@@ -23,7 +23,7 @@ def begin(ranks: Cluster, directory: Path) -> list[Trace]:
     for communicator in ranks.communicators:
         trace = Trace(str(directory), communicator.rank)
         trace.start(head_of(communicator.rank, "h", "boot", "run"))
-        communicator.flight.trace = trace
+        communicator.flight.listen(trace)
         traces.append(trace)
     return traces
 

@@ -13,8 +13,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
 from tests.server.raw_client import PATIENT
 
+from dmesh.telemetry.provider import Provider
 from dmesh.v1 import common_pb2, coordination_pb2, coordination_pb2_grpc, key_value_pb2
 from dmesh_server.embedded import EmbeddedServer, start
 from dmesh_server.rpc.errors import ERROR_METADATA
@@ -36,6 +38,12 @@ texts = st.one_of(
     ),
     st.text(max_size=20),
 )
+contexts = st.dictionaries(
+    st.one_of(st.sampled_from(["traceparent", "tracestate", "baggage"]), texts),
+    st.one_of(st.just(f"00-{'a' * 32}-{'b' * 16}-01"), texts),
+    max_size=3,
+)
+"""Of traces: the only maps that there are."""
 integers = st.one_of(st.sampled_from([0, 1, -1, 2, 2**31 - 1, -(2**31)]), st.integers(-(2**63), 2**63 - 1))
 
 
@@ -66,6 +74,9 @@ def messages(descriptor: Descriptor) -> st.SearchStrategy[Message]:
         for field in descriptor.fields:
             if not draw(st.booleans()):
                 continue
+            if field.message_type is not None and field.message_type.GetOptions().map_entry:
+                getattr(message, field.name).update(draw(contexts))
+                continue
             value = messages(field.message_type) if field.message_type is not None else scalar(field)
             if field.is_repeated:
                 getattr(message, field.name).extend(draw(st.lists(value, max_size=3)))
@@ -78,9 +89,10 @@ def messages(descriptor: Descriptor) -> st.SearchStrategy[Message]:
     return build()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    server = start("127.0.0.1:0", PATIENT)
+@pytest.fixture(scope="module", params=["plain", "traced"])
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    traces = None if request.param == "plain" else Provider(TracerProvider(), own=False)
+    server = start("127.0.0.1:0", PATIENT, traces=traces)
     yield server
     server.stop(0.0)
 

@@ -106,6 +106,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="ask nobody for a token: whoever reaches the address may do everything",
     )
     add("--open-metrics", action="store_true", help="let /metrics be read without a token")
+    add(
+        "--otel",
+        action="store_true",
+        help="send OpenTelemetry traces of calls; the OTEL_* variables say where (default "
+        "http://localhost:4318)",
+    )
     add("--log-format", choices=("text", "json"), default="text", help="how log lines look (default text)")
     add("--verbose", action="store_true", help="log sessions, too")
     parser.set_defaults(execute=execute)

@@ -13,7 +13,7 @@ from dmesh._log import logger
 from dmesh.collectives.arena.neighbourhood import Neighbourhood
 from dmesh.collectives.arguments import check_position
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.flight import FlightRecorder
+from dmesh.collectives.flight import FlightRecorder, Listener
 from dmesh.collectives.group import Group, group_id
 from dmesh.collectives.letters import RELAY_LIMIT, Letters
 from dmesh.collectives.messages import Farewell, Message, clean, encode
@@ -204,6 +204,12 @@ class Communicator:
         """Returns the group of an id, if this client has made it."""
         with self.lock:
             return self.groups.get(number)
+
+    def listen(self, listener: Listener) -> None:
+        """Tells `listener`, too, of every call from now on. To be called while none is under way."""
+        self.flight.listen(listener)
+        for group in self.all_groups():
+            listener.watch(group)
 
     def all_groups(self) -> list[Group]:
         """Returns the groups that this client has made and still holds."""

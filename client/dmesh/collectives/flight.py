@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from dmesh.collectives.group import Group
+    from dmesh.collectives.lane import Lane
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Record:
     barriers of the coordination service."""
     timed: bool = True
     """Whether `waited` is known."""
+    scope: object = None
+    """What surrounded it where it was called, if a listener wants to know."""
 
 
 class Source(Protocol):
@@ -55,11 +58,18 @@ class Source(Protocol):
 class Listener(Protocol):
     """Is told of calls when they are over."""
 
+    scope: Callable[[], object] | None
+    """Returns what surrounds a call, on the thread that makes it; None if the listener does not want to know.
+    Must be quick, and must not raise."""
+
     def ended(self, record: Record) -> None:
         """A call is over. Any thread; must be quick, and must not raise."""
 
     def watch(self, group: Group) -> None:
         """A group has ports from now on, whose calls nobody tells of one by one."""
+
+    def added(self, group: Group, lane: Lane) -> None:
+        """A group that has ports has another lane."""
 
 
 class FlightRecorder:
@@ -74,10 +84,16 @@ class FlightRecorder:
         self.clock = clock
         self._records: deque[Record] = deque(maxlen=capacity)
         self._capacity = capacity
-        self.trace: Listener | None = None
-        """Is told of every call that is over."""
+        self.listeners: tuple[Listener, ...] = ()
+        """Are told of every call that is over."""
+        self._scope: Callable[[], object] | None = None
         self._sources: weakref.WeakSet[Source] = weakref.WeakSet()
         self._lock = threading.Lock()
+
+    def listen(self, listener: Listener) -> None:
+        """Tells `listener`, too, of every call from now on. Before any is made, and one that wants scopes."""
+        self.listeners = (*self.listeners, listener)
+        self._scope = self._scope or listener.scope
 
     def watch(self, source: Source) -> None:
         """Asks `source`, too, for what was called, as long as it lives."""
@@ -87,6 +103,8 @@ class FlightRecorder:
     def called(self, group: str, sequence: int, call: str, nbytes: int, lane: int = 0) -> Record:
         """Notes a call; the record is to be filled in as it goes on."""
         record = Record(group, sequence, call, nbytes, self.clock(), lane=lane)
+        if self._scope is not None:
+            record.scope = self._scope()
         with self._lock:
             self._records.append(record)
         return record
@@ -101,8 +119,8 @@ class FlightRecorder:
         record.waits_for = None
         if error is not None:
             record.error = f"{type(error).__name__}: {error}"[:1000]
-        if self.trace is not None:
-            self.trace.ended(record)
+        for listener in self.listeners:
+            listener.ended(record)
 
     def noted(self) -> list[Record]:
         """Returns the last calls that the recorder was told of one by one, oldest first."""

@@ -179,6 +179,8 @@ class Group(Operations):
         assert pair is not None  # the lane of collectives is there from the beginning
         lane = term.add_lane(group_id(self.id, "transfers", pair), pair)
         self.communicator.register(lane.number, self)
+        for listener in self.communicator.flight.listeners:
+            listener.added(self, lane)
         return lane
 
     def _go_on(self, port: Port) -> Any:

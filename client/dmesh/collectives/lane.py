@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dmesh.collectives.arena.port import Port
@@ -115,6 +116,7 @@ class Lane:
         assert self._open is not None
         port = self._open()
         port.issued, port.finished = self._issued, self._first - 1
+        port.on_free = self._idle
         self.port, self._open = port, None
 
     def ring(self) -> None:
@@ -149,11 +151,11 @@ class Lane:
                 self.port.on_free = self._idle
         return self.ready(number, alone=alone)
 
-    def set_idle(self, told: Callable[[], object]) -> None:
-        """Has `told` called whenever a call is over that the port has taken whole."""
-        self._idle = told
+    def add_idle(self, told: Callable[[], object]) -> None:
+        """Has `told` called, too, whenever a call is over that the port has taken whole."""
+        self._idle = told if self._idle is None else partial(_both, self._idle, told)
         if self.port is not None and not self._waiting:
-            self.port.on_free = told
+            self.port.on_free = self._idle
 
     def _ring_and_idle(self) -> None:
         self._bell.ring()
@@ -168,3 +170,8 @@ class Lane:
         """
         if self.circuit is not None:
             (self.circuit.end if orderly else self.circuit.cut)()
+
+
+def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
+    first()
+    second()

@@ -113,8 +113,8 @@ def _find_arena(call: Call) -> None:
         )
     call.term.settle(medium, tuning)
     communicator.flight.watch(group)
-    if communicator.flight.trace is not None:
-        communicator.flight.trace.watch(group)
+    for listener in communicator.flight.listeners:
+        listener.watch(group)
     communicator.observer.watch(group)
 
 

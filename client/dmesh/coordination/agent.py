@@ -35,6 +35,7 @@ from dmesh.coordination.reports import Reports, ReportSource
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.session_events import SessionEvents
+from dmesh.coordination.tracing import NO_TRACING, Tracing
 from dmesh.coordination.watches import Watch, WatchStream
 from dmesh.errors import (
     BarrierTimeoutError,
@@ -74,6 +75,7 @@ class Agent(KeyValueMethods):
         credentials: What this process shows the coordinator; by default what the environment says.
         use_proxy: Reach the coordinator through the proxy that the environment names.
         tracker: Knows what this process is doing.
+        tracing: Makes spans of calls and barriers.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Agent(KeyValueMethods):
         credentials: Credentials | None = None,
         use_proxy: bool = False,
         tracker: ActivityTracker = TRACKER,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         if not 0 < connect_timeout < math.inf:
             raise ConfigurationError(
@@ -98,7 +101,10 @@ class Agent(KeyValueMethods):
         self._announce = announce
         self._patience = patience
         caller = identity.caller()
-        self._link = Link(address, credentials=credentials, patience=patience, use_proxy=use_proxy)
+        self._tracing = tracing
+        self._link = Link(
+            address, credentials=credentials, patience=patience, use_proxy=use_proxy, tracing=tracing
+        )
         self._barriers = Barriers()
         self._questions = Questions()
         self._notices = Notices("dmesh-notices")
@@ -388,16 +394,18 @@ class Agent(KeyValueMethods):
         job_size = len(self._identity.jobs[self._identity.job])
         tasks = barriers.participant_tasks(participants, self._identity.task, job_size)
         self._session.check()
-        arrival = self._barriers.enter(name, tasks, limit_ms)
-        try:
-            with self._tracker.during(f"barrier {name!r}"):
-                self._await(arrival, timeout)
-        finally:
-            self._barriers.give_up(arrival)
-            if self._on_barrier is not None:
-                self._on_barrier(arrival)
-        if arrival.fault is not None:
-            raise arrival.fault.exception()
+        with self._tracing.barrier(name, len(tasks)) as span:
+            arrival = self._barriers.enter(name, tasks, limit_ms, span.carried)
+            try:
+                with self._tracker.during(f"barrier {name!r}"):
+                    self._await(arrival, timeout)
+            finally:
+                self._barriers.give_up(arrival)
+                if self._on_barrier is not None:
+                    self._on_barrier(arrival)
+            if arrival.fault is not None:
+                span.over(arrival.fault.status)
+                raise arrival.fault.exception()
         if self._on_meeting is not None and (not tasks or tasks == self._identity.all_tasks):
             self._on_meeting(arrival.epoch)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from dmesh.coordination import faults
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.members import Task
+from dmesh.coordination.tracing import Carried
 from dmesh.coordination.waiting import take
 from dmesh.errors import BarrierMismatchError, ConfigurationError
 from dmesh.v1 import coordination_pb2 as pb
@@ -190,8 +191,14 @@ class Barriers:
         with self._lock:
             return self._finished.get(name, self._first)
 
-    def enter(self, name: str, participants: Sequence[Task], limit_ms: int) -> Arrival:
+    def enter(self, name: str, participants: Sequence[Task], limit_ms: int, carried: Carried = ()) -> Arrival:
         """Arrives: tells the server now, or as soon as the session is attached.
+
+        Args:
+            name: The barrier's name.
+            participants: Who takes part; nobody for all.
+            limit_ms: What the first to arrive gives the others; 0 for no limit.
+            carried: Says where the barrier belongs in a trace.
 
         Raises:
             ConfigurationError: The name is not usable.
@@ -213,6 +220,7 @@ class Barriers:
                 instance=instance,
                 participants=[task.to_proto() for task in participants],
                 timeout_ms=limit_ms,
+                trace_context=dict(carried),
             )
             arrival = Arrival(name, instance, request)
             self._waiting[name] = arrival

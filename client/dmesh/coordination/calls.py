@@ -16,12 +16,20 @@ from dmesh.coordination.link import Link
 from dmesh.coordination.questions import Question, Questions
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
+from dmesh.coordination.tracing import Span
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 
 _LOOK = 0.5
 """Seconds between two looks at the state of the session while an answer is waited for."""
+
+_METHODS = {
+    kind: f"/dmesh.v1.KeyValueService/{''.join(word.capitalize() for word in kind.split('_'))}"
+    for kind in ("set", "get", "get_many", "list", "delete", "increment", "compare_and_set")
+}
+"""The RPC that each kind of question stands for."""
+_IN_SESSION = {"dmesh.in_session": 1}
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
@@ -121,7 +129,13 @@ class Calls:
                 unknown.
             DMeshError: The server refused.
         """
-        question = Question(kind, request)
+        with self._link.tracing.call(_METHODS[kind], _IN_SESSION) as span:
+            return self._ask(kind, request, doing, mutates, span)
+
+    def _ask(
+        self, kind: str, request: Callable[[], Message], doing: str, mutates: bool, span: Span
+    ) -> pb.KeyValueReply:
+        question = Question(kind, request, span.carried)
         started = time.monotonic()
         announcer: Announcer | None = None
         delays = None
@@ -144,8 +158,10 @@ class Calls:
                     if announcer.due:
                         announcer.say(f"still {doing}, for {waited:.0f} s{self.absence()}")
                 if not reply.HasField("error"):
+                    span.over(grpc.StatusCode.OK)
                     return reply
                 fault = faults.from_error(reply.error)
+                span.over(fault.status)
                 self._session.check()  # what ended the session says more than what the call got because of it
                 waited = time.monotonic() - started
                 if not fault.transient:
@@ -177,12 +193,26 @@ class Calls:
             CoordinatorUnavailableError: The coordinator has been silent for its lease and a margin.
             DMeshError: The server refused.
         """
+        with self._link.tracing.call(_METHODS[kind], _IN_SESSION) as span:
+            reply = self._wait(kind, request, doing, timeout, span)
+            if reply is None:
+                span.over(grpc.StatusCode.DEADLINE_EXCEEDED)
+            return reply
+
+    def _wait(
+        self,
+        kind: str,
+        request: Callable[[float | None], Message],
+        doing: str,
+        timeout: float | None,
+        span: Span,
+    ) -> pb.KeyValueReply | None:
         started = time.monotonic()
 
         def left() -> float | None:
             return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
 
-        question = Question(kind, lambda: request(left()))
+        question = Question(kind, lambda: request(left()), span.carried)
         announcer = Announcer(self._announce, self._patience.announce_interval)
         delays = self._patience.retry.delays()
         # The server's own limit comes first; this one is for a server that does not keep to it.
@@ -210,8 +240,10 @@ class Calls:
                     if time.monotonic() - started >= limit:
                         return None
                 if not reply.HasField("error"):
+                    span.over(grpc.StatusCode.OK)
                     return reply
                 fault = faults.from_error(reply.error)
+                span.over(fault.status)
                 self._session.check()  # what ended the session says more than what the call got because of it
                 if not fault.transient:
                     raise self._refusal(fault)

@@ -235,6 +235,11 @@ class _AuthorizedChannel(grpc.Channel):
             one.close()
 
 
+def name_of(method: object) -> str:
+    """Returns the full name of a stub's method: `/dmesh.v1.CoordinationService/Leave`."""
+    return method.name if isinstance(method, _AuthorizedMethod) else ""
+
+
 class _AuthorizedMethod:
     """A method of a stub: called, or begun with `future`."""
 
@@ -243,13 +248,15 @@ class _AuthorizedMethod:
     ) -> None:
         self._channel = channel
         self._kind, self._args, self._kwargs = kind, args, kwargs
+        self.name: str = args[0]
+        """The method's full name."""
         self._made: tuple[grpc.Channel | None, Any] = (None, None)
 
-    def __call__(self, request: object, timeout: float | None = None) -> Any:
-        return self._method()(request, timeout=timeout, metadata=self._channel.metadata())
+    def __call__(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
+        return self._method()(request, timeout=timeout, metadata=self._channel.metadata() + metadata)
 
-    def future(self, request: object, timeout: float | None = None) -> Any:
-        return self._method().future(request, timeout=timeout, metadata=self._channel.metadata())
+    def future(self, request: object, timeout: float | None = None, metadata: Metadata = ()) -> Any:
+        return self._method().future(request, timeout=timeout, metadata=self._channel.metadata() + metadata)
 
     def _method(self) -> Any:
         current = self._channel.current()

@@ -65,6 +65,39 @@ _EXCEPTIONS: Mapping[int, type[DMeshError]] = {
     pb.ERROR_KIND_JOB_LIST_UNKNOWN: CoordinationError,
 }
 
+_STATUS: Mapping[int, grpc.StatusCode] = {
+    pb.ERROR_KIND_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.ERROR_KIND_UNKNOWN_TASK: grpc.StatusCode.NOT_FOUND,
+    pb.ERROR_KIND_TASK_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+    pb.ERROR_KIND_BARRIER_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    pb.ERROR_KIND_BARRIER_FAILED: grpc.StatusCode.ABORTED,
+    pb.ERROR_KIND_BARRIER_CANCELLED: grpc.StatusCode.ABORTED,
+    pb.ERROR_KIND_BARRIER_MISMATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    pb.ERROR_KIND_KEY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    pb.ERROR_KIND_KEY_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    pb.ERROR_KIND_DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    pb.ERROR_KIND_COMPACTED: grpc.StatusCode.OUT_OF_RANGE,
+    pb.ERROR_KIND_LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    pb.ERROR_KIND_SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    pb.ERROR_KIND_INTERNAL: grpc.StatusCode.INTERNAL,
+    pb.ERROR_KIND_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    pb.ERROR_KIND_PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    pb.ERROR_KIND_STORE_UNAVAILABLE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    **dict.fromkeys(
+        (
+            pb.ERROR_KIND_SPEC_MISMATCH,
+            pb.ERROR_KIND_FENCED,
+            pb.ERROR_KIND_NOT_REGISTERED,
+            pb.ERROR_KIND_KEY_NOT_INTEGER,
+            pb.ERROR_KIND_CLUSTER_ENDING,
+            pb.ERROR_KIND_VERSION_MISMATCH,
+            pb.ERROR_KIND_JOB_LIST_UNKNOWN,
+        ),
+        grpc.StatusCode.FAILED_PRECONDITION,
+    ),
+}
+"""What the server's status is for each kind of error; an answer in a session comes without one."""
+
 _ENDS_BARRIER = frozenset(
     {
         pb.ERROR_KIND_BARRIER_TIMEOUT,
@@ -106,6 +139,11 @@ class Fault:
     """The cluster's epoch at the time; 0 if unknown."""
     code: grpc.StatusCode | None = None
     """The gRPC status, if it came with one."""
+
+    @property
+    def status(self) -> grpc.StatusCode:
+        """The gRPC status that it came with, or would have come with."""
+        return self.code or _STATUS.get(self.kind, grpc.StatusCode.UNKNOWN)
 
     @property
     def from_server(self) -> bool:

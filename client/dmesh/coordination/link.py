@@ -13,11 +13,12 @@ from google.protobuf.message import Message
 
 from dmesh.coordination import faults
 from dmesh.coordination.channel import Contact, channel_options
-from dmesh.coordination.credentials import Credentials
+from dmesh.coordination.credentials import Credentials, name_of
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.stream import Stream, open_stream
 from dmesh.coordination.tls_diagnosis import diagnose
+from dmesh.coordination.tracing import NO_TRACING, Carried, Tracing
 from dmesh.coordination.waiting import Errands, take
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
 from dmesh.v1.key_value_pb2_grpc import KeyValueServiceStub
@@ -42,6 +43,7 @@ class Link:
     Attributes:
         address: HOST:PORT of the coordinator.
         contact: When it was last heard of.
+        tracing: Makes spans of the calls.
         coordination: Stub for membership and barriers.
         key_value: Stub for the key-value store.
     """
@@ -53,8 +55,10 @@ class Link:
         credentials: Credentials | None = None,
         patience: Patience = DEFAULT_PATIENCE,
         use_proxy: bool = False,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self.address = address
+        self.tracing = tracing
         self.contact = Contact()
         # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -109,12 +113,26 @@ class Link:
         Returns:
             The answer, or why there is none.
         """
+        with self.tracing.call(name_of(method)) as span:
+            outcome = self._attempt(method, request, deadline, look, span.carried)
+            if isinstance(outcome, Fault):
+                span.over(outcome.status, outcome.message)
+            return outcome
+
+    def _attempt(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        deadline: float | None,
+        look: Callable[[], None] | None,
+        carried: Carried,
+    ) -> _Response | Fault:
         box: queue.SimpleQueue[_Response | Fault] = queue.SimpleQueue()
         begun: list[grpc.Future[_Response]] = []
 
         def begin() -> None:
             try:
-                future = method.future(request, timeout=deadline)
+                future = method.future(request, timeout=deadline, metadata=carried)
             except ValueError:
                 box.put(CHANNEL_CLOSED)
                 return

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
+from dmesh.coordination.tracing import Carried
 from dmesh.coordination.waiting import take
 from dmesh.errors import LimitExceededError
 from dmesh.v1 import coordination_pb2 as pb
@@ -26,11 +27,13 @@ class Question:
     Args:
         kind: The field of `KeyValueCall` that holds the request, and of the reply that holds the response.
         request: Makes the request, for each session anew: the time that is left to wait differs.
+        carried: Says where the call belongs in a trace.
     """
 
-    __slots__ = ("_news", "id", "kind", "reply", "request")
+    __slots__ = ("_carried", "_news", "id", "kind", "reply", "request")
 
-    def __init__(self, kind: str, request: Callable[[], Message]) -> None:
+    def __init__(self, kind: str, request: Callable[[], Message], carried: Carried = ()) -> None:
+        self._carried = carried
         self.kind = kind
         self.request = request
         self.id = 0
@@ -44,6 +47,8 @@ class Question:
         call = message.key_value_call
         call.id = self.id
         getattr(call, self.kind).CopyFrom(self.request())
+        if self._carried:
+            call.trace_context.update(self._carried)
         return message.SerializeToString()
 
     def wait(self, seconds: float) -> pb.KeyValueReply | None:

@@ -15,6 +15,7 @@ from dmesh.coordination.members import Member
 from dmesh.coordination.outbox import Outbox
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.session import Session
+from dmesh.coordination.tracing import NO_TRACING, Tracing
 from dmesh.errors import CoordinationError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
@@ -31,6 +32,7 @@ def take_any(
     credentials: Credentials | None = None,
     announce: Callable[[str], None] = _log.announce,
     patience: Patience = DEFAULT_PATIENCE,
+    tracing: Tracing = NO_TRACING,
 ) -> Identity:
     """Takes a free seat of the job: the first that nobody has had, or else that of a lost client.
 
@@ -44,6 +46,7 @@ def take_any(
         credentials: What to show it; those of the environment if None.
         announce: Tells the user what is waited for.
         patience: Limits and intervals.
+        tracing: Makes spans of the calls.
 
     Returns:
         The identity with the index of the seat.
@@ -62,7 +65,9 @@ def take_any(
         request.caller.CopyFrom(caller)
         return request
 
-    with contextlib.closing(Link(address, credentials=credentials, patience=patience)) as link:
+    with contextlib.closing(
+        Link(address, credentials=credentials, patience=patience, tracing=tracing)
+    ) as link:
         session = Session(link, caller, describe, _Deaf(), patience)
         joining.register(session, identity, patience, announce, connect_timeout)
         index = session.registration.index

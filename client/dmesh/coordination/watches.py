@@ -19,6 +19,7 @@ from dmesh.coordination.key_value import decode_value
 from dmesh.coordination.link import Link
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
+from dmesh.coordination.tracing import Carried
 from dmesh.coordination.waiting import Worker
 from dmesh.errors import DMeshError, WatchCompactedError
 from dmesh.v1 import common_pb2, coordination_pb2
@@ -76,6 +77,8 @@ class WatchStream:
         self._prefix = prefix
         self.next_revision = from_revision
         """The first revision whose changes have not been received; 0 for whichever comes next."""
+        self.tracing = link.tracing
+        """Makes spans of its calls."""
         self._life = session.registration.cluster_incarnation
         self._placed_before = False
         self._lock = threading.Lock()
@@ -144,9 +147,16 @@ class WatchStream:
 
     def _place(self) -> Fault | None:
         """Opens the stream and waits for its first message, which says that the watch is in place."""
+        with self._link.tracing.call("/dmesh.v1.KeyValueService/Watch") as span:
+            fault = self._open(span.carried)
+            if fault is not None:
+                span.over(fault.status, fault.message)
+            return fault
+
+    def _open(self, carried: Carried) -> Fault | None:
         request = pb.WatchRequest(caller=self._caller, prefix=self._prefix, from_revision=self.next_revision)
         try:
-            call = self._link.key_value.Watch(request)
+            call = self._link.key_value.Watch(request, metadata=carried)
         except ValueError:
             return faults.CHANNEL_CLOSED
         with self._lock:
@@ -232,7 +242,7 @@ class Watch(Iterator[KeyEvent]):
         self._demanded = False
         self._events: deque[KeyEvent] = deque()
         try:
-            Worker(self._run, "dmesh-watch").start()
+            Worker(stream.tracing.bound(self._run), "dmesh-watch").start()
             self._fetch()
         except BaseException:
             self.close()

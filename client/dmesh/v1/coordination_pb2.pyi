@@ -464,6 +464,26 @@ class KeyValueCall(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     SET_FIELD_NUMBER: _builtins.int
     GET_FIELD_NUMBER: _builtins.int
@@ -472,6 +492,7 @@ class KeyValueCall(_message.Message):
     DELETE_FIELD_NUMBER: _builtins.int
     INCREMENT_FIELD_NUMBER: _builtins.int
     COMPARE_AND_SET_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Names the call within the client, from 1; at most 256 are unanswered at a time."""
     @_builtins.property
@@ -502,6 +523,12 @@ class KeyValueCall(_message.Message):
     def compare_and_set(self) -> _key_value_pb2.CompareAndSetRequest:
         """Sets one key if it is as expected."""
 
+    @_builtins.property
+    def trace_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Where the call belongs in a distributed trace: what would be metadata of a call of its own (`traceparent`,
+        `tracestate`). What makes no sense in it, or is longer than 4096 bytes, is ignored.
+        """
+
     def __init__(
         self,
         *,
@@ -513,10 +540,11 @@ class KeyValueCall(_message.Message):
         delete: _key_value_pb2.DeleteRequest | None = ...,
         increment: _key_value_pb2.IncrementRequest | None = ...,
         compare_and_set: _key_value_pb2.CompareAndSetRequest | None = ...,
+        trace_context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["set", "get", "get_many", "list", "delete", "increment", "compare_and_set"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
@@ -614,10 +642,31 @@ class EnterBarrier(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, 1-256 characters."""
     instance: _builtins.int
@@ -631,6 +680,10 @@ class EnterBarrier(_message.Message):
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
         """Who takes part. Empty: every task of the cluster. The caller must be one of them."""
 
+    @_builtins.property
+    def trace_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As in KeyValueCall."""
+
     def __init__(
         self,
         *,
@@ -638,10 +691,11 @@ class EnterBarrier(_message.Message):
         instance: _builtins.int = ...,
         participants: _abc.Iterable[_common_pb2.Task] | None = ...,
         timeout_ms: _builtins.int = ...,
+        trace_context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "name", b"name", "participants", b"participants", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "name", b"name", "participants", b"participants", "timeout_ms", b"timeout_ms", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

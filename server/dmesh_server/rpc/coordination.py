@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -28,6 +28,9 @@ from dmesh_server.security.limits import PeerLimits
 from dmesh_server.sessions import Session, describe_caller
 from dmesh_server.telemetry import logs
 
+if TYPE_CHECKING:
+    from dmesh_server.telemetry.tracing import Traces
+
 SERVICE = "dmesh.v1.CoordinationService"
 
 _ATTACH_WITHIN = 10.0
@@ -37,15 +40,23 @@ _ATTACH_WITHIN = 10.0
 class CoordinationServicer:
     """Answers the calls of `CoordinationService`."""
 
-    def __init__(self, runtime: Runtime, limits: PeerLimits, express: ExpressServer | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        limits: PeerLimits,
+        express: ExpressServer | None = None,
+        traces: Traces | None = None,
+    ) -> None:
         """Makes a servicer.
 
         Args:
             runtime: Who knows the answers.
             limits: What peers may take.
             express: Takes express connections; None if there are none.
+            traces: Makes spans of what is asked in sessions; None for none.
         """
         self._runtime = runtime
+        self._traces = traces
         self._express = express
         self._limits = limits
         self._table = MemberTable()
@@ -183,7 +194,7 @@ class CoordinationServicer:
         caller = convert.caller(attach.caller, attach.HasField("caller"))
         session, attached = await self._runtime.open_session(caller, convert.passed_barriers(attach.passed))
         self._admission.leave(caller)
-        said = SessionInput(self._runtime, session, self._limits.messages_per_second)
+        said = SessionInput(self._runtime, session, self._limits.messages_per_second, self._traces)
         try:
             answer = pb.Attached(server_incarnation=self._runtime.server_incarnation, epoch=attached.epoch)
             if self._express is not None:

@@ -15,11 +15,10 @@ from dmesh_server.rpc import convert
 from dmesh_server.rpc import key_value_calls as calls
 from dmesh_server.rpc.delivery import until_first_done
 from dmesh_server.rpc.handlers import Context, UnaryBehavior, server_stream, unary
+from dmesh_server.rpc.key_value_calls import SERVICE as SERVICE  # part of this module's interface
 from dmesh_server.rpc.key_value_calls import Method
 from dmesh_server.runtime import SHUTTING_DOWN, Runtime
 from dmesh_server.sessions import Watch
-
-SERVICE = "dmesh.v1.KeyValueService"
 
 
 class KeyValueServicer:

@@ -19,6 +19,8 @@ from dmesh_server.core.model import Caller, KeyValue
 from dmesh_server.rpc import convert
 from dmesh_server.runtime import Question
 
+SERVICE = "dmesh.v1.KeyValueService"
+
 
 @dataclass(frozen=True, slots=True)
 class Method:

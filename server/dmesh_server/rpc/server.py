@@ -15,6 +15,7 @@ from dmesh_server.rpc.coordination import CoordinationServicer
 from dmesh_server.rpc.express import ExpressServer
 from dmesh_server.rpc.interceptors import IdentityGate, TokenGate
 from dmesh_server.rpc.key_value import KeyValueServicer
+from dmesh_server.rpc.tracing import CallTracer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
 from dmesh_server.security.limits import PeerLimits
@@ -23,6 +24,8 @@ from dmesh_server.security.tls import ServerTls
 
 if TYPE_CHECKING:
     from grpc_health.v1 import health
+
+    from dmesh_server.telemetry.tracing import Traces
 
 MAX_RESPONSE_BYTES = 64 << 20
 """Size of a response: the table of members of the largest cluster, or as many values as the core gives at a
@@ -87,6 +90,7 @@ class RpcServer:
         express_port: int | None = 0,
         health: bool = False,
         reflection: bool = False,
+        traces: Traces | None = None,
     ) -> None:
         """Makes a server that does not listen yet.
 
@@ -99,6 +103,7 @@ class RpcServer:
                 free port, None for not at all.
             health: Offer `grpc.health.v1` (needs the server extra).
             reflection: Offer server reflection (needs the server extra).
+            traces: Makes spans of calls; None for none.
         """
         self._runtime = runtime
         self.refusals = RefusalLog()
@@ -108,6 +113,8 @@ class RpcServer:
             gates.append(IdentityGate(tls.allowed, self.refusals))
         if access is not None:
             gates.append(TokenGate(access))
+        if traces is not None:
+            gates.append(CallTracer(traces))
         self._credentials = None if tls is None else tls.credentials()
         bounds = peer_limits if peer_limits is not None else PeerLimits()
         options = (*OPTIONS, *bounds.options(), *ping_options(runtime.limits.lease))
@@ -116,7 +123,7 @@ class RpcServer:
         # Frames are not encrypted: who wants that stays with gRPC.
         self._express = None if express_port is None or tls is not None else ExpressServer(runtime, bounds)
         self._express_port = express_port
-        coordination_handlers = CoordinationServicer(runtime, bounds, self._express).handlers()
+        coordination_handlers = CoordinationServicer(runtime, bounds, self._express, traces).handlers()
         key_value_handlers = KeyValueServicer(runtime).handlers()
         session_calls.count(runtime.measures)
         self._server.add_generic_rpc_handlers(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
+
+import grpc
 
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.rpc import convert
-from dmesh_server.rpc.key_value_calls import METHODS, Method
+from dmesh_server.rpc.errors import STATUS_CODES
+from dmesh_server.rpc.key_value_calls import METHODS, SERVICE, Method
 from dmesh_server.runtime import Runtime
 from dmesh_server.sessions import Session
 from dmesh_server.telemetry import logs
 from dmesh_server.telemetry.measures import Measures
+
+if TYPE_CHECKING:
+    from dmesh_server.telemetry.tracing import CallSpan, Traces
 
 MAX_UNANSWERED = 256
 """Calls of one session that may be unanswered at a time."""
@@ -29,13 +36,16 @@ def count(measures: Measures) -> None:
 class SessionCalls:
     """The calls of one session that are not answered yet. Neither a task nor a future is made for one."""
 
-    def __init__(self, runtime: Runtime, session: Session) -> None:
+    def __init__(self, runtime: Runtime, session: Session, traces: Traces | None = None) -> None:
         """Begins without any.
 
         Args:
             runtime: Who knows the answers.
             session: Whose calls they are.
+            traces: Makes spans of them; None for none.
         """
+        self._traces = traces
+        self._spans: dict[int, CallSpan] = {}
         self._runtime = runtime
         self._session = session
         self._tokens: dict[int, int] = {}
@@ -55,6 +65,10 @@ class SessionCalls:
         if len(self._tokens) >= MAX_UNANSWERED:
             self._answer(kind, method, call.id, _too_many())
             return
+        if self._traces is not None:
+            self._spans[call.id] = self._traces.call(
+                f"/{SERVICE}/{_NAMES[kind]}", call.trace_context, self._session.caller
+            )
         token = self._runtime.next_number()
         try:
             event = method.read(token, self._session.caller, getattr(call, kind))
@@ -75,6 +89,8 @@ class SessionCalls:
         token = self._tokens.pop(call_id, None)
         if token is not None:
             self._runtime.abandon(token)
+            if call_id in self._spans:
+                self._spans.pop(call_id).end(grpc.StatusCode.CANCELLED, "the caller does not wait any more")
 
     def close(self) -> None:
         """Answers nothing any more: the session is over."""
@@ -95,9 +111,13 @@ class SessionCalls:
         reply.id = call_id
         if isinstance(answer, CoreError):
             self._runtime.measures.refused[answer.kind.name] += 1
+            if call_id in self._spans:
+                self._spans.pop(call_id).end(STATUS_CODES[answer.kind], answer.message)
             reply.error.CopyFrom(convert.error_to_proto(answer, self._runtime.now()))
         else:
             getattr(reply, kind).CopyFrom(method.write(answer))
+            if call_id in self._spans:
+                self._spans.pop(call_id).end()
         self._session.answer(response.SerializeToString())
 
 

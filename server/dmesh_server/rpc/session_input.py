@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh_server.core import events
 from dmesh_server.rpc import convert
+from dmesh_server.rpc.barrier_spans import BarrierSpans
 from dmesh_server.rpc.express import Express
 from dmesh_server.rpc.session_calls import SessionCalls
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.pace import Pace
 from dmesh_server.sessions import Session
+
+if TYPE_CHECKING:
+    from dmesh_server.telemetry.tracing import Traces
 
 _LONGEST_ECHO = 4096
 """Characters of a barrier name beyond which the session ends; up to it, only the barrier is refused."""
@@ -25,18 +31,20 @@ class SessionInput:
         express: The session's express connection, if it was offered one.
     """
 
-    def __init__(self, runtime: Runtime, session: Session, rate: float) -> None:
+    def __init__(self, runtime: Runtime, session: Session, rate: float, traces: Traces | None = None) -> None:
         """Begins with nothing said.
 
         Args:
             runtime: Whom it is told.
             session: Whose messages they are.
             rate: Messages per second that the client may say.
+            traces: Makes spans of what it asks; None for none.
         """
         self._pace = Pace(rate, runtime.now())
         self._runtime = runtime
         self._session = session
-        self._calls = SessionCalls(runtime, session)
+        self._calls = SessionCalls(runtime, session, traces)
+        self._barriers = None if traces is None else BarrierSpans(traces, session)
         self.express: Express | None = None
         self._interval = runtime.census.heartbeat_interval(session.caller.cluster)
         self._beat_at = runtime.now()
@@ -90,6 +98,8 @@ class SessionInput:
         if self.express is not None:
             self.express.close()
         self._calls.close()
+        if self._barriers is not None:
+            self._barriers.close()
 
     def _note_beat(self, now: float) -> None:
         self._runtime.measures.lateness.observe(max(0.0, now - self._beat_at - self._interval))
@@ -101,6 +111,8 @@ class SessionInput:
             raise convert.invalid(f"the barrier name has {len(request.name)} characters; it may have 256")
         timeout = convert.barrier_timeout(request.timeout_ms)
         participants = tuple(convert.task(task) for task in request.participants)
+        if self._barriers is not None:
+            self._barriers.arrived(request.name, request.trace_context)
         self._runtime.send(
             events.EnterBarrier(self._session.number, request.name, request.instance, participants, timeout)
         )

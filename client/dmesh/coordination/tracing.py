@@ -1,0 +1,89 @@
+"""What the coordination room tells of its calls to who makes spans of them, if anybody does.
+
+Nothing here knows OpenTelemetry: `dmesh.telemetry` does, which is imported where `DMESH_OTEL` is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+import grpc
+
+Job = TypeVar("Job", bound=Callable[[], object])
+Carried = tuple[tuple[str, str], ...]
+"""What goes with a call to say where it belongs: names and values that may be metadata of gRPC."""
+
+
+class Span(Protocol):
+    """One call, from its making to its end; an exception that leaves its `with` is what it failed with."""
+
+    @property
+    def carried(self) -> Carried:
+        """What to send with the call."""
+
+    def over(self, code: grpc.StatusCode, message: str = "") -> None:
+        """Says how the call ended, which is good (OK) unless something is said."""
+
+    def __enter__(self) -> Span: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class Tracing(Protocol):
+    """Makes spans, of the calls of any thread. Must not block and must not raise."""
+
+    def call(self, method: str, attributes: Mapping[str, str | int] | None = None) -> Span:
+        """Begins the span of a call to the coordinator.
+
+        Args:
+            method: Its full name, such as `/dmesh.v1.CoordinationService/Leave`.
+            attributes: What else is known of it. Never a value, never a secret.
+        """
+
+    def barrier(self, name: str, participants: int) -> Span:
+        """Begins the span of a barrier, from this process's arrival on.
+
+        Args:
+            name: Its name.
+            participants: How many take part; 0 for all.
+        """
+
+    def bound(self, job: Job) -> Job | Callable[[], object]:
+        """Returns a job that another thread may run as if what surrounds this one surrounded it."""
+
+
+class _NoSpan:
+    """Is not made."""
+
+    carried: Carried = ()
+
+    def over(self, code: grpc.StatusCode, message: str = "") -> None: ...
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class _NoTracing:
+    """Makes no spans."""
+
+    def call(self, method: str, attributes: Mapping[str, str | int] | None = None) -> Span:
+        return _NO_SPAN
+
+    def barrier(self, name: str, participants: int) -> Span:
+        return _NO_SPAN
+
+    def bound(self, job: Job) -> Job:
+        return job
+
+
+_NO_SPAN = _NoSpan()
+NO_TRACING: Tracing = _NoTracing()
+"""What there is where nobody wants spans."""
