@@ -55,10 +55,10 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
 
 docker-test: $(READY) ## Test the images and the cluster of docker/ with a Docker engine of the tests' own (root, Debian).
-	@for tool in dockerd docker-compose debootstrap curl; do command -v $$tool >/dev/null || missing=1; done; \
+	@for tool in dockerd docker-compose debootstrap curl slirp4netns; do command -v $$tool >/dev/null || missing=1; done; \
 		test -z "$$missing" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-		apt-get install -y --no-install-recommends docker.io docker-compose debootstrap curl; }
+		apt-get install -y --no-install-recommends docker.io docker-compose debootstrap curl slirp4netns; }
 	$(BIN)/python -m pytest -m docker tests/docker $(ARGS)
 
 cluster: ## Run a cluster in containers: WORKERS=4 of them train, the dashboard is on port 8471. `docker/cluster down` ends it.
