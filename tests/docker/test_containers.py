@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 from tests.docker.cluster import DIGITS, Cluster, files, until
 from tests.docker.compose import VERSIONS
+from tests.docker.debian import ROOT
 from tests.docker.engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 LONG = f"{DIGITS} --epochs 1000 --step-delay 0.02"
+BRIEF = f"{DIGITS} --epochs 5"
 SHORT = f"{DIGITS} --epochs 20 --step-delay 0.05"
 EQUAL = "equals the single-process run to 1e-6: yes"
 
@@ -43,6 +48,24 @@ def test_the_images_are_small_and_bare(engine: Engine, images: dict[str, str], c
     assert "coordination server" in version
 
 
+@by_one_of_them
+def test_the_documented_image_has_a_library_more(
+    cluster: Cluster, engine: Engine, context: Path, tmp_path: Path
+) -> None:
+    [text] = re.findall(r"```dockerfile\n(.*?)```", (ROOT / "docs/how-to/docker.md").read_text(), re.DOTALL)
+    shutil.copytree(context / "docker" / "wheelhouse", tmp_path / "wheels")
+    first, *rest = text.replace("pandas", "--no-index --find-links /wheels click").splitlines(keepends=True)
+    (tmp_path / "Dockerfile").write_text("".join([first, "COPY wheels /wheels\n", *rest]))
+    engine.docker("build", "--quiet", "--network", "none", "--tag", "dmesh-mine", str(tmp_path))
+    for image, code in (("dmesh-mine", 0), ("dmesh-worker", 1)):
+        run = ("docker", "run", "--rm", "--network", "none", image, "-c", "import dmesh, click")
+        assert engine.run(*run, check=False).returncode == code
+    done = cluster.script(
+        "up", BUILD="--no-build", WORKERS="2", DMESH_PROGRAM=BRIEF, DMESH_WORKER_IMAGE="dmesh-mine"
+    )
+    assert EQUAL in done.stdout
+
+
 def test_four_containers_learn_digits_and_the_dashboard_shows_them(cluster: Cluster, engine: Engine) -> None:
     workers = cluster.up(4, SHORT)
     members = cluster.connected(4, workers)
@@ -70,14 +93,14 @@ def test_four_containers_learn_digits_and_the_dashboard_shows_them(cluster: Clus
 
 
 def test_a_second_command_scales_it(cluster: Cluster) -> None:
-    workers = cluster.up(6, SHORT, "--scale", "worker=6")
+    workers = cluster.up(6, BRIEF, "--scale", "worker=6")
     assert len(workers) == 6
     assert [cluster.exit_code(one) for one in workers] == [0] * 6
     assert any("6 clients share" in cluster.logs(one) and EQUAL in cluster.logs(one) for one in workers)
 
 
 def test_one_command_brings_it_up_and_ends_as_the_workers_do(cluster: Cluster) -> None:
-    done = cluster.script("up", BUILD="--no-build", WORKERS="3", DMESH_PROGRAM=SHORT)
+    done = cluster.script("up", BUILD="--no-build", WORKERS="3", DMESH_PROGRAM=BRIEF)
     assert "3 clients share" in done.stdout
     assert EQUAL in done.stdout
     assert "dashboard: http://localhost:8471/" in done.stdout
