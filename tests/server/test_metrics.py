@@ -98,7 +98,7 @@ async def test_clients_cannot_add_labels_or_metrics(web: Web, make_client: Calla
 
 async def test_every_kind_of_event_is_counted_from_the_start(web: Web) -> None:
     # Prometheus takes no series that begins with 1 for an increase: nobody would be told of the first loss.
-    counted = {sample.labels["kind"]: sample.value for sample in (await scrape(web))["dmesh_events"]}
+    counted = {sample.labels["kind"]: sample.value for sample in (await scrape(web))["dmesh_events_total"]}
     assert counted.keys() == KINDS.keys()
     assert counted["member_lost"] == counted["member_failed"] == 0
 
