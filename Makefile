@@ -15,7 +15,7 @@ SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 
 .PHONY: help demo docs hello test slow faults mpi browser lint format bench bench-coordination bench-peers load load-10k soak \
-	native native-current native-sanitize protos cluster docker-test package audit clean
+	native native-current native-sanitize protos cluster docker-test manifests package audit clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,11 +54,16 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 		{ echo "make mpi needs mpirun, and an MPI library that mpi4py finds: Debian's openmpi-bin and libopenmpi-dev"; exit 1; }
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
 
+manifests: $(READY) ## Test the Helm chart with Helm, Kubernetes' schemas and Grafana's, which it downloads.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,manifests]'
+	@$(BIN)/python -m tests.docker.helm || command -v helm
+	$(BIN)/python -m pytest -m manifests tests/docker $(ARGS)
+
 docker-test: $(READY) ## Test the images and the cluster of docker/ with a Docker engine of the tests' own (root, Debian).
-	@for tool in dockerd docker-compose debootstrap curl; do command -v $$tool >/dev/null || missing=1; done; \
+	@for tool in dockerd docker-compose debootstrap curl slirp4netns; do command -v $$tool >/dev/null || missing=1; done; \
 		test -z "$$missing" || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-		apt-get install -y --no-install-recommends docker.io docker-compose debootstrap curl; }
+		apt-get install -y --no-install-recommends docker.io docker-compose debootstrap curl slirp4netns; }
 	$(BIN)/python -m pytest -m docker tests/docker $(ARGS)
 
 cluster: ## Run a cluster in containers: WORKERS=4 of them train, the dashboard is on port 8471. `docker/cluster down` ends it.

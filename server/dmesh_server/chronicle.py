@@ -202,7 +202,8 @@ class Chronicle:
         self._feeds: set[Feed] = set()
         self.closed = False
         """Whether the server stops, so that nobody is told of anything any more."""
-        self.counts: Counter[str] = Counter()
+        # All kinds from the start: what rises from nothing to 1 is not seen as an increase by Prometheus.
+        self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
         """How many there were of each kind."""
 
     @property

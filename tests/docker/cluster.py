@@ -7,8 +7,10 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, TypeVar
 
+from tests.docker.compose import Compose
 from tests.docker.engine import Engine
 
 T = TypeVar("T")
@@ -28,29 +30,47 @@ def until(what: str, look: Callable[[], T | None], timeout: float = DEADLINE) ->
         time.sleep(0.2)
 
 
+def files(engine: Engine, image: str, *names: str) -> list[str]:
+    """Returns the files and directories of an image with such names, but for those of the base image."""
+    either = [part for name in names for part in ("-o", "-name", name)][1:]
+    return engine.docker(
+        "run", "--rm", "--network", "none", "--user", "0", "--entrypoint", "find", image, "/", "-xdev",
+        "(", *either, ")", "-not", "-path", "/proc/*", "-not", "-path", "/usr/*",
+    ).splitlines()  # fmt: skip
+
+
 class Cluster:
     """A compose project.
 
     Args:
         engine: Where it runs.
+        compose: What runs it.
         folder: A copy of the repository.
     """
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: Engine, compose: Compose, folder: Path) -> None:
         self._engine = engine
+        self._compose = compose
         self._file = folder / "docker" / "compose.yaml"
-        engine.run(str(folder / "docker" / "cluster"), "tokens")
+        self.script("tokens")
         self.token = (folder / "docker" / "secrets" / "token").read_text().split()[0]
         self.viewer_token = (folder / "docker" / "secrets" / "viewer-token").read_text()
         self._environ: dict[str, str] = {}
 
     def compose(self, *arguments: str, check: bool = True) -> str:
-        """Runs docker-compose."""
+        """Runs Compose by hand."""
         done = self._engine.run(
-            "docker-compose", "--project-name", "dmesh", "--file", str(self._file), *arguments,
-            environ=self._environ, check=check,
+            *self._compose.command.split(), "--file", str(self._file), *arguments,
+            environ={**self._compose.environ, **self._environ}, check=check,
         )  # fmt: skip
         return done.stdout.strip()
+
+    def script(self, *arguments: str, check: bool = True, **environ: str) -> CompletedProcess[str]:
+        """Runs docker/cluster, as users do."""
+        return self._engine.run(
+            str(self._file.with_name("cluster")), *arguments, check=check,
+            environ={"COMPOSE": self._compose.command, **self._compose.environ, **environ},
+        )  # fmt: skip
 
     def up(self, workers: int, program: str = DIGITS, *arguments: str, **environ: str) -> list[str]:
         """Starts the coordinator, if it is not up, and workers in the place of others; returns their ids."""
@@ -58,13 +78,6 @@ class Cluster:
         self.compose("rm", "--stop", "--force", "worker")
         self.compose("up", "--detach", "--no-build", *arguments, "coordinator", "worker")
         return self.workers()
-
-    def observe(self, prometheus: str) -> None:
-        """Starts Prometheus beside what is up."""
-        self._environ["PROMETHEUS_IMAGE"] = prometheus
-        self.compose(
-            "--profile", "observability", "up", "--detach", "--no-build", "--no-recreate", "prometheus"
-        )
 
     def down(self) -> None:
         """Ends all of it."""
@@ -95,12 +108,12 @@ class Cluster:
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"{container} goes on: {self.logs(container)[-3000:]}") from error
 
-    def fetch(self, path: str, token: str = "", port: int = 8471) -> tuple[int, str]:
+    def fetch(self, path: str, token: str = "", port: int = 8471, method: str = "GET") -> tuple[int, str]:
         """Asks from outside of the containers; returns the status and the answer."""
         header = ("--header", f"Authorization: Bearer {token}") if token else ()
         text = self._engine.outside(
-            "curl", "--silent", "--max-time", "10", "--write-out", "\n%{http_code}", *header,
-            f"http://127.0.0.1:{port}{path}", check=False,
+            "curl", "--silent", "--request", method, "--max-time", "10", "--write-out", "\n%{http_code}",
+            *header, f"http://127.0.0.1:{port}{path}", check=False,
         )  # fmt: skip
         body, _, status = text.rpartition("\n")
         return int(status or 0), body

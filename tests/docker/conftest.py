@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.docker.cluster import Cluster
-from tests.docker.engine import ROOT, Engine, base_image, missing, run_engine, wheelhouse
+from tests.docker.compose import VERSIONS, find
+from tests.docker.debian import ROOT
+from tests.docker.engine import Engine, base_image, missing, run_engine, wheelhouse
 
 BASE = "dmesh-test-base:latest"
 CONTEXT = ("client", "server", "examples", "docker", "pyproject.toml", "hatch_build.py", "constraints.txt",
-           "README.md", "LICENSE", ".dockerignore")  # fmt: skip
+           "README.md", "LICENSE", ".dockerignore", "Makefile")  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -31,17 +33,28 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def context(engine: Engine) -> Iterator[Path]:
-    """The repository as somebody without a network has it: with wheels."""
+def repository() -> Iterator[Path]:
+    """A copy of the repository, as somebody has it who has just got it."""
     folder = Path(tempfile.mkdtemp(prefix="dmesh-context-", dir="/var/tmp"))
     try:
         for name in CONTEXT:
             source = ROOT / name
             if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "*.so", "secrets", "*.whl")
+                ignored = shutil.ignore_patterns("__pycache__", "*.so", "secrets", "*.whl", "*.crt", "*.pem")
                 shutil.copytree(source, folder / name, ignore=ignored)
             else:
                 shutil.copy(source, folder / name)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def context(repository: Path) -> Iterator[Path]:
+    """The same, as somebody without a network has it: with wheels."""
+    folder = repository.with_name(f"{repository.name}-wheels")
+    try:
+        shutil.copytree(repository, folder)
         wheelhouse(folder / "wheels")
         for wheel in (folder / "wheels").iterdir():
             wheel.rename(folder / "docker" / "wheelhouse" / wheel.name)
@@ -52,22 +65,33 @@ def context(engine: Engine) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def images(engine: Engine, context: Path) -> dict[str, str]:
-    """The images, by target."""
+def base(engine: Engine) -> str:
+    """The image that the others are made of."""
     base_image(engine, BASE)
+    return BASE
+
+
+@pytest.fixture(scope="session")
+def images(engine: Engine, base: str, context: Path) -> dict[str, str]:
+    """The images, by target, built without a network."""
     for target in ("server", "worker"):
         engine.docker(
             "build", "--quiet", "--network", "none", "--file", str(context / "docker" / "Dockerfile"),
-            "--target", target, "--build-arg", f"BASE_IMAGE={BASE}", "--tag", f"dmesh-{target}:latest",
+            "--target", target, "--build-arg", f"BASE_IMAGE={base}", "--tag", f"dmesh-{target}:latest",
             str(context),
         )  # fmt: skip
     return {target: f"dmesh-{target}:latest" for target in ("server", "worker")}
 
 
-@pytest.fixture(scope="session")
-def cluster(engine: Engine, context: Path, images: dict[str, str]) -> Iterator[Cluster]:
+@pytest.fixture(scope="module", params=VERSIONS)
+def cluster(
+    request: pytest.FixtureRequest, engine: Engine, context: Path, images: dict[str, str]
+) -> Iterator[Cluster]:
     """The coordinator of compose.yaml, up; each test starts its own workers."""
-    running = Cluster(engine, context)
+    compose = find(engine, request.param)
+    if isinstance(compose, str):
+        pytest.skip(f"Compose {request.param} is not tried: {compose}")
+    running = Cluster(engine, compose, context)
     try:
         yield running
     finally:

@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / "build" / "docker-test"
-"""What takes long to make, and may be kept: `make clean` removes it."""
+from tests.docker.debian import CACHE, ROOT, program
 
-PROGRAMS = {"dockerd": "docker.io", "docker-compose": "docker-compose", "debootstrap": "debootstrap"}
+PROGRAMS = {"dockerd": "docker.io", "debootstrap": "debootstrap", "curl": "curl"}
 """What is needed, and Debian's packages that have it."""
+
+PACKAGE_INDEX = "https://pypi.org/simple/pip/"
 
 _START = 60.0
 _PATIENCE = 600.0
@@ -36,7 +36,7 @@ def missing() -> str | None:
         return "these tests run a Docker engine, which takes Linux"
     if os.geteuid() != 0:
         return "these tests start a Docker engine, which takes root"
-    lacking = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    lacking = [package for name, package in PROGRAMS.items() if shutil.which(name) is None]
     if lacking:
         return f"apt-get install {' '.join(lacking)} (make docker-test does)"
     return None
@@ -51,7 +51,7 @@ class Engine:
     """
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
-        self._folder = folder
+        self.folder = folder
         self._process = process
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")},
@@ -87,19 +87,49 @@ class Engine:
             "nsenter", "--net", f"--target={first}", "--", *arguments, check=check, timeout=timeout
         ).stdout
 
-    def popen_outside(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Starts a program there."""
-        return subprocess.Popen(["nsenter", "--net", f"--target={self._child()}", "--", *arguments])
+    @contextlib.contextmanager
+    def way_out(self) -> Iterator[str | None]:
+        """Connects what the containers take for their machine to this one's network, by slirp4netns.
 
-    def processes(self) -> list[int]:
-        """Returns the processes in the engine's namespace, itself included."""
-        space = os.readlink(f"/proc/{self._child()}/ns/net")
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if os.readlink(path / "ns" / "net") == space:
-                    found.append(int(path.name))
-        return found
+        Says why if it cannot, or if no package index answers there.
+        """
+        if shutil.which("slirp4netns") is None:
+            yield "apt-get install slirp4netns (make docker-test does)"
+            return
+        ready, write = os.pipe()
+        try:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "slirp4netns", "--configure", "--disable-host-loopback",
+                 f"--ready-fd={write}", str(self._child()), "way-out"],
+                pass_fds=[write], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        finally:
+            os.close(write)
+        try:
+            with os.fdopen(ready, "rb") as pipe:
+                started = pipe.read(1)  # nothing, if it has ended
+            asked = (
+                "curl",
+                "--silent",
+                "--show-error",
+                "--fail",
+                "--max-time",
+                "20",
+                "--output",
+                "/dev/null",
+            )
+            answer = self.run(
+                "nsenter", "--net", f"--target={self._child()}", "--", *asked, PACKAGE_INDEX, check=False
+            )
+            if not started:
+                yield "slirp4netns does not start"
+            elif answer.returncode:
+                yield f"{PACKAGE_INDEX} does not answer: {answer.stderr.strip()}"
+            else:
+                yield None
+        finally:
+            process.terminate()
+            process.wait(30)
 
     def _child(self) -> int:
         [child] = (
@@ -114,10 +144,11 @@ def run_engine(folder: Path) -> Iterator[Engine]:
     folder.mkdir(parents=True, exist_ok=True)
     script = (
         'ip link set lo up && exec dockerd --data-root "$0/data" --exec-root "$0/exec" --pidfile "$0/pid" '
-        '--host "unix://$0/sock" --bridge none --log-level warn >"$0/log" 2>&1'
+        '--host "unix://$0/sock" --log-level warn >"$0/log" 2>&1'
     )
     process = subprocess.Popen(
-        ["nice", "-n", "19", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+        ["nice", "-n", "19", "setpriv", "--pdeathsig", "KILL",
+         "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
          "sh", "-c", script, str(folder)],
         env={**os.environ, "PATH": f"/usr/sbin:/usr/bin:/sbin:{os.environ['PATH']}"},
     )  # fmt: skip
@@ -164,18 +195,13 @@ def base_image(engine: Engine, name: str) -> None:
 
 
 def prometheus_image(engine: Engine, base: str, name: str) -> str | None:
-    """Makes an image of Debian's own Prometheus, which is unpacked, not installed; returns why it cannot."""
-    folder = CACHE / "prometheus"
-    if not (folder / "prometheus").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        done = engine.run("sh", "-c", f"cd {folder} && apt-get download prometheus", check=False)
-        packages = sorted(folder.glob("prometheus_*.deb"))
-        if done.returncode or not packages:
-            return f"Debian's prometheus cannot be had: {done.stderr.strip()[-300:]}"
-        engine.run("dpkg", "-x", str(packages[-1]), str(folder / "unpacked"))
-        shutil.copy(folder / "unpacked" / "usr" / "bin" / "prometheus", folder / "prometheus")
-        shutil.rmtree(folder / "unpacked")
-        packages[-1].unlink()
+    """Makes an image of Debian's own Prometheus; returns why it cannot."""
+    binary = program("usr/bin/prometheus", "prometheus")
+    if isinstance(binary, str):
+        return binary
+    folder = engine.folder / "prometheus"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(binary, folder / "prometheus")
     (folder / "Dockerfile").write_text(
         f"FROM {base}\nRUN install -d -o 65534 /prometheus\nCOPY prometheus /bin/prometheus\n"
         'USER 65534\nENTRYPOINT ["/bin/prometheus"]\n'

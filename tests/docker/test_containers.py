@@ -1,19 +1,27 @@
-"""The cluster of docker/compose.yaml: real containers, with real failures."""
+"""The cluster of docker/compose.yaml, by both Composes: real containers, with real failures."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+import shutil
+from pathlib import Path
 
 import pytest
-from tests.docker.cluster import DIGITS, Cluster, until
-from tests.docker.engine import Engine, prometheus_image
+from tests.docker.cluster import DIGITS, Cluster, files, until
+from tests.docker.compose import VERSIONS
+from tests.docker.debian import ROOT
+from tests.docker.engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 LONG = f"{DIGITS} --epochs 1000 --step-delay 0.02"
+BRIEF = f"{DIGITS} --epochs 5"
 SHORT = f"{DIGITS} --epochs 20 --step-delay 0.05"
 EQUAL = "equals the single-process run to 1e-6: yes"
+
+by_one_of_them = pytest.mark.parametrize("cluster", VERSIONS[:1], indirect=True)
+"""What no Compose has a part in, once the containers run."""
 
 
 def address(cluster: Cluster, container: str) -> str:
@@ -21,6 +29,7 @@ def address(cluster: Cluster, container: str) -> str:
     return network["IPAddress"]
 
 
+@by_one_of_them
 def test_the_images_are_small_and_bare(engine: Engine, images: dict[str, str], cluster: Cluster) -> None:
     [base] = json.loads(engine.docker("image", "inspect", "dmesh-test-base:latest"))
     for target, image in images.items():
@@ -31,16 +40,30 @@ def test_the_images_are_small_and_bare(engine: Engine, images: dict[str, str], c
         assert facts["Config"]["User"] == "10001:10001"
         assert facts["Config"]["Healthcheck"]["Test"][-1] == target
         assert facts["Config"]["Labels"]["org.opencontainers.image.title"] == f"dmesh-{target}"
-        contents = engine.docker(
-            "run", "--rm", "--network", "none", "--user", "0", "--entrypoint", "find", image, "/", "-xdev",
-            "(", "-name", "*.whl", "-o", "-name", "gcc", "-o", "-name", "token", "-o", "-name", "pip", ")",
-            "-not", "-path", "/proc/*", "-not", "-path", "/usr/*",
-        )  # fmt: skip
-        assert contents == ""
+        assert files(engine, image, "*.whl", "gcc", "token", "pip") == []
+        assert len(files(engine, image, "_native*.so")) == 1, "the native core is in the wheel"
         history = engine.docker("history", "--no-trunc", image)
         assert cluster.token not in history
     version = engine.docker("run", "--rm", "--network", "none", images["server"][:-7], "--help")
     assert "coordination server" in version
+
+
+@by_one_of_them
+def test_the_documented_image_has_a_library_more(
+    cluster: Cluster, engine: Engine, context: Path, tmp_path: Path
+) -> None:
+    [text] = re.findall(r"```dockerfile\n(.*?)```", (ROOT / "docs/how-to/docker.md").read_text(), re.DOTALL)
+    shutil.copytree(context / "docker" / "wheelhouse", tmp_path / "wheels")
+    first, *rest = text.replace("pandas", "--no-index --find-links /wheels click").splitlines(keepends=True)
+    (tmp_path / "Dockerfile").write_text("".join([first, "COPY wheels /wheels\n", *rest]))
+    engine.docker("build", "--quiet", "--network", "none", "--tag", "dmesh-mine", str(tmp_path))
+    for image, code in (("dmesh-mine", 0), ("dmesh-worker", 1)):
+        run = ("docker", "run", "--rm", "--network", "none", image, "-c", "import dmesh, click")
+        assert engine.run(*run, check=False).returncode == code
+    done = cluster.script(
+        "up", BUILD="--no-build", WORKERS="2", DMESH_PROGRAM=BRIEF, DMESH_WORKER_IMAGE="dmesh-mine"
+    )
+    assert EQUAL in done.stdout
 
 
 def test_four_containers_learn_digits_and_the_dashboard_shows_them(cluster: Cluster, engine: Engine) -> None:
@@ -70,10 +93,23 @@ def test_four_containers_learn_digits_and_the_dashboard_shows_them(cluster: Clus
 
 
 def test_a_second_command_scales_it(cluster: Cluster) -> None:
-    workers = cluster.up(6, SHORT, "--scale", "worker=6")
+    workers = cluster.up(6, BRIEF, "--scale", "worker=6")
     assert len(workers) == 6
     assert [cluster.exit_code(one) for one in workers] == [0] * 6
     assert any("6 clients share" in cluster.logs(one) and EQUAL in cluster.logs(one) for one in workers)
+
+
+def test_one_command_brings_it_up_and_ends_as_the_workers_do(cluster: Cluster) -> None:
+    done = cluster.script("up", BUILD="--no-build", WORKERS="3", DMESH_PROGRAM=BRIEF)
+    assert "3 clients share" in done.stdout
+    assert EQUAL in done.stdout
+    assert "dashboard: http://localhost:8471/" in done.stdout
+    failed = cluster.script(
+        "up", check=False, BUILD="--no-build", WORKERS="2", DMESH_PROGRAM="/program/none.py"
+    )
+    assert failed.returncode == 1
+    assert failed.stderr.count("ended with exit code 2") == 2
+    assert "can't open file '/program/none.py'" in failed.stdout
 
 
 def check_that_the_others_name(cluster: Cluster, workers: list[str], lost: str, task: str) -> None:
@@ -85,6 +121,7 @@ def check_that_the_others_name(cluster: Cluster, workers: list[str], lost: str, 
             assert lost[:12] in log, log[-3000:]
 
 
+@by_one_of_them
 def test_a_killed_worker_is_named_by_the_others(cluster: Cluster, engine: Engine) -> None:
     workers = cluster.up(4, LONG)
     members = cluster.connected(4, workers)
@@ -94,6 +131,7 @@ def test_a_killed_worker_is_named_by_the_others(cluster: Cluster, engine: Engine
     check_that_the_others_name(cluster, workers, victim, "2")
 
 
+@by_one_of_them
 def test_a_worker_without_its_network_is_noticed_and_named(cluster: Cluster, engine: Engine) -> None:
     workers = cluster.up(4, LONG)
     members = cluster.connected(4, workers)
@@ -104,6 +142,7 @@ def test_a_worker_without_its_network_is_noticed_and_named(cluster: Cluster, eng
     assert cluster.exit_code(victim) != 0, "it gives up, too"
 
 
+@by_one_of_them
 def test_the_coordinator_is_killed_and_comes_back_while_they_train(cluster: Cluster, engine: Engine) -> None:
     workers = cluster.up(4, f"{DIGITS} --epochs 40 --step-delay 0.03")
     members = cluster.connected(4, workers)
@@ -120,35 +159,8 @@ def test_the_coordinator_is_killed_and_comes_back_while_they_train(cluster: Clus
     assert any(EQUAL in cluster.logs(one) for one in workers)
 
 
-def test_prometheus_reads_the_metrics_by_a_token_that_can_do_nothing_else(
-    cluster: Cluster, engine: Engine
-) -> None:
-    reason = prometheus_image(engine, "dmesh-test-base:latest", "dmesh-test-prometheus:latest")
-    if reason is not None:
-        pytest.skip(reason)
-    cluster.up(4, LONG)
-    cluster.observe("dmesh-test-prometheus:latest")
-
-    def ask(path: str) -> Any:
-        status, body = cluster.fetch(f"/api/v1/{path}", port=9090)
-        return json.loads(body)["data"] if status == 200 else None
-
-    def ready() -> list[str] | None:
-        found = ask("query?query=dmesh_ready")
-        return [one["value"][1] for one in found["result"]] if found else None
-
-    assert until("Prometheus has metrics", ready) == ["1"]
-    [target] = ask("targets")["activeTargets"]
-    assert (target["health"], target["scrapeUrl"]) == ("up", "http://coordinator:8471/metrics")
-    rules = {rule["name"]: rule["health"] for group in ask("rules")["groups"] for rule in group["rules"]}
-    assert "DmeshServerDown" in rules
-    # It may look and no more.
-    members = cluster.members(4)
-    assert len(members) == 4
-
-
 def test_nothing_is_left_running(cluster: Cluster, engine: Engine) -> None:
-    cluster.down()
+    cluster.script("down", "--volumes")
     assert engine.docker("ps", "--all", "--quiet") == ""
     assert engine.docker("volume", "ls", "--quiet") == ""
     networks = engine.docker("network", "ls", "--format", "{{.Name}}").split()

@@ -18,6 +18,7 @@ from tests.server.raw_client import RawClient, refusal
 from tests.server.web_server import Web, join_all, serving_web
 
 from dmesh.v1 import coordination_pb2, key_value_pb2
+from dmesh_server.chronicle import KINDS
 from dmesh_server.runtime import Runtime
 from dmesh_server.telemetry.measures import QUICK, Histogram
 from dmesh_server.web.app import create_app
@@ -93,6 +94,13 @@ async def test_clients_cannot_add_labels_or_metrics(web: Web, make_client: Calla
         await client.leave(f"reason-{number}")
     after = {(s.name, *sorted(s.labels.items())) for found in (await scrape(web)).values() for s in found}
     assert {what for what in after - before if what[0] != "dmesh_events_total"} == set()
+
+
+async def test_every_kind_of_event_is_counted_from_the_start(web: Web) -> None:
+    # Prometheus takes no series that begins with 1 for an increase: nobody would be told of the first loss.
+    counted = {sample.labels["kind"]: sample.value for sample in (await scrape(web))["dmesh_events_total"]}
+    assert counted.keys() == KINDS.keys()
+    assert counted["member_lost"] == counted["member_failed"] == 0
 
 
 async def test_a_scrape_of_a_large_cluster_is_small(web: Web) -> None:

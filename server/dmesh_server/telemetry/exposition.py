@@ -50,7 +50,7 @@ class Snapshot:
     streams: int
     """Readers of the stream of events."""
     events: Mapping[str, int]
-    """Events so far, of each kind that there is."""
+    """Events so far, of each kind that there can be."""
     refusals: Mapping[str, int]
     """Callers that were refused so far, by the event that the log calls it."""
 
