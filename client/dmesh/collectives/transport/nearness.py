@@ -1,9 +1,10 @@
 """Bounds what is on its way to a peer that is near.
 
-Without a word from the program, the kernel lets a connection have megabytes on their way. To a peer on the same
-host, or on the same fast network, a fraction of that fills the line; the rest only waits, and falls out of the
-processor's cache while it does: memory that the sender fills has then to be fetched first, and again by whoever
-reads it. Large all-reduces between two hosts' ranks on one machine take 0.5 to 0.7 of the time with the bound.
+Without a word from the program, the kernel lets a connection have megabytes on their way. To a peer on the
+same host, or on the same fast network, a fraction of that fills the line; the rest only waits, and falls out
+of the processor's cache while it does: memory that the sender fills has then to be fetched first, and again
+by whoever reads it. Large all-reduces between two hosts' ranks on one machine take 0.5 to 0.7 of the time
+with the bound.
 
 Far away, where the line holds more than the bound, the kernel knows best.
 """
