@@ -14,6 +14,9 @@ import psutil
 import pytest
 from tests.launch.launching import PATIENCE
 
+from dmesh.cli import main
+from dmesh.launch import LaunchResult, Supervisor
+
 SLEEP = "import signal, sys; print('up', flush=True); signal.pause()"
 
 
@@ -453,6 +456,34 @@ def test_programs_are_told_how_each_rank_ended(start, script) -> None:
     assert [one["ended_by_launcher"] for one in ranks] == [None, None, "SIGTERM"]
     assert all(0 < one["seconds"] <= found["seconds"] for one in ranks)
     assert f"(pid {ranks[1]['pid']})" in "\n".join(run.err)
+
+
+def test_programs_are_told_that_clients_cannot_be_started(
+    script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(supervisor: Supervisor) -> LaunchResult:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(Supervisor, "run", fail)
+    assert main(["run", "-n", "1", "--json", str(script("pass"))]) == 1
+    told, errors = capsys.readouterr()
+    assert json.loads(told)["error"] == {
+        "kind": "BlockingIOError", "message": "the clients could not be started: no more processes",
+    }  # fmt: skip
+    assert errors == "dmesh run: error: the clients could not be started: no more processes\n"
+
+
+def test_a_program_that_does_not_read_how_the_job_ended_is_no_failure_to_start(script) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "dmesh", "run", "-n", "1", "--json", str(script("pass"))],
+            stdout=writing, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert "could not be started" not in ended.stderr
 
 
 def test_programs_are_told_of_exceptions_restarts_and_of_what_cannot_start(start, script) -> None:

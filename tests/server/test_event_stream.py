@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.faults.secured import write_tokens
-from tests.server.raw_client import PATIENCE, PATIENT
+from tests.server.raw_client import PATIENCE, PATIENT, RawClient
 from tests.server.web_server import Web, join_all, serving_web
 
 from dmesh import tokens
@@ -124,6 +124,34 @@ async def test_what_happens_is_told_as_it_happens_and_read_on(web: Web) -> None:
         async with following(http, after=told[1].id) as stream:
             last = await stream.next("happened")
             assert last.id == told[2].id
+
+
+async def test_who_comes_later_is_told_for_how_long_a_cluster_has_waited_by_then(
+    served, make_client: Callable[..., RawClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await make_client(0, cluster="train", size=2).join()
+    await session.enter("epoch", timeout_ms=60_000)
+    runtime = served.runtime
+    async with asyncio.timeout(PATIENCE):
+        while runtime.census.summary("train").oldest is None:
+            await asyncio.sleep(0.01)
+
+    async def waited(stream: Following) -> float:
+        told = (await stream.next("clusters")).data
+        assert told is not None
+        return told["clusters"][0]["waits_in"]["age"]
+
+    async with serving_web(runtime, tmp_path) as web, web.client() as http:
+        async with following(http) as first:
+            assert await waited(first) < PATIENCE
+            now = runtime.now
+            monkeypatch.setattr(runtime, "now", lambda: now() + 1000)
+            async with following(http) as second:
+                assert await waited(second) >= 1000
+        await gone(web)
+        monkeypatch.setattr(runtime, "now", lambda: now() + 2000)
+        async with following(http) as third:  # nobody has looked for a while
+            assert await waited(third) >= 2000
 
 
 async def test_clusters_that_look_different_are_told(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

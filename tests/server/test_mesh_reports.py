@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from tests.server.web_server import join_all, serving_web
@@ -11,7 +11,7 @@ from dmesh.v1 import progress_pb2 as pb
 from dmesh_server.core.model import Caller, Task
 from dmesh_server.mesh_reports import MOST_DEVICES, MeshReport, OwnerRun, PlaceRun, read_mesh
 from dmesh_server.web.api import meshes
-from dmesh_server.web.api.meshes import UNKNOWN, Announcement, Run, gather, place
+from dmesh_server.web.api.meshes import UNKNOWN, Announced, Announcement, Run, place
 
 SEATS = {"worker": 4}
 BLOCKS = (OwnerRun(0, 4, 1, 2),)
@@ -34,6 +34,15 @@ def announced(
 ) -> Announcement:
     mesh = MeshReport(name, (("x", 2), ("y", 4)), "CPU", owners, own)
     return Announcement(Task("worker", task), present, mesh)
+
+
+def gather(announcements: Iterable[Announcement]) -> list[Announced]:
+    work = meshes.gather(announcements)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
 
 
 def spread(runs: list[Run] | None) -> list[tuple[int, int]]:
@@ -163,6 +172,26 @@ def test_orders_of_devices_are_meshes_of_their_own_and_who_says_nothing_means_th
     )  # fmt: skip
     assert [(one.mesh.owners, one.present) for one in found] == [(BLOCKS, 3), (turned, 1)]
     assert [run.task for run in place(found[1], SEATS) or []] == [3, 2, 1, 0]
+
+
+def test_what_members_announce_is_put_together_in_as_many_steps_as_there_are_announcements() -> None:
+    compared = 0
+
+    class Owners(tuple[OwnerRun, ...]):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return tuple.__eq__(self, other)
+
+        __hash__ = tuple.__hash__
+
+    count = 500
+    told = [announced(t, owners=Owners([OwnerRun(t, 1, 0, 8)])) for t in range(count)]
+    assert sum(1 for _ in meshes.gather(told)) >= count  # others go on between them
+    assert len(gather(told)) == count  # a mesh of each, which are not compared with all others
+    assert compared < 10 * count
 
 
 def test_a_mesh_that_is_too_large_is_not_spread_out() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
+import weakref
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.server.raw_client import PATIENCE
 from tests.server.web_server import Web, join_all, serving_web
@@ -140,6 +143,25 @@ async def test_answers_that_are_good_no_more_are_not_kept_and_there_are_few() ->
     assert not shared._under_way
 
 
+async def test_what_is_not_kept_any_more_is_held_by_nothing() -> None:
+    class Answer:
+        pass
+
+    made = list[weakref.ref[Answer]]()
+
+    async def work(asked: int) -> tuple[Answer, float]:
+        answer = Answer()
+        made.append(weakref.ref(answer))
+        return answer, 60.0
+
+    shared = Shared(ManualClock(), work)
+    for number in range(3 * sharing._MOST_KEPT):
+        await shared.of(number)
+    await settle()
+    gc.collect()
+    assert sum(one() is not None for one in made) == sharing._MOST_KEPT
+
+
 async def test_others_have_their_turn_between_steps() -> None:
     passed, stop = 0, False
 
@@ -202,6 +224,24 @@ async def test_probes_do_not_wait_for_their_turn(web: Web, monkeypatch: pytest.M
         assert not waiting.done()
         forever.set()
         assert (await waiting).status_code == 200
+
+
+async def test_who_asks_and_goes_away_has_nobody_wait_for_minutes(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "BETWEEN", turns.LONGEST / 4)
+    async with web.client() as http:
+        for _ in range(20):
+            try:
+                answer = await http.get("/api/v1/server", timeout=httpx.Timeout(PATIENCE, read=0.1))
+            except httpx.ReadTimeout:  # it does not wait for its turn
+                continue
+            if answer.status_code == 503:
+                break
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "5"
+        assert "too many requests" in answer.json()["status"]
+        assert (await http.get("/livez")).status_code == 200
 
 
 def tell(web: Web, index: int, issued: int, waits_for: list[int] | None = None) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dmesh.cli.output import add_json, tell_json
+from dmesh.cli.output import add_json, tell_failure, tell_json
 from dmesh.errors import ConfigurationError
 from dmesh.launch import LaunchOptions, Supervisor, plan_launch
 from dmesh.launch.account import account
@@ -19,7 +19,7 @@ from dmesh.launch.ports import reserve_ports
 from dmesh.launch.registry import registered
 
 if TYPE_CHECKING:
-    from dmesh.launch import LaunchPlan
+    from dmesh.launch import LaunchPlan, LaunchResult
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -100,22 +100,22 @@ def execute(args: argparse.Namespace) -> int:
             plan = plan_launch(options, reservation.ports, os.environ)
             sys.stdout.flush()
             with registered(plan.clients[0].environment, os.environ):
-                return _supervise(plan, as_json=args.json)
+                began = time.monotonic()
+                result = _supervise(plan, as_json=args.json)
     except ConfigurationError:
         raise
     except OSError as error:
-        print(f"dmesh run: error: the clients could not be started: {error}", file=sys.stderr)  # noqa: T201
+        message = f"error: the clients could not be started: {error}"
+        tell_failure("run", message, type(error), as_json=args.json)
         return 1
-
-
-def _supervise(plan: LaunchPlan, *, as_json: bool) -> int:
-    errors = Output(2, os.environ)
-    if not as_json:
-        return Supervisor(plan, Output(1, os.environ), errors).run().exit_code
-    began = time.monotonic()
-    result = Supervisor(plan, errors, errors).run()
-    tell_json(account(result, socket.gethostname(), time.monotonic() - began))
+    if args.json:
+        tell_json(account(result, socket.gethostname(), time.monotonic() - began))
     return result.exit_code
+
+
+def _supervise(plan: LaunchPlan, *, as_json: bool) -> LaunchResult:
+    errors = Output(2, os.environ)
+    return Supervisor(plan, errors if as_json else Output(1, os.environ), errors).run()
 
 
 def _options(args: argparse.Namespace) -> LaunchOptions:

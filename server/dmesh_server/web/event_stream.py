@@ -63,6 +63,12 @@ class _Told:
         self._at = at
         self._encoded: bytes | None = None
 
+    def refresh(self, now: float) -> None:
+        """Tells those who come now for how long it has waited by now; it may look the same for hours."""
+        if self.summary.oldest is not None and now - self._at >= _LOOK:
+            self._at = now
+            self._encoded = None
+
     def encode(self) -> bytes:
         """Returns it as JSON, as of when it was looked at."""
         if self._encoded is None:
@@ -95,6 +101,9 @@ class Overview:
             self._seen = self._look()
             self._task = asyncio.get_running_loop().create_task(self._watch(), name="dmesh-overview")
         self._readers.add(reader)
+        now = self._runtime.now()
+        for told in self._seen.values():
+            told.refresh(now)
         reader.tell(self._seen.values(), ())
 
     def leave(self, reader: Reader) -> None:

@@ -12,7 +12,7 @@ from dmesh.tokens import Role, Token
 from dmesh_server.security.access import Access, audit, denial, may
 from dmesh_server.security.roles import API_PREFIX, OPEN_PATHS, PAGE_PATHS, role_for_http
 from dmesh_server.web.logins import Logins
-from dmesh_server.web.turns import Turns
+from dmesh_server.web.turns import LONGEST, Turns
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -91,8 +91,11 @@ class HttpGate:
             await send(message)
 
         refusal = self._refusal(scope)
+        waits = scope["path"] not in OPEN_PATHS  # probes do not wait for anybody
+        if refusal is None and waits and self._turns.crowded:
+            refusal = 503, "too many requests wait already; ask again in some seconds, and less often"
         if refusal is None:
-            if scope["path"] not in OPEN_PATHS:  # probes do not wait for anybody
+            if waits:
                 await self._turns.wait()
             await self._app(scope, receive, send_safely)
             return
@@ -100,6 +103,8 @@ class HttpGate:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
         if status == 303:
             headers.append((b"location", text.encode()))
+        if status == 503:
+            headers.append((b"retry-after", b"%d" % LONGEST))
         if status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="dmesh"'))
         await send_safely({"type": "http.response.start", "status": status, "headers": headers})

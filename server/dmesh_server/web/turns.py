@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 BETWEEN = 0.003
 """Seconds from the beginning of a turn to that of the next: most barriers are passed in less."""
+LONGEST = 5.0
+"""Seconds: while turns are given out for so long already, no request is let in for another one."""
 _STEP = 0.00025
 """Seconds after which a piece of work waits for its next turn."""
 
@@ -24,6 +26,15 @@ class Turns:
 
     def __init__(self) -> None:
         self._next_at = 0.0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether whoever takes a turn now would wait for too long.
+
+        Turns of those who do not wait any more are not given back: without a limit, a few who ask and go away
+        would have everybody wait for minutes.
+        """
+        return self._next_at - asyncio.get_running_loop().time() >= LONGEST
 
     def take(self) -> float:
         """Takes the next turn; returns for how many seconds to wait for it, 0 for not at all."""

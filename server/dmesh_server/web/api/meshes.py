@@ -7,7 +7,7 @@ which the mesh gives to another, or that another one has, is not believed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
 
@@ -62,25 +62,37 @@ class Announced:
         return sum(1 for one in self.by if one.present)
 
 
-def gather(announcements: Iterable[Announcement]) -> list[Announced]:
-    """Returns the meshes that members announced which have not departed, those of most members first."""
+def gather(announcements: Iterable[Announcement]) -> Generator[None, None, list[Announced]]:
+    """Returns the meshes that members announced which have not departed, those of most members first.
+
+    In short steps, and in a time that grows with the announcements alone: all may differ in their owners.
+    """
     alike = defaultdict[tuple[object, ...], list[Announcement]](list)
     for one in announcements:
         mesh = one.mesh
         alike[one.task.job, mesh.name, mesh.axes, mesh.device_type].append(one)
-    found = list[Announced]()
+        yield
+    found = list[tuple[int, Announced]]()
     for ones in alike.values():
-        variants = Counter(one.mesh.owners for one in ones if one.mesh.owners)
+        variants = Counter[tuple[OwnerRun, ...]]()
+        for one in ones:
+            if one.mesh.owners:
+                variants[one.mesh.owners] += 1
+            yield
         # Who does not say whose the devices are means the mesh of the others.
         usual = max(variants, key=variants.__getitem__, default=())
-        for owners in variants or {(): 0}:
-            by = tuple(one for one in ones if (one.mesh.owners or usual) == owners)
-            first = next(one.mesh for one in by if one.mesh.owners == owners)
-            announced = Announced(first, ones[0].task.job, by)
-            if announced.present:
-                found.append(announced)
-    found.sort(key=lambda one: -one.present)
-    return found
+        by: dict[tuple[OwnerRun, ...], list[Announcement]] = {owners: [] for owners in variants or (usual,)}
+        for one in ones:
+            by[one.mesh.owners or usual].append(one)
+            yield
+        for owners, members in by.items():
+            first = next(one.mesh for one in members if one.mesh.owners == owners)
+            announced = Announced(first, ones[0].task.job, tuple(members))
+            if present := announced.present:
+                found.append((present, announced))
+            yield
+    found.sort(key=lambda one: -one[0])
+    return [announced for _, announced in found]
 
 
 def place(announced: Announced, seats: Mapping[str, int]) -> list[Run] | None:

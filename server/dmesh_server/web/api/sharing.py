@@ -26,6 +26,8 @@ def freshness(members: int, least: float = 1.0) -> float:
 class _Kept(Generic[V]):
     answer: V
     until: float
+    end: asyncio.TimerHandle
+    """Forgets it then; cancelled if it is not kept for so long."""
 
 
 class Shared(Generic[K, V]):
@@ -69,16 +71,18 @@ class Shared(Generic[K, V]):
         async with self._one_at_a_time:
             began = self._now()
             answer, good = await self._work(asked)
-            kept = self._kept[asked] = _Kept(answer, began + good)
-        self._kept.move_to_end(asked)
-        while len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
-        asyncio.get_running_loop().call_later(max(0.0, kept.until - self._now()), self._forget, asked, kept)
+            self._keep(asked, answer, began + good)
         return answer
 
-    def _forget(self, asked: K, kept: _Kept[V]) -> None:
-        if self._kept.get(asked) is kept:
-            del self._kept[asked]
+    def _keep(self, asked: K, answer: V, until: float) -> None:
+        former = self._kept.pop(asked, None)
+        if former is not None:
+            former.end.cancel()
+        loop, seconds = asyncio.get_running_loop(), max(0.0, until - self._now())
+        self._kept[asked] = _Kept(answer, until, loop.call_later(seconds, self._kept.pop, asked, None))
+        while len(self._kept) > _MOST_KEPT:
+            _, oldest = self._kept.popitem(last=False)
+            oldest.end.cancel()
 
     def _over(self, asked: K, task: asyncio.Task[V]) -> None:
         del self._under_way[asked]

@@ -168,7 +168,7 @@ async def _announced(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Ann
         members += holder.present and bool(found)
     seats = {job.name: len(job.addresses) for job in runtime.census.summary(cluster).jobs}
     views, room = list[MeshView](), _MOST_PLACED
-    for one in meshes.gather(told)[:_MOST_MESHES]:
+    for one in (await steps.through(meshes.gather(told)))[:_MOST_MESHES]:
         await steps.pause()
         shown = one.mesh.size <= room
         room -= one.mesh.size if shown else 0
