@@ -82,11 +82,11 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
         CollectiveError: MPI failed.
     """
     tuning = find_tuning(settings.tuning)
-    tracing = _open_tracing(settings) if settings.otel else None
-    trace = None if settings.trace is None else Trace(settings.trace, settings.client_id)
     with contextlib.ExitStack() as undo:
+        tracing = _open_tracing(settings) if settings.otel else None
         if tracing is not None:
             undo.callback(tracing.close)
+        trace = None if settings.trace is None else Trace(settings.trace, settings.client_id)
         if trace is not None:
             undo.callback(trace.close)
         if use_coordination:

@@ -172,7 +172,7 @@ def fails(do):
         print(type(error).__name__)
 coordination.key_value_set(f"k{rank}", "1")
 fails(lambda: coordination.key_value_set(f"k{rank}", "2"))
-fails(lambda: coordination.key_value_get("none", timeout=0.05))
+fails(lambda: coordination.key_value_get("customer-4711", timeout=0.05))
 if rank == 0:
     fails(lambda: coordination.barrier("alone", timeout=0.05))
 coordination.barrier("together")
@@ -205,6 +205,61 @@ fails(lambda: dmesh.collectives.all_reduce(np.ones(1 + rank)))
     [told] = [event for one in alone for _, event in one.events()]
     assert "barrier 'alone'" in told["exception.message"]
     assert {one.attributes["error.type"] for one in alone} == {"BarrierTimeoutError", "DEADLINE_EXCEEDED"}
+    assert b"customer-4711" not in b"".join(collector.bodies)
+
+
+def test_a_key_that_a_call_of_grpc_waited_for_in_vain_is_in_no_span(collector: Collector) -> None:
+    script = (
+        JOIN
+        + """
+import grpc, os
+from dmesh.v1 import common_pb2, key_value_pb2, key_value_pb2_grpc
+caller = common_pb2.Caller(cluster=os.environ["DMESH_CLUSTER"])
+with grpc.insecure_channel(os.environ["DTENSOR_JOBS"]) as channel:
+    try:
+        key_value_pb2_grpc.KeyValueServiceStub(channel).Get(
+            key_value_pb2.GetRequest(caller=caller, key="customer-4711", timeout_ms=50), timeout=20
+        )
+    except grpc.RpcError as error:
+        print(error.details())
+"""
+        + LEAVE
+    )
+    with run_clients(1, script, environ=environment(collector, DMESH_CLUSTER="one")) as clients:
+        ended(clients)
+        assert "key 'customer-4711' did not appear" in clients[0].out
+    [late] = collector.named("dmesh.v1.KeyValueService/Get")
+    assert (late.failed, late.span.status.message) == (True, "DEADLINE_EXCEEDED")
+    assert b"customer-4711" not in b"".join(collector.bodies)
+
+
+def test_what_the_variables_say_of_the_resource_comes_first(collector: Collector) -> None:
+    said = "host.name=node-7,upstream.service.name=other"
+    script = JOIN + "coordination.barrier('b')\n" + LEAVE
+    with run_clients(1, script, environ=environment(collector, OTEL_RESOURCE_ATTRIBUTES=said)) as clients:
+        ended(clients)
+    [about] = {one.span_id: one.resource for one in collector.named("barrier", dmesh_barrier_name="b")
+               if one.kind == "CLIENT"}.values()  # fmt: skip
+    assert {"host.name": "node-7", "upstream.service.name": "other", "service.name": "dmesh"}.items() <= (
+        about.items()
+    )
+    assert about["process.pid"] > 0
+
+
+def test_an_initialization_that_fails_leaves_no_thread_behind(collector: Collector, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    script = """
+import threading, dmesh
+try:
+    dmesh.initialize_accelerator_system("CPU")
+except dmesh.errors.ConfigurationError as error:
+    assert "DMESH_TRACE" in str(error), error
+    print([thread.name for thread in threading.enumerate() if "otel" in thread.name.lower()])
+"""
+    environ = environment(collector, DMESH_TRACE=str(tmp_path / "file" / "traces"))
+    with run_clients(1, script, environ=environ) as clients:
+        ended(clients)
+        assert clients[0].out.strip() == "[]"
 
 
 def test_a_program_that_crashes_has_its_spans(collector: Collector) -> None:
@@ -289,6 +344,10 @@ def test_propagators_are_the_users_to_choose(collector: Collector) -> None:
             "ConfigurationError: OTEL_EXPORTER_OTLP_PROTOCOL is 'smoke'",
         ),
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "ConfigurationError: DMESH_OTEL is on, but OpenTelemetry cannot"),
+        (
+            {"OTEL_PROPAGATORS": "tracecontxt"},
+            "but OpenTelemetry cannot be set up: Propagator tracecontxt not found",
+        ),
         ({"DMESH_OTEL": "perhaps"}, "ConfigurationError: DMESH_OTEL is 'perhaps'"),
     ],
     ids=str,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmesh.errors import MissingExtraError
+from dmesh.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     from dmesh.telemetry.provider import Provider
@@ -26,8 +26,8 @@ def open_provider(switch: str, service: str) -> Provider | None:
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
-        ConfigurationError: The `OTEL_*` variables ask for an exporter that there is not, or that cannot be
-            made.
+        ConfigurationError: The `OTEL_*` variables ask for an exporter or a propagator that there is not, or
+            that cannot be made.
     """
     try:
         from dmesh.telemetry.provider import open_provider
@@ -35,5 +35,9 @@ def open_provider(switch: str, service: str) -> Provider | None:
         raise MissingExtraError(
             f"{switch} asks for OpenTelemetry traces, which need the otel extra ({error}): "
             "pip install 'dmesh[otel]'"
+        ) from error
+    except ValueError as error:  # OpenTelemetry reads some, OTEL_PROPAGATORS for one, as it is imported
+        raise ConfigurationError(
+            f"{switch} is on, but OpenTelemetry cannot be set up: {error} Look at the OTEL_* variables"
         ) from error
     return open_provider(switch, service)

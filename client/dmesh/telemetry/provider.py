@@ -12,7 +12,7 @@ from importlib import metadata
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
@@ -102,7 +102,7 @@ def open_provider(switch: str, service: str) -> Provider | None:
         return None
     exporters = [_make(switch, name) for name in names]
     try:
-        own = TracerProvider(resource=_resource(environ, service), shutdown_on_exit=False)
+        own = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
         for exporter in exporters:
             own.add_span_processor(BatchSpanProcessor(exporter))
     except ValueError as error:
@@ -153,9 +153,10 @@ def _make(switch: str, name: str) -> SpanExporter:
     return exporter
 
 
-def _resource(environ: Mapping[str, str], service: str) -> Resource:
-    described = Resource.create({"host.name": socket.gethostname(), "process.pid": os.getpid()})
-    named = environ.get("OTEL_SERVICE_NAME", "").strip() or "service.name=" in environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
-    return described if named else described.merge(Resource({SERVICE_NAME: service}))
+def _resource(service: str) -> Resource:
+    """Returns what spans are of. What the `OTEL_*` variables say of that comes first."""
+    said = OTELResourceDetector().detect().attributes
+    ours: dict[str, str | int] = {
+        SERVICE_NAME: service, "host.name": socket.gethostname(), "process.pid": os.getpid(),
+    }  # fmt: skip
+    return Resource.create({name: value for name, value in ours.items() if name not in said})

@@ -15,6 +15,8 @@ from dmesh.telemetry.provider import Provider
 from dmesh_server.core.model import Caller
 
 _SCOPE = "dmesh.server"
+_KEY_VALUES = "dmesh.v1.KeyValueService"
+"""Messages of its errors quote keys, which must not get into a span."""
 _LONGEST = 256
 """Characters of a name."""
 _LONGEST_REASON = 1000
@@ -61,7 +63,8 @@ class Traces:
             about["client.address"] = client[:_LONGEST]
         else:
             about["dmesh.in_session"] = True
-        return CallSpan(self._begin(f"{service}/{name}", fields, about), rpc=True)
+        span = self._begin(f"{service}/{name}", fields, about)
+        return CallSpan(span, rpc=True, wordless=service == _KEY_VALUES)
 
     def barrier(self, name: str, fields: Fields, caller: Caller) -> CallSpan:
         """Begins the span of a member's wait at a barrier, when it has arrived."""
@@ -76,10 +79,11 @@ class Traces:
 class CallSpan:
     """The span of one call or barrier."""
 
-    def __init__(self, span: Span, *, rpc: bool) -> None:
+    def __init__(self, span: Span, *, rpc: bool, wordless: bool = False) -> None:
         """Wraps a span that has begun."""
         self._span: Span | None = span
         self._rpc = rpc
+        self._wordless = wordless
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, message: str = "") -> None:
         """The call is over. Only the first time counts."""
@@ -91,7 +95,8 @@ class CallSpan:
         if code is not grpc.StatusCode.OK:
             span.set_attribute("error.type", code.name)
             if code in _FAULTS or not self._rpc:
-                span.set_status(Status(StatusCode.ERROR, message[:_LONGEST_REASON] or code.name))
+                words = "" if self._wordless else message[:_LONGEST_REASON]
+                span.set_status(Status(StatusCode.ERROR, words or code.name))
         span.end()
 
 
