@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 BETWEEN = 0.003
 """Seconds from the beginning of a turn to that of the next: most barriers are passed in less."""
-_STEP = 0.00025
+_STEP = 0.0005
 """Seconds after which a piece of work waits for its next turn."""
 
 

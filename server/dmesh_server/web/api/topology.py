@@ -132,11 +132,13 @@ async def _announced(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Ann
     """Counts the meshes, and says for how long that is good."""
     steps, reported, members = Steps(turns), 0, 0
     meshes: Counter[MeshReport] = Counter()
-    async for holder, _, told in all_said(runtime, cluster, runtime.now(), steps):
-        reported += 1
-        if holder.present and told.report.meshes:
-            meshes.update(set(meshes_of(told.report)))
-            members += 1
+    async for holder, said in all_said(runtime, cluster, steps):
+        message = said.message()
+        if message is not None:
+            reported += 1
+            if holder.present and message.meshes:
+                meshes.update(set(meshes_of(message)))
+                members += 1
     return _Announced(reported, meshes, members), freshness(reported)
 
 
