@@ -1,20 +1,22 @@
-"""What dashboards cost: how long eight clients take to meet while others look at a large cluster beside them.
+"""What dashboards cost: how long clients take to meet while others look at a large cluster beside them.
 
-A real `dmesh serve` has a cluster of many simulated members that send heartbeats, with all that they have to
-tell of their progress in each. Eight clients of another cluster meet again and again, in turns without and
-with dashboards open. A dashboard does what the page does with a cluster of more than 500 members: it follows
-the stream of events and reads every four seconds, all at once, the seats, why the cluster waits and what its
-view shows, and each third time facts of the server. Each dashboard shows another view and looks at another
-time; in turns as short as these, what the server keeps for some seconds has to be worked out in each of them.
+A real `dmesh serve` has a cluster of many simulated members that send heartbeats, with all that they have
+to tell of their progress in each. Eight clients of another cluster meet again and again, in turns without
+and with dashboards open. A dashboard does what the page does with a cluster of more than 500 members: it
+follows the stream of events and reads every four seconds, all at once, the seats, why the cluster waits and
+what its view shows, and each third time facts of the server. Each dashboard shows another view and looks at
+another time; in turns as short as these, what the server keeps for some seconds has to be worked out in
+each of them.
 
-The server has a processor for itself; members, clients and dashboards share the others, without dashboards as
-with them (`--together`: nobody is told where to run). Members and dashboards yield to the clients that meet:
-they are on other machines. Dashboards take what comes as bytes: measured is the server, not its readers.
+The server has a processor for itself; members, clients and dashboards share the others, without dashboards
+as with them (`--together`: nobody is told where to run). Members and dashboards yield to the clients that
+meet: they are on other machines. Dashboards take what comes as bytes: measured is the server, not its
+readers.
 
-A turn without is followed by one with, and so on. Prints one line of JSON: percentiles of all turns of a kind
-together; by how much the 99th moves, and between which values that lies in 95 % of the cases if pairs of
-turns are drawn anew from those that were seen; the latter also for turns without dashboards, halved: what
-chance does alone. Then how much of a processor the server takes while nobody meets, by the number of
+A turn without is followed by one with, and so on. Prints one line of JSON: percentiles of all turns of a
+kind together; by how much the 99th moves, and between which values that lies in 95 % of the cases if pairs
+of turns are drawn anew from those that were seen; the latter also for turns without dashboards, halved:
+what chance does alone. Then how much of a processor the server takes while nobody meets, by the number of
 dashboards. `--turns` makes it more exact: all of them take some three minutes as it is.
 
 With `--browser`, chromium opens the page before the same cluster as well and goes through its views: an

@@ -23,6 +23,8 @@ MOST_BYTES = 16 << 10
 """Size of one report; larger ones are dropped."""
 MOST_BYTES_IN_ALL = 48 << 20
 """Size of all reports together: what fits into one response, and gives each of 20,000 members 2 KiB."""
+LOOKED_AT = 90.0
+"""Seconds after a look at a cluster for which reports are read in brief as they come."""
 RETENTION = 600.0
 """Seconds for which the reports of a cluster are kept in which nobody reports any more."""
 
@@ -107,19 +109,32 @@ class GroupReport:
     """Why no call can be made any more; empty otherwise."""
 
 
-class GroupStanding(NamedTuple):
-    """How far a member has come in one group, in short: to compare it with all others."""
+class CallBrief(NamedTuple):
+    """A call in short; all zeros and empty for none."""
+
+    sequence: int = 0
+    call: str = ""
+    age_us: int = 0
+    """Microseconds since it was called, when the report was made."""
+    pending: bool = False
+    """Whether it is under way."""
+    waits_for: tuple[int, ...] = ()
+    """Ranks that it waits for."""
+
+
+class GroupBrief(NamedTuple):
+    """How far a member has come in one group, in short: what it takes to compare it with all others."""
 
     id: int
     generation: int
     name: str
     size: int
+    ranks: tuple[int, ...]
     issued: int
     finished: int
-    pending: bool
-    """Whether it says that a call is under way."""
-    waits_for: tuple[int, ...]
-    """Ranks that this call waits for."""
+    failure: str
+    last: CallBrief
+    """The call under way, or the last one that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +169,9 @@ class Report:
     """Meshes that its program has made."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class MemberProgress:
-    """The last report of a member."""
+    """The last report of a member. It is as it came; the rest is read when it is asked for."""
 
     task: Task
     """Its seat."""
@@ -166,6 +181,14 @@ class MemberProgress:
     """When the report came, by the server's monotonic clock."""
     encoded: bytes
     """The report as it came, a `dmesh.v1.ProgressReport`."""
+    _brief: tuple[GroupBrief, ...] | None = None
+
+    def message(self) -> pb.ProgressReport | None:
+        """Returns the report as on the wire, not cut to what may be shown; None if what came is none."""
+        try:
+            return pb.ProgressReport.FromString(self.encoded)
+        except DecodeError:  # a member may send what it likes
+            return None
 
     def read(self, *, recent: bool = True) -> Report | None:
         """Returns the report; None if what came is none.
@@ -173,11 +196,17 @@ class MemberProgress:
         Args:
             recent: Whether its last calls are wanted, too: they are most of it.
         """
-        try:
-            message = pb.ProgressReport.FromString(self.encoded)
-        except DecodeError:  # a member may send what it likes
-            return None
-        return _report(message, self.received_at, recent)
+        message = self.message()
+        return None if message is None else _report(message, self.received_at, recent)
+
+    def brief(self) -> tuple[GroupBrief, ...] | None:
+        """Returns how far it is in its groups, in short; None if what came is no report. It is read once."""
+        if self._brief is None:
+            message = self.message()
+            if message is None:
+                return None
+            self._brief = tuple(_brief(group) for group in message.groups[:_GROUPS])
+        return self._brief
 
 
 class ProgressBook:
@@ -213,14 +242,26 @@ class ProgressBook:
             if full:
                 logs.warning("progress_not_kept", reason="the reports of all members take too much memory")
         if not full:
-            kept.members[caller.task] = MemberProgress(caller.task, caller.incarnation, now, encoded)
+            said = kept.members[caller.task] = MemberProgress(caller.task, caller.incarnation, now, encoded)
             self._size += len(encoded)
+            if now < kept.looked_at + LOOKED_AT:
+                said.brief()
 
     def members(self, cluster: str) -> tuple[MemberProgress, ...]:
         """Returns the last report of each member of a cluster, sorted by task; departed ones included."""
         self._forget(self._clock())
         kept = self._clusters.get(cluster)
         return () if kept is None else tuple(sorted(kept.members.values(), key=_seat_order))
+
+    def look(self, cluster: str) -> tuple[MemberProgress, ...]:
+        """Returns the same to who reads the briefs, and will do so again.
+
+        For a while reports are read in brief as they come: one by one, for a thousand are much at once.
+        """
+        found = self.members(cluster)
+        if found:
+            self._clusters[cluster].looked_at = self._clock()
+        return found
 
     def _forget(self, now: float) -> None:
         while self._clusters:
@@ -235,6 +276,7 @@ class ProgressBook:
 class _Kept:
     members: dict[Task, MemberProgress]
     told_at: float = 0.0
+    looked_at: float = float("-inf")
 
 
 def _seat_order(member: MemberProgress) -> tuple[str, int]:
@@ -261,21 +303,17 @@ def meshes_of(message: pb.ProgressReport) -> tuple[MeshReport, ...]:
     return tuple(mesh for mesh in map(read_mesh, message.meshes[:_MESHES]) if mesh is not None)
 
 
-def standings_of(message: pb.ProgressReport) -> tuple[GroupStanding, ...]:
-    """Returns how far a member is in its groups, without reading the rest of its report."""
-    return tuple(_standing(group) for group in message.groups[:_GROUPS])
-
-
-def _standing(message: pb.GroupProgress) -> GroupStanding:
-    pending, waits_for = False, tuple[int, ...]()
+def _brief(message: pb.GroupProgress) -> GroupBrief:
+    call = _NO_CALL
     if message.HasField("last"):
         last = message.last
         pending = not _STATES.get(last.state, CallState.UNKNOWN).over
-        if pending:
-            waits_for = _ranks(last.waits_for, _WAITED_FOR)
-    return GroupStanding(
-        message.id, message.generation, message.name[:_NAME], message.size, message.issued, message.finished,
-        pending, waits_for,
+        call = CallBrief(
+            last.sequence, last.call[:_TEXT], last.age_us, pending, _ranks(last.waits_for, _WAITED_FOR)
+        )
+    return GroupBrief(
+        message.id, message.generation, message.name[:_NAME], message.size, _ranks(message.ranks, _RANKS),
+        message.issued, message.finished, message.failure[:_TEXT], call,
     )  # fmt: skip
 
 
@@ -325,3 +363,4 @@ def _microseconds(age: int) -> float:
 
 
 _STATES = {state.value: state for state in CallState}
+_NO_CALL = CallBrief()

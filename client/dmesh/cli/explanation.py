@@ -7,9 +7,8 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dmesh.cli.observing import Picture
+from dmesh.cli.told import Call, Group, Picture
 from dmesh.coordination.members import Liveness, Member, MemberState, Task
-from dmesh.v1 import progress_pb2 as pb
 
 _NAMED = 8
 """Ranks that a sentence names one by one."""
@@ -213,7 +212,7 @@ class _Cluster:
 
     def collectives(self) -> Steps[list[Wait]]:
         """The collectives and transfers under way."""
-        lanes: dict[tuple[int, int], dict[int, tuple[pb.GroupProgress, float]]] = defaultdict(dict)
+        lanes: dict[tuple[int, int], dict[int, tuple[Group, float]]] = defaultdict(dict)
         for number, (task, said) in enumerate(self.picture.reports.items()):
             if task.job == self.job and not self.members[task].state.departed:
                 for group in said.report.groups:
@@ -225,8 +224,8 @@ class _Cluster:
             waits += yield from self._collective(by_rank)
         return waits
 
-    def _collective(self, by_rank: dict[int, tuple[pb.GroupProgress, float]]) -> Steps[list[Wait]]:
-        waiting: dict[int, tuple[pb.GroupProgress, pb.CallRecord, float]] = {}
+    def _collective(self, by_rank: dict[int, tuple[Group, float]]) -> Steps[list[Wait]]:
+        waiting: dict[int, tuple[Group, Call, float]] = {}
         for number, (rank, (group, age)) in enumerate(by_rank.items()):
             if group.issued > (finished := group.finished) and not group.failure:
                 last = group.last
@@ -283,12 +282,15 @@ class _Cluster:
     def _suspect(self, task: Task, lane: int) -> Suspect:
         member = self.members.get(task)
         said = self.picture.reports.get(task)
-        last = pb.CallRecord()
+        number, call = 0, ""
         age = None if said is None else said.age_ms / 1000
         if said is not None:
-            own = [group.last for group in said.report.groups if group.id == lane and group.HasField("last")]
-            recent = [call for call in said.report.recent if call.group]
-            last = next(iter(own or recent[-1:]), last)
+            own = [group.last for group in said.report.groups if group.id == lane]
+            if own and own[0].sequence:
+                number, call = own[0].sequence, own[0].call
+            else:
+                recent = [one for one in said.report.recent if one.group]
+                number, call = (recent[-1].sequence, recent[-1].call) if recent else (0, "")
         return Suspect(
             rank=task.index,
             task=str(task),
@@ -296,8 +298,8 @@ class _Cluster:
             pid=member.process.pid if member else 0,
             state=_state(member),
             reason=member.reason if member else "",
-            last=last.call,
-            last_sequence=last.sequence,
+            last=call,
+            last_sequence=number,
             idle=None if said is None or age is None else said.report.idle_ms / 1000 + age,
             where=said.report.where if said else "",
             operation=said.report.operation if said else "",

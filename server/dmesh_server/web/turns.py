@@ -13,7 +13,7 @@ BETWEEN = 0.003
 """Seconds from the beginning of a turn to that of the next: most barriers are passed in less."""
 LONGEST = 5.0
 """Seconds: while turns are given out for so long already, no request is let in for another one."""
-_STEP = 0.00025
+_STEP = 0.0005
 """Seconds after which a piece of work waits for its next turn."""
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh_server.core.census import Holder
 from dmesh_server.core.model import Task
-from dmesh_server.progress import GroupStanding, MemberProgress, standings_of
+from dmesh_server.progress import GroupBrief, MemberProgress
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, encode, encoded, hexadecimal, refusals
 from dmesh_server.web.api.reports import all_said
@@ -176,14 +176,14 @@ class _Row(NamedTuple):
 
     holder: Holder
     said: MemberProgress
-    at: GroupStanding
+    at: GroupBrief
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     """How far the members of a group are."""
 
-    first: GroupStanding
+    first: GroupBrief
     """What the first of them says, for what all say the same of."""
     behind: list[_Row]
     """Those furthest behind first."""
@@ -206,14 +206,16 @@ async def _compare_all(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_C
     """Compares the members, and says for how long that is good."""
     steps, reported, present = Steps(turns), 0, 0
     found: dict[tuple[int, int], list[_Row]] = {}
-    async for holder, said, told in all_said(runtime, cluster, runtime.now(), steps):
-        reported += 1
-        present += holder.present
-        for at in standings_of(told.report):
-            found.setdefault((at.id, at.generation), []).append(_Row(holder, said, at))
+    async for holder, said in all_said(runtime, cluster, steps):
+        groups = said.brief()
+        if groups is not None:
+            reported += 1
+            present += holder.present
+            for at in groups:
+                found.setdefault((at.id, at.generation), []).append(_Row(holder, said, at))
     order = sorted(found, key=lambda key: (-found[key][0].at.size, found[key][0].at.name, key))
-    groups = [await _compare(found[key], steps) for key in order]
-    return _Comparisons(reported, present, groups), freshness(reported)
+    compared = [await _compare(found[key], steps) for key in order]
+    return _Comparisons(reported, present, compared), freshness(reported)
 
 
 async def _compare(rows: list[_Row], steps: Steps) -> _Comparison:
@@ -234,7 +236,11 @@ async def _compare(rows: list[_Row], steps: Steps) -> _Comparison:
 
 def _waited_for(rows: list[_Row]) -> Counter[Task]:
     """Returns how many members wait for each one."""
-    return Counter(Task(row.said.task.job, rank) for row in rows for rank in row.at.waits_for)
+    return Counter(
+        Task(row.said.task.job, rank)
+        for row in rows
+        for rank in (row.at.last.waits_for if row.at.last.pending else ())
+    )
 
 
 def _stragglers(rows: list[_Row], waited_for: Counter[Task], latest: int) -> list[Task]:
@@ -245,7 +251,9 @@ def _stragglers(rows: list[_Row], waited_for: Counter[Task], latest: int) -> lis
         return []
     issued = {row.said.task: row.at.issued for row in rows}
     suspects.difference_update(
-        row.said.task for row in rows if row.at.issued == latest and (not row.at.pending or row.at.waits_for)
+        row.said.task
+        for row in rows
+        if row.at.issued == latest and (not row.at.last.pending or row.at.last.waits_for)
     )
     ranked = sorted(suspects, key=lambda task: (issued.get(task, 0), -waited_for[task], _order(task)))
     return ranked[:_MOST_STRAGGLERS]

@@ -161,10 +161,13 @@ async def _announced(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Ann
     """Puts the meshes together, and says for how long that is good."""
     steps, reported, members = Steps(turns), 0, 0
     told = list[meshes.Announcement]()
-    async for holder, member, said in all_said(runtime, cluster, runtime.now(), steps):
+    async for holder, said in all_said(runtime, cluster, steps):
+        message = said.message()
+        if message is None:
+            continue
         reported += 1
-        found = dict.fromkeys(meshes_of(said.report))
-        told.extend(meshes.Announcement(member.task, holder.present, mesh) for mesh in found)
+        found = dict.fromkeys(meshes_of(message))
+        told.extend(meshes.Announcement(said.task, holder.present, mesh) for mesh in found)
         members += holder.present and bool(found)
     seats = {job.name: len(job.addresses) for job in runtime.census.summary(cluster).jobs}
     views, room = list[MeshView](), _MOST_PLACED

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh.cli.explanation import Explanation, describe, explain_in_steps
-from dmesh.cli.observing import Picture
 from dmesh.coordination.activity import Activity
 from dmesh.coordination.members import BarrierStatus, Liveness, MemberState
 from dmesh.coordination.members import ClusterState as SeenState
@@ -18,6 +20,7 @@ from dmesh.coordination.members import Task as SeenTask
 from dmesh.v1 import progress_pb2 as pb
 from dmesh_server.core.events import GetClusterState
 from dmesh_server.core.model import Caller, ClusterState, Member, Task
+from dmesh_server.progress import GroupBrief, MemberProgress
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, answer, refusals
 from dmesh_server.web.api.reports import all_said
@@ -31,6 +34,7 @@ _FRESH = 2.0
 _AT_A_TIME = 16
 """Members that are read at once."""
 _MOST_NAMED = 32
+_MOST_KEPT = 16
 
 
 class WhyView(BaseModel):
@@ -74,7 +78,7 @@ def router(runtime: Runtime, turns: Turns) -> APIRouter:
         turns: When what takes long is worked on.
     """
     routes = APIRouter(tags=["clusters"])
-    reasons: Shared[str, _Known] = Shared(runtime.now, lambda cluster: _find_out(runtime, turns, cluster))
+    reasons: Shared[str, _Known] = Shared(runtime.now, _Reasons(runtime, turns).find_out)
 
     @routes.get("/clusters/{cluster}/why", response_model=WhyView, responses=refusals(404))
     async def show_why(cluster: ClusterName) -> Response:
@@ -97,58 +101,133 @@ def router(runtime: Runtime, turns: Turns) -> APIRouter:
     return routes
 
 
-async def _find_out(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Known, float]:
-    """Finds out why a cluster waits, and says for how long that is good."""
-    steps, now = Steps(turns), runtime.now()
-    picture = await _picture(runtime, cluster, now, steps)
-    await steps.pause()
-    explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
-    await steps.pause()
-    text = describe(explanation, picture)
-    latest = 0
-    for said in picture.reports.values():
-        latest = max(latest, max((group.issued for group in said.report.groups), default=0))
-        await steps.pause()
-    return _Known(now, explanation, text, latest), freshness(len(picture.state.members), _FRESH)
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    cluster: str
+    state: SeenState
+    reports: Mapping[SeenTask, _Told]
 
 
-async def _picture(runtime: Runtime, cluster: str, now: float, steps: Steps) -> Picture:
-    """Returns what a `dmesh why` would be told, without holding the server up."""
-    census = runtime.census
-    _, epoch = census.version(cluster)
-    members = list[SeenMember]()
-    while some := census.holders(cluster, len(members), _AT_A_TIME):
-        members += [_member(member, now) for member in some]
+class _Told(NamedTuple):
+    age_ms: int
+    report: _Report
+
+
+class _Report:
+    """A report of which nearly all is read only of who is named."""
+
+    __slots__ = ("_said", "groups")
+
+    def __init__(self, said: MemberProgress, groups: tuple[GroupBrief, ...]) -> None:
+        self._said = said
+        self.groups = groups
+
+    @property
+    def _message(self) -> pb.ProgressReport:
+        return self._said.message() or pb.ProgressReport()
+
+    @property
+    def recent(self) -> Sequence[pb.CallRecord]:
+        return self._message.recent
+
+    @property
+    def idle_ms(self) -> int:
+        return self._message.idle_ms
+
+    @property
+    def where(self) -> str:
+        return self._message.where
+
+    @property
+    def operation(self) -> str:
+        return self._message.operation
+
+
+class _Reasons:
+    """Finds out why clusters wait."""
+
+    def __init__(self, runtime: Runtime, turns: Turns) -> None:
+        self._runtime = runtime
+        self._turns = turns
+        self._kept: OrderedDict[str, _Members] = OrderedDict()
+
+    async def find_out(self, cluster: str) -> tuple[_Known, float]:
+        """Returns why a cluster waits, and for how long that is good."""
+        steps, now = Steps(self._turns), self._runtime.now()
+        picture = await self._picture(cluster, now, steps)
+        explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
+        text = describe(explanation, picture)
         await steps.pause()
-    event = GetClusterState(runtime.next_number(), Caller(cluster), epoch)
-    state = await runtime.request(event, ClusterState)
-    if state.epoch != epoch:  # somebody came or went meanwhile, and everybody is told of once more
-        members.clear()
-        for member in state.members:
-            members.append(_member(member, now))
-            await steps.pause()
-    holders = {SeenTask(member.job, member.index): member.incarnation for member in members}
-    reports = dict[SeenTask, pb.MemberProgress]()
-    async for _, said, told in all_said(runtime, cluster, now, steps):
-        task = _task(said.task)
-        if holders.get(task) == said.incarnation:
-            reports[task] = told
-    barriers = tuple(
-        BarrierStatus(
-            barrier.name,
-            barrier.instance,
-            tuple(map(_task, barrier.arrived)),
-            tuple(map(_task, barrier.missing)),
-            max(0.0, now - barrier.started_at),
-            None if barrier.deadline is None else max(0.0, barrier.deadline - now),
+        latest = max(
+            (group.issued for one in picture.reports.values() for group in one.report.groups), default=0
         )
-        for barrier in state.barriers
-    )
-    vacant = tuple(map(_task, state.vacant))
-    whole = SeenState(
-        runtime.server_incarnation, state.incarnation, state.epoch, tuple(members), vacant, barriers
-    )
-    return Picture(cluster, "", whole, reports)
+        return _Known(now, explanation, text, latest), freshness(len(picture.state.members), _FRESH)
+
+    async def _picture(self, cluster: str, now: float, steps: Steps) -> _Picture:
+        """Returns what a `dmesh why` would be told, without holding the server up."""
+        runtime = self._runtime
+        members = await self._members(cluster, now, steps)
+        _, epoch = runtime.census.version(cluster)
+        event = GetClusterState(runtime.next_number(), Caller(cluster), epoch)  # without members, that is
+        state = await runtime.request(event, ClusterState)
+        holders = {SeenTask(member.job, member.index): member.incarnation for member in members}
+        await steps.pause()
+        reports = dict[SeenTask, _Told]()
+        async for _, said in all_said(runtime, cluster, steps):
+            task, groups = _task(said.task), said.brief()
+            if groups is not None and holders.get(task) == said.incarnation:
+                reports[task] = _Told(_ms(now - said.received_at), _Report(said, groups))
+        barriers = tuple(
+            BarrierStatus(
+                barrier.name,
+                barrier.instance,
+                tuple(map(_task, barrier.arrived)),
+                tuple(map(_task, barrier.missing)),
+                max(0.0, now - barrier.started_at),
+                None if barrier.deadline is None else max(0.0, barrier.deadline - now),
+            )
+            for barrier in state.barriers
+        )
+        vacant = tuple(map(_task, state.vacant))
+        whole = SeenState(
+            runtime.server_incarnation, state.incarnation, state.epoch, tuple(members), vacant, barriers
+        )
+        return _Picture(cluster, whole, reports)
+
+    async def _members(self, cluster: str, now: float, steps: Steps) -> list[SeenMember]:
+        """Returns the members; ages of those that nothing is wrong with may be older.
+
+        Somebody who comes or goes meanwhile may be told of the next time only.
+        """
+        census = self._runtime.census
+        kept = self._kept.pop(cluster, None)
+        # Who waits for the last client wants to know since when.
+        if kept is None or kept.version != census.version(cluster) or census.summary(cluster).vacant:
+            kept = _Members(census.version(cluster))
+            while some := census.holders(cluster, len(kept.members), _AT_A_TIME):
+                kept.members += [_member(member, now) for member in some]
+                await steps.pause()
+        unwell = set(census.standing(cluster).conditions)
+        for place in unwell | kept.unwell:
+            if place < len(kept.members) and kept.version == census.version(cluster):
+                [member] = census.holders(cluster, place, 1)
+                kept.members[place] = _member(member, now)
+            await steps.pause()
+        kept.unwell = unwell
+        self._kept[cluster] = kept
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return kept.members
+
+
+@dataclass(slots=True)
+class _Members:
+    """Members of a cluster, in words of the client, while nobody comes or goes."""
+
+    version: tuple[int, int]
+    members: list[SeenMember] = field(default_factory=list)
+    unwell: set[int] = field(default_factory=set)
+    """Places of those that something was wrong with."""
 
 
 def _task(task: Task) -> SeenTask:

@@ -1,0 +1,136 @@
+"""What an explanation is drawn from: messages of the wire, or whatever else knows the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from dmesh.coordination.members import ClusterState, Task
+
+
+class Call(Protocol):
+    """A call, as in `dmesh.v1.CallRecord`."""
+
+    @property
+    def sequence(self) -> int:
+        """Its number in the group; 0 for no call."""
+
+    @property
+    def call(self) -> str:
+        """Operation, dtype, shape and arguments."""
+
+    @property
+    def age_us(self) -> int:
+        """Microseconds since it was called."""
+
+    @property
+    def waits_for(self) -> Iterable[int]:
+        """Ranks that it waits for."""
+
+
+class PastCall(Protocol):
+    """A call that may be long over, as in `dmesh.v1.CallRecord`."""
+
+    @property
+    def group(self) -> int:
+        """Id of its group; 0 for barriers."""
+
+    @property
+    def sequence(self) -> int:
+        """Its number in the group."""
+
+    @property
+    def call(self) -> str:
+        """Operation, dtype, shape and arguments."""
+
+
+class Group(Protocol):
+    """How far a member is in a group, as in `dmesh.v1.GroupProgress`."""
+
+    @property
+    def id(self) -> int:
+        """The same on all members of the group."""
+
+    @property
+    def generation(self) -> int:
+        """Numbers of one generation are not those of another."""
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+
+    @property
+    def size(self) -> int:
+        """How many take part."""
+
+    @property
+    def ranks(self) -> Iterable[int]:
+        """Who takes part; empty for all."""
+
+    @property
+    def issued(self) -> int:
+        """Number of the last call that was made."""
+
+    @property
+    def finished(self) -> int:
+        """Number of the last call that is over."""
+
+    @property
+    def failure(self) -> str:
+        """Why no call can be made any more; empty otherwise."""
+
+    @property
+    def last(self) -> Call:
+        """The call under way, or the last one that is over."""
+
+
+class Report(Protocol):
+    """What a member said, as in `dmesh.v1.ProgressReport`."""
+
+    @property
+    def groups(self) -> Iterable[Group]:
+        """Groups in which it has called something."""
+
+    @property
+    def recent(self) -> Sequence[PastCall]:
+        """Its last calls, oldest first."""
+
+    @property
+    def idle_ms(self) -> int:
+        """Milliseconds since its program got on."""
+
+    @property
+    def where(self) -> str:
+        """Where its main thread stands; empty if unknown."""
+
+    @property
+    def operation(self) -> str:
+        """In what operation of dmesh its main thread is; empty for none."""
+
+
+class Told(Protocol):
+    """What a member said and when, as in `dmesh.v1.MemberProgress`."""
+
+    @property
+    def age_ms(self) -> int:
+        """Milliseconds since it said so."""
+
+    @property
+    def report(self) -> Report:
+        """What it said."""
+
+
+class Picture(Protocol):
+    """A cluster at one moment; `dmesh.cli.observing` has one of it as the wire tells it."""
+
+    @property
+    def cluster(self) -> str:
+        """Its name."""
+
+    @property
+    def state(self) -> ClusterState:
+        """Its members, vacant seats and barriers under way."""
+
+    @property
+    def reports(self) -> Mapping[Task, Told]:
+        """What its members said last."""
