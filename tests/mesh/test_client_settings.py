@@ -74,9 +74,10 @@ def test_everything_set():
             "DMESH_LEASE": "2",
             "DMESH_STUCK_AFTER": "0",
             "DMESH_TRACE": "/tmp/traces",
+            "DMESH_OTEL": "1",
         }
     )
-    assert settings.trace == "/tmp/traces"
+    assert (settings.trace, settings.otel) == ("/tmp/traces", True)
     assert settings.jobs == ("host1:10000", "[::1]:10001", "10.0.0.7:65535")
     assert settings.multi_client
     assert (settings.num_clients, settings.client_id, settings.address) == (3, 2, "10.0.0.7:65535")

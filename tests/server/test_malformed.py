@@ -57,7 +57,7 @@ def scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
             return st.booleans()
         case FieldDescriptor.TYPE_ENUM:
             return st.integers(-(2**31), 2**31 - 1)
-        case FieldDescriptor.TYPE_INT32:
+        case FieldDescriptor.TYPE_INT32 | FieldDescriptor.TYPE_SINT32:
             return integers.map(lambda n: max(-(2**31), min(n, 2**31 - 1)))
         case FieldDescriptor.TYPE_FIXED64:
             return st.sampled_from([0, 1, 2, 2**64 - 1])
