@@ -267,7 +267,7 @@ def test_a_program_that_crashes_has_its_spans(collector: Collector) -> None:
     script += "coordination.barrier('reduced')\nraise RuntimeError('of the program')"
     with run_clients(2, script, environ=environment(collector, OTEL_BSP_SCHEDULE_DELAY="60000")) as clients:
         assert clients[0].wait() == 1, clients[0].err
-        # Client 0 hosts the server: its end may reach client 1 within the barrier, and is its own reason then.
+        # Client 0 hosts the server: client 1 may hear of its end within the barrier, and ends of that.
         assert clients[1].wait() in (1, 75), clients[1].err
     assert len(collector.named("all_reduce")) == 2
     assert {one.kind for one in collector.named("dmesh.v1.CoordinationService/Leave")} >= {"CLIENT"}
