@@ -15,13 +15,20 @@ import pytest
 from tests.server.raw_client import PATIENCE
 from tests.server.web_server import Web, join_all, serving_web
 
+from dmesh.cli.explanation import explain, explain_in_steps
+from dmesh.cli.observing import Picture
+from dmesh.coordination.members import ClusterState, Member, MemberState, Process
+from dmesh.coordination.members import Liveness as SeenLiveness
+from dmesh.coordination.members import Task as SeenTask
 from dmesh.testing import ManualClock
 from dmesh.v1 import progress_pb2 as pb
+from dmesh_server import progress
 from dmesh_server.core.effects import Done
 from dmesh_server.core.events import Leave
-from dmesh_server.core.model import Caller, Task
+from dmesh_server.core.model import Caller, Liveness, Task
+from dmesh_server.progress import MemberProgress, ProgressBook
 from dmesh_server.web import turns
-from dmesh_server.web.api import collectives, sharing
+from dmesh_server.web.api import collectives, sharing, why
 from dmesh_server.web.api.sharing import Shared
 from dmesh_server.web.turns import Steps, Turns
 
@@ -301,3 +308,111 @@ async def test_seats_show_a_change_at_once(web: Web) -> None:
         assert (await http.get(f"{path}?after=1&limit=2")).json()["conditions"] == "CL"
         topology = (await http.get("/api/v1/clusters/big/topology")).json()
         assert [host["members"] for host in topology["hosts"]] == [3]
+
+
+async def test_reports_are_read_in_brief_as_they_come_while_somebody_looks() -> None:
+    clock = ManualClock()
+    book = ProgressBook(clock)
+    caller = Caller("c", Task("worker", 0), 5)
+    encoded = pb.ProgressReport(groups=[pb.GroupProgress(id=7, issued=3)]).SerializeToString()
+
+    def noted() -> MemberProgress:
+        book.note(caller, encoded)
+        [said] = book.members("c")
+        return said
+
+    assert noted()._brief is None
+    [said] = book.look("c")
+    assert said.brief() is said.brief() is not None
+    clock.advance(progress.LOOKED_AT - 1)
+    assert noted()._brief is not None
+    clock.advance(1)
+    assert noted()._brief is None
+    assert book.look("nobody") == ()
+
+
+def test_a_brief_says_what_the_report_says() -> None:
+    last = pb.CallRecord(
+        sequence=6, call="c" * 5000, age_us=4, state=pb.CALL_STATE_RUNNING, waits_for=range(500)
+    )
+    groups = [
+        pb.GroupProgress(
+            id=7, generation=2, name="n" * 5000, size=3, ranks=range(1000), issued=6, finished=5,
+            failure="f" * 5000, last=last,
+        ),
+        pb.GroupProgress(id=8),
+    ]  # fmt: skip
+    said = MemberProgress(
+        Task("worker", 0), 5, 0.0, pb.ProgressReport(groups=groups * 30).SerializeToString()
+    )
+    brief, report = said.brief(), said.read()
+    assert brief is not None
+    assert report is not None
+    assert len(brief) == len(report.groups) == 32
+    for one, group in zip(brief, report.groups, strict=True):
+        assert one[:5] == (group.id, group.generation, group.name, group.size, group.ranks)
+        assert one[5:8] == (group.issued, group.finished, group.failure)
+    told, call = brief[0].last, report.groups[0].last
+    assert call is not None
+    assert (told.sequence, told.call, told.age_us, told.pending) == (6, call.call, 4, True)
+    assert told.waits_for == call.waits_for
+    assert brief[1].last == progress.CallBrief()
+    assert MemberProgress(Task("worker", 0), 5, 0.0, b"\xff").brief() is None
+
+
+async def test_why_knows_who_is_well_again_and_who_came(web: Web, served) -> None:
+    reasons = why._Reasons(served.runtime, Turns())
+    await join_all(served.runtime, 4)
+
+    async def members() -> dict[int, tuple[str, str, int]]:
+        picture = await reasons._picture("big", served.runtime.now(), Steps(Turns()))
+        return {
+            one.index: (one.state.name, one.liveness.name, one.incarnation) for one in picture.state.members
+        }
+
+    well = {index: ("CONNECTED", "LIVE", 1000 + index) for index in range(4)}
+    assert await members() == well
+    roster = served.runtime._core._clusters["big"].roster
+    seat = roster.seats[Task("worker", 1)]
+    seat.liveness = Liveness.STUCK  # no change of membership
+    assert await members() == well | {1: ("CONNECTED", "STUCK", 1001)}
+    seat.liveness = Liveness.LIVE
+    assert await members() == well
+    caller = Caller("big", Task("worker", 2), 1002)
+    await served.runtime.request(Leave(served.runtime.next_number(), caller, "leave", ""), Done)
+    assert await members() == well | {2: ("LEFT", "LIVE", 1002)}
+
+
+async def test_a_large_cluster_is_explained_in_many_steps() -> None:
+    members = tuple(
+        Member(
+            "worker",
+            index,
+            index,
+            MemberState.CONNECTED,
+            Process("h", index),
+            0.1,
+            9.0,
+            "",
+            SeenLiveness.LIVE,
+        )
+        for index in range(1000)
+    )
+    call = pb.CallRecord(group=7, sequence=6, call="all_reduce()", age_us=8_000_000)
+    reports = {}
+    for index in range(1000):
+        group = pb.GroupProgress(
+            id=7, name="world", size=1000, issued=6 if index else 5, finished=5, last=call
+        )
+        reports[SeenTask("worker", index)] = pb.MemberProgress(report=pb.ProgressReport(groups=[group]))
+    picture = Picture("c", "", ClusterState(1, 1, 1, members, (), ()), reports)
+    steps, work = 0, explain_in_steps(picture)
+    with pytest.raises(StopIteration) as done:
+        while True:
+            next(work)
+            steps += 1
+    assert steps >= 20
+    assert done.value.value == explain(picture)
+    [wait] = done.value.value.waits
+    assert [suspect.rank for suspect in wait.suspects] == [0]
+    assert wait.present == tuple(range(1, 1000))

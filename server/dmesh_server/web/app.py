@@ -157,7 +157,7 @@ def create_app(
         clusters.router(runtime),
         why.router(runtime, turns),
         members.router(runtime),
-        seats.router(runtime),
+        seats.router(runtime, turns),
         topology.router(runtime, turns),
         barriers.router(runtime),
         collectives.router(runtime, turns),

@@ -13,6 +13,7 @@ from dmesh_server.core.census import Census
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, answer, refusals
 from dmesh_server.web.api.clusters import JobView
+from dmesh_server.web.turns import Turns
 
 MOST_SEATS = 5_000
 """Seats of one answer."""
@@ -64,8 +65,13 @@ class SeatPage(BaseModel):
     total: int = Field(description="on all pages")
 
 
-def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+def router(runtime: Runtime, turns: Turns) -> APIRouter:
+    """Returns the resource.
+
+    Args:
+        runtime: Who knows.
+        turns: When what takes long is worked on.
+    """
     routes = APIRouter(tags=["members"])
     charts = _Charts()
 
@@ -80,6 +86,7 @@ def router(runtime: Runtime) -> APIRouter:
         ] = 0,
     ) -> Response:
         """Shows who holds which seat, taken or not, in columns: a tenth of the list of members."""
+        await turns.wait()  # so much takes as long as all that a request takes beside it
         census = runtime.census
         return answer(_view(census, charts.of(census, cluster, after, limit), runtime.now()))
 
