@@ -11,12 +11,10 @@ would end both. What the host acknowledges tells them apart:
 from __future__ import annotations
 
 import socket
-import struct
 
+from dmesh.collectives.transport import tcp_info
 from dmesh.collectives.transport.secure import Stream
 
-# Of struct tcp_info: state, ca_state, retransmits, probes; ... unacked; ... last_ack_recv.
-_INFO = struct.Struct("=BBBB20xI28xI")
 _PROBES = 6
 
 
@@ -39,15 +37,9 @@ def is_silent(sock: Stream, silence: float) -> bool:
 
     Always False where the system does not tell (other systems than Linux).
     """
-    if not hasattr(socket, "TCP_INFO"):
+    info = tcp_info.read(sock)
+    if info is None:
         return False
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    except OSError:
-        return False
-    if len(info) < _INFO.size:
-        return False
-    _, _, retransmits, probes, unacknowledged, last_answer = _INFO.unpack(info)
     # One probe may just be on its way: they are up to two minutes apart.
-    asked = (unacknowledged > 0 and retransmits > 0) or probes > 1
-    return bool(asked and last_answer >= silence * 1000)
+    asked = (info.unacknowledged > 0 and info.retransmits > 0) or info.probes > 1
+    return asked and info.last_answer >= silence * 1000
