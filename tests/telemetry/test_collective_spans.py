@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.collectives.ranks import LIMIT, Cluster, cluster
 
 from dmesh import native
+from dmesh.collectives.following import Scopes
 from dmesh.collectives.trace import Trace, head_of
 from dmesh.telemetry import collective_spans
 from dmesh.telemetry.collective_spans import CollectiveSpans, _named, _Pace
@@ -158,6 +161,36 @@ def test_what_surrounds_a_thread_stays_the_same_object() -> None:
     thread.start()
     thread.join()
     assert seen[0] is seen[1]
+
+
+def test_a_change_that_comes_while_changes_are_read_displaces_none_of_them() -> None:
+    """A full deque drops its first for a new one, which may have been about to be read."""
+    scope = ["before"]
+    scopes = Scopes(lambda: scope[0])
+    port = SimpleNamespace(finished=1)
+    scopes.look(port)
+
+    def change() -> None:
+        scope[0], port.finished = "later", 9
+        scopes.look(port)
+
+    class Full(deque):
+        """Is changed by another thread between the look at its first change and the taking of it."""
+
+        changing: threading.Thread | None = None
+
+        def popleft(self):
+            if self.changing is None:
+                self.changing = threading.Thread(target=change)
+                self.changing.start()
+                self.changing.join(0.2)  # it waits for this thread, as it should
+            return super().popleft()
+
+    full = scopes._changes = Full(scopes._changes, maxlen=1)
+    assert scopes.of(5) == "before"
+    full.changing.join(LIMIT)
+    assert not full.changing.is_alive()
+    assert scopes.of(9) == "later"
 
 
 @pytest.mark.parametrize(

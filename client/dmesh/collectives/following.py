@@ -228,19 +228,23 @@ class Scopes:
         self._latest: object = None
         self._before: object = None
         self._changes: deque[tuple[int, object]] = deque(maxlen=_MOST_CHANGES)
+        self._changing = threading.Lock()
+        """A full deque drops its first change when another comes: not while somebody looks at it."""
 
     def look(self, port: Port) -> None:
         """A call of the port is over, on the thread that has made it."""
         scope = self._scope()
         if scope is not self._latest:
             self._latest = scope
-            self._changes.append((port.finished, scope))
+            with self._changing:
+                self._changes.append((port.finished, scope))
 
     def of(self, number: int) -> object:
         """Returns what surrounded a call. Asked in order of numbers, by one thread at a time."""
         changes = self._changes
-        while changes and changes[0][0] <= number:
-            self._before = changes.popleft()[1]
+        with self._changing:
+            while changes and changes[0][0] <= number:
+                self._before = changes.popleft()[1]
         return self._before
 
 
