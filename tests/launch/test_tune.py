@@ -9,7 +9,10 @@ import pytest
 
 from dmesh import native
 from dmesh.cli import main
+from dmesh.cli.progress import Bar
+from dmesh.cli.tune_telling import Ear, Messenger, Presenter
 from dmesh.collectives.tuning import SHIPPED, Tuning, read, write
+from dmesh.launch.labels import Output
 
 needs_core = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
 
@@ -61,6 +64,29 @@ def test_the_default_file_is_found(start, script, tmp_path) -> None:
     show = start("-n", "2", script(SHOW), env={**env, "DMESH_TUNING": "0"})
     show.expect(f"uses {SHIPPED} flat {SHIPPED.flat}", 2)
     assert show.wait() == 0
+
+
+class Kept(Output):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__(2, {})
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def test_the_launcher_takes_nobody_elses_lines_for_its_own(capsys) -> None:
+    """A library may print JSON, too, and even say how far it is."""
+    others = [b'{"step": 3}\n', b'{"finish": "all"}\n', b"[1]\n", b"no JSON\n"]
+    Messenger().tell("of the one that measures")
+    ours = capsys.readouterr().out.encode()
+    kept = Kept()
+    with Bar() as bar:
+        Ear(Presenter(bar, as_json=False), kept).write(b"".join([*others, ours]))
+    assert kept.data == b"".join(others)
+    assert capsys.readouterr().out == "of the one that measures\n"
 
 
 @needs_core

@@ -16,6 +16,9 @@ from dmesh.cli.progress import Bar
 from dmesh.collectives.measurement import Step, Table
 from dmesh.launch.labels import Output
 
+_MARK = "dmesh-tune: "
+"""How lines for the launcher begin: others, of a library, may be JSON, too."""
+
 
 class Presenter:
     """Shows what is told.
@@ -74,7 +77,7 @@ class Messenger:
         self._send({"finish": [result, text]})
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        print(json.dumps(message), flush=True)  # noqa: T201
+        print(_MARK + json.dumps(message), flush=True)  # noqa: T201
 
 
 class Ear(Output):
@@ -93,12 +96,11 @@ class Ear(Output):
     def write(self, data: bytes) -> None:
         """Takes whole lines."""
         for line in data.splitlines(keepends=True):
-            try:
-                [(kind, value)] = json.loads(line).items()
-            except (ValueError, AttributeError):
+            if line.startswith(_MARK.encode()):
+                [(kind, value)] = json.loads(line[len(_MARK) :]).items()
+                self._hear(kind, value)
+            else:
                 self._other.write(line)
-                continue
-            self._hear(kind, value)
 
     def _hear(self, kind: str, value: Any) -> None:
         if kind == "finish":
