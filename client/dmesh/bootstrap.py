@@ -83,7 +83,8 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
     """
     tuning = find_tuning(settings.tuning)
     with contextlib.ExitStack() as undo:
-        tracing = _open_tracing(settings) if settings.otel else None
+        coordinator = (settings.coordinator or settings.jobs[0]) if use_coordination else None
+        tracing = _open_tracing(settings, coordinator) if settings.otel else None
         if tracing is not None:
             undo.callback(tracing.close)
         trace = None if settings.trace is None else Trace(settings.trace, settings.client_id)
@@ -113,7 +114,7 @@ def _begin_trace(client: Client, trace: Trace | None, run: str) -> None:
         client.agent.set_barrier_listener(lambda arrival: trace.ended(barrier_record(arrival)))
 
 
-def _open_tracing(settings: Settings) -> ClientTracing | None:
+def _open_tracing(settings: Settings, coordinator: str | None) -> ClientTracing | None:
     """Returns what makes OpenTelemetry spans; None if the `OTEL_*` variables want none."""
     from dmesh.telemetry import open_provider
 
@@ -122,7 +123,7 @@ def _open_tracing(settings: Settings) -> ClientTracing | None:
         return None
     from dmesh.telemetry.client import ClientTracing
 
-    return ClientTracing(provider, settings.cluster, settings.coordinator or settings.jobs[0])
+    return ClientTracing(provider, settings.cluster, coordinator)
 
 
 def _begin_spans(client: Client, tracing: ClientTracing | None) -> None:
@@ -192,6 +193,7 @@ def _start_with_coordination(
     trace: Trace | None,
     tracing: ClientTracing | None,
 ) -> Client:
+    spans = tracing or NO_TRACING
     deadline = time.monotonic() + settings.init_timeout
     host, port = split_address(settings.address, f"entry {settings.client_id} of DTENSOR_JOBS", any_port=True)
     hosts_it = hosts_server(settings, settings.client_id)
@@ -224,7 +226,7 @@ def _start_with_coordination(
                 identity,
                 connect_timeout=settings.init_timeout,
                 credentials=credentials,
-                tracing=tracing or NO_TRACING,
+                tracing=spans,
             )
             logger.info("the coordinator at %s says that this is client %d", where, identity.index)
             settings = replace(settings, client_id=identity.index, takes_any_seat=False)
@@ -235,7 +237,7 @@ def _start_with_coordination(
             identity,
             connect_timeout=settings.init_timeout,
             credentials=credentials,
-            tracing=tracing or NO_TRACING,
+            tracing=spans,
         )
         undo.callback(agent.close)
         try:
