@@ -29,7 +29,7 @@ _METHODS = {
     for kind in ("set", "get", "get_many", "list", "delete", "increment", "compare_and_set")
 }
 """The RPC that each kind of question stands for."""
-_IN_SESSION = {"dmesh.in_session": 1}
+_IN_SESSION = {"dmesh.in_session": True}
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)

@@ -12,14 +12,14 @@ import grpc
 from dmesh.tokens import Role, Token
 from dmesh.v1 import common_pb2
 from dmesh_server.rpc.errors import ERROR_METADATA, status_message
+from dmesh_server.rpc.handlers import Context
 from dmesh_server.security.access import Access, Verdict, audit, denial, may
 from dmesh_server.security.refusals import RefusalLog, host_of
 from dmesh_server.security.roles import role_for_rpc
 from dmesh_server.security.tls import is_allowed
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-_Context = grpc.aio.ServicerContext[Any, Any]
-_Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
 _REVOKED = "the token that this stream was opened with is not accepted any more; connect again with another"
 
@@ -39,7 +39,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         self._access = access
 
     async def intercept_service(
-        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         """Returns what handles the call: its servicer, or a refusal; None if there is no such method."""
         method = handler_call_details.method
@@ -59,7 +59,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         return self._held(handler, token)
 
     def _unauthenticated(self, verdict: Verdict, method: str) -> Handler:
-        async def refuse(_: AsyncIterator[bytes], context: _Context) -> None:
+        async def refuse(_: AsyncIterator[bytes], context: Context) -> None:
             self._access.refusals.note(
                 "unauthenticated",
                 host_of(context.peer()),
@@ -73,7 +73,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _denied(self, token: Token, needed: Role, method: str) -> Handler:
-        async def refuse(_: AsyncIterator[bytes], context: _Context) -> None:
+        async def refuse(_: AsyncIterator[bytes], context: Context) -> None:
             audit(self._access.refusals, host_of(context.peer()), token, needed, method)
             await _abort(
                 context,
@@ -90,7 +90,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         if not inspect.iscoroutinefunction(behavior):
             return handler  # reflection: a stream that ends by itself
 
-        async def held(request: Any, context: _Context) -> None:
+        async def held(request: Any, context: Context) -> None:
             with self._access.holding(token) as hold:
                 try:
                     await behavior(request, context)
@@ -122,7 +122,7 @@ class IdentityGate(grpc.aio.ServerInterceptor):
         self._refusals = refusals
 
     async def intercept_service(
-        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         """Returns the call's handler, with a look at the certificate in front of it."""
         handler = await continuation(handler_call_details)
@@ -137,7 +137,7 @@ class IdentityGate(grpc.aio.ServerInterceptor):
 
         if inspect.isasyncgenfunction(behavior):
 
-            async def checked_generator(request: Any, context: _Context) -> AsyncIterator[Any]:
+            async def checked_generator(request: Any, context: Context) -> AsyncIterator[Any]:
                 await self._check(context)
                 async for response in behavior(read(request), context):
                     yield response
@@ -145,7 +145,7 @@ class IdentityGate(grpc.aio.ServerInterceptor):
             checked: Callable[..., Any] = checked_generator
         else:
 
-            async def checked_call(request: Any, context: _Context) -> Any:
+            async def checked_call(request: Any, context: Context) -> Any:
                 await self._check(context)
                 return await behavior(read(request), context)
 
@@ -153,7 +153,7 @@ class IdentityGate(grpc.aio.ServerInterceptor):
         make = _MAKERS[handler.request_streaming, handler.response_streaming]
         return make(checked, decoder if handler.request_streaming else None, handler.response_serializer)
 
-    async def _check(self, context: _Context) -> None:
+    async def _check(self, context: Context) -> None:
         names = [
             name.decode(errors="replace")
             for name in context.auth_context().get("x509_subject_alternative_name", ())
@@ -192,7 +192,7 @@ def _authorization(details: grpc.HandlerCallDetails) -> str | None:
 
 
 async def _abort(
-    context: _Context, code: grpc.StatusCode, kind: common_pb2.ErrorKind.ValueType, message: str
+    context: Context, code: grpc.StatusCode, kind: common_pb2.ErrorKind.ValueType, message: str
 ) -> NoReturn:
     error = common_pb2.Error(kind=kind, message=message)
     try:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from dmesh_server.core.errors import CoreError
 from dmesh_server.core.model import Caller
 from dmesh_server.rpc import convert
+from dmesh_server.rpc.handlers import Context
+from dmesh_server.rpc.interceptors import Continuation, Handler
 from dmesh_server.security.refusals import host_of
 
 if TYPE_CHECKING:
     from dmesh_server.telemetry.tracing import CallSpan, Traces
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-_Context = grpc.aio.ServicerContext[Any, Any]
-_Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
 _OURS = "/dmesh.v1."
 
@@ -39,7 +37,7 @@ class CallTracer(grpc.aio.ServerInterceptor):
         self._traces = traces
 
     async def intercept_service(
-        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         """Returns the call's handler, in a span."""
         handler = await continuation(handler_call_details)
@@ -48,13 +46,13 @@ class CallTracer(grpc.aio.ServerInterceptor):
             return handler
         fields = [(str(key), value) for key, value in handler_call_details.invocation_metadata or () if value]
 
-        def begin(request: Any, context: _Context) -> CallSpan:
+        def begin(request: Any, context: Context) -> CallSpan:
             return self._traces.call(method, fields, _caller(request), host_of(context.peer()))
 
         if handler.response_streaming:
             streaming: Any = handler.unary_stream
 
-            async def stream(request: Any, context: _Context) -> None:
+            async def stream(request: Any, context: Context) -> None:
                 span = begin(request, context)
                 with _Ending(span, context):
                     await streaming(request, _Placed(context, span))
@@ -64,7 +62,7 @@ class CallTracer(grpc.aio.ServerInterceptor):
             )
         behavior: Any = handler.unary_unary
 
-        async def call(request: Any, context: _Context) -> Any:
+        async def call(request: Any, context: Context) -> Any:
             with _Ending(begin(request, context), context):
                 return await behavior(request, context)
 
@@ -76,7 +74,7 @@ class CallTracer(grpc.aio.ServerInterceptor):
 class _Ending:
     """Ends a span with the status of its call."""
 
-    def __init__(self, span: CallSpan, context: _Context) -> None:
+    def __init__(self, span: CallSpan, context: Context) -> None:
         self._span = span
         self._context = context
 
@@ -94,7 +92,7 @@ class _Ending:
 class _Placed:
     """A stream's context, which ends the span with the first response."""
 
-    def __init__(self, context: _Context, span: CallSpan) -> None:
+    def __init__(self, context: Context, span: CallSpan) -> None:
         self._context = context
         self._span = span
 
@@ -107,7 +105,7 @@ class _Placed:
         self._span.end()
 
 
-def _status(context: _Context) -> tuple[grpc.StatusCode, str]:
+def _status(context: Context) -> tuple[grpc.StatusCode, str]:
     """Returns what a call was aborted with."""
     code: Any = context.code()
     if not isinstance(code, grpc.StatusCode):  # its C layer has numbers
