@@ -22,7 +22,7 @@ from dmesh.collectives.group import Group
 from dmesh.collectives.lane import Lane
 
 RATE = 2000
-"""Spans a second; of calls that come faster, the rest is counted. Those that failed are always there."""
+"""Spans a second; of calls that come faster, the rest is counted. Those that failed have spans anyway."""
 _BURST = 2000
 _BATCH = 256
 """Spans that are worth fetching calls for, where there are more calls than spans."""
