@@ -17,6 +17,7 @@ The names are TensorFlow DTensor's where it has one. `dmesh.collectives` moves a
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from dmesh._version import __version__
@@ -51,6 +52,11 @@ if TYPE_CHECKING:
     initialize_multi_client = initialize_accelerator_system
     initialize_tpu_system = initialize_accelerator_system
     shutdown_tpu_system = shutdown_accelerator_system
+
+# gRPC's own handlers of forks start threads in a child that go on where the parent's were: now and then it
+# is aborted, and each fork is told of on stderr. A child has no use for them: it must not use dmesh. gRPC
+# reads this when it is imported; what a user sets is kept. https://github.com/grpc/grpc/issues/41768
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),

@@ -420,3 +420,22 @@ dmesh.shutdown_accelerator_system()
             assert client.wait() == 0, client.err
             assert client.out.count(f"child: this process was forked from client {rank}") == 3
             assert "spawn" in client.out
+
+
+def test_forked_children_end_as_they_would_without_a_coordinator_in_the_process():
+    script = """
+import os, sys, dmesh, numpy as np
+dmesh.initialize_accelerator_system()
+codes = set()
+for _ in range(10):
+    dmesh.collectives.all_reduce(np.ones(1))
+    if not (child := os.fork()):
+        sys.exit(7)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert codes == {7}, codes
+dmesh.shutdown_accelerator_system()
+"""
+    with run_clients(2, script, environ={"PYTHONWARNINGS": "ignore"}) as clients:
+        for client in clients.values():
+            assert client.wait() == 0, client.err
+            assert "fork" not in client.err  # gRPC tells of each, with its own handlers of forks
