@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import TracerProvider
 
 from dmesh.telemetry.carrying import MOST_BYTES, incoming, outgoing
@@ -96,3 +99,32 @@ def test_every_kind_of_error_has_the_status_that_the_server_gives_it() -> None:
         number = common_pb2.ErrorKind.Value(f"ERROR_KIND_{kind.name}")
         assert Fault(number, "m").status is STATUS_CODES[kind], kind
     assert Fault(0, "m", code=grpc.StatusCode.UNAVAILABLE).status is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("name", "goes"), [("te", False), ("tenant", True), ("user-agent", False)])
+def test_names_that_mean_something_else_stay_behind(name: str, goes: bool) -> None:
+    assert bool(outgoing({name: "x"})) is goes
+
+
+def test_a_propagator_that_fails_costs_no_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(TextMapPropagator):
+        @property
+        def fields(self) -> set[str]:
+            return {"x-mine"}
+
+        def inject(self, carrier: Any, context: Any = None, setter: Any = None) -> None:
+            carrier["traceparent"] = PARENT
+            raise KeyError("mine")
+
+        def extract(self, carrier: Any, context: Any = None, getter: Any = None) -> Context:
+            raise KeyError("mine")
+
+    monkeypatch.setattr(propagate, "get_global_textmap", Failing)
+    provider = Provider(TracerProvider(), own=False)
+    for _ in range(2):
+        assert provider.carried(provider.tracer("t").start_span("one")) == (("traceparent", PARENT),)
+        assert provider.parent({"x-mine": "1"}) == Context()
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "propagator has failed" in told

@@ -14,8 +14,9 @@ MOST_BYTES = 4096
 
 _NAME = re.compile(r"[a-z0-9_.-]{1,128}", re.ASCII)
 _VALUE = re.compile(r"[\x20-\x7e]*", re.ASCII)
-_TAKEN = ("authorization", "grpc-", "dmesh-", "content-type", "user-agent", "te")
-"""Names, or beginnings of names, that mean something else."""
+_TAKEN = frozenset(("authorization", "content-type", "user-agent", "te"))
+"""Names that mean something else."""
+_TAKEN_PREFIXES = ("grpc-", "dmesh-")
 
 
 def outgoing(fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -62,6 +63,8 @@ def incoming(fields: Iterable[tuple[str, str | bytes]], wanted: Iterable[str]) -
 
 
 def _fits(name: str, value: str) -> bool:
-    if name.endswith("-bin") or name.startswith(_TAKEN) or _NAME.fullmatch(name) is None:
+    if name in _TAKEN or name.startswith(_TAKEN_PREFIXES) or name.endswith("-bin"):
+        return False
+    if _NAME.fullmatch(name) is None:
         return False
     return _VALUE.fullmatch(value) is not None and value == value.strip()

@@ -42,6 +42,7 @@ class Provider:
         self._provider = provider
         self._own = own
         self._fields = frozenset(propagate.get_global_textmap().fields)
+        self._told = False
 
     def tracer(self, scope: str) -> trace.Tracer:
         """Returns what makes the spans of a part of dmesh."""
@@ -50,13 +51,26 @@ class Provider:
     def carried(self, span: trace.Span) -> Carried:
         """Returns what to send with a call so that what it brings about is part of its span."""
         fields: dict[str, str] = {}
-        propagate.inject(fields, trace.set_span_in_context(span))
+        try:
+            propagate.inject(fields, trace.set_span_in_context(span))
+        except Exception as error:  # noqa: BLE001 - a propagator of the program's own may raise anything
+            self._tell("goes without what it would have written", error)
         return outgoing(fields)
 
     def parent(self, fields: Mapping[str, str] | Iterable[tuple[str, str | bytes]]) -> Context:
         """Returns where a call belongs, as its caller says; nowhere if it says nothing sensible."""
         pairs = fields.items() if isinstance(fields, Mapping) else fields
-        return propagate.extract(incoming(pairs, self._fields), Context())
+        try:
+            return propagate.extract(incoming(pairs, self._fields), Context())
+        except Exception as error:  # noqa: BLE001 - see above
+            self._tell("begins a trace of its own", error)
+            return Context()
+
+    def _tell(self, result: str, error: Exception) -> None:
+        """A propagator has failed: that costs traces, and no call."""
+        if not self._told:
+            self._told = True
+            logger.warning("an OpenTelemetry propagator has failed, so a call %s", result, exc_info=error)
 
     def close(self, seconds: float = FLUSH) -> str:
         """Exports what there is, as far as that is possible within some seconds. Idempotent.
