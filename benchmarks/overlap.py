@@ -5,8 +5,8 @@
     python benchmarks/overlap.py --mb 16 --rounds 20
 
 Two ranks. Rank 0 computes and communicates, rank 1 only communicates. NumPy computes in one thread. What is
-printed is (communication + product - both at once) divided by communication, for a product that takes about
-as long as the communication does alone: 100 % is hidden completely, 0 % is one after the other. In two
+printed is (communication + product - both at once) divided by the shorter of both, for a product that takes
+about as long as the communication does alone: 100 % is hidden completely, 0 % is one after the other. In two
 settings:
 
 - *one core is free*: the product has one core, all that communicates the other one, also when it is measured
@@ -159,7 +159,7 @@ def main() -> None:
         alone, product, both = (
             statistics.median(figures[what]) for what in ("communication", "product", "both")
         )
-        hidden = (alone + product - both) / alone
+        hidden = (alone + product - both) / min(alone, product)
         print(
             f"{name}: all-reduce of {options.mb} MiB {way}: {1e3 * alone:.1f} ms; product: "
             f"{1e3 * product:.1f} ms; both at once: {1e3 * both:.1f} ms; hidden: {hidden:.0%}"
