@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import psutil
 import pytest
 
 from dmesh import native
@@ -134,6 +135,31 @@ def test_without_the_native_core_messages_are_measured(start, script, tmp_path) 
     assert show.wait() == 0, show.err
     said = f"group world exchanges messages with the tuning of rank 0 ({made})"
     assert sum(said in line for line in show.out) == sum(f"uses {made}" in line for line in show.out) == 2
+
+
+@pytest.mark.parametrize(("out", "says"), [(".", "is a directory"), ("file/tuning.json", "is no directory")])
+def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys, out, says
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["tune", "--out", out]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_programs_are_told_that_nothing_could_be_measured(start, tmp_path) -> None:
+    tune = start("--seconds", "600", "--out", "tuning.json", "--json", verb="tune")
+    launcher = psutil.Process(tune.process.pid)
+    while len(clients := launcher.children()) < 3:
+        assert tune.process.poll() is None
+    clients[1].kill()
+    code = tune.wait()
+    assert code != 0
+    [line] = tune.out
+    error = json.loads(line)["error"]
+    assert error["kind"] == "DMeshError"
+    assert f"ended with exit code {code}" in error["message"]
+    assert not (tmp_path / "tuning.json").exists()
 
 
 def test_programs_are_told_what_was_measured(start, tmp_path) -> None:

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dmesh.cli.output import add_json
-from dmesh.errors import ConfigurationError
+from dmesh.cli.output import add_json, tell_failure
+from dmesh.errors import ConfigurationError, DMeshError
 
 if TYPE_CHECKING:
     from dmesh.cli.tune_telling import Messenger, Presenter
@@ -103,12 +103,16 @@ def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
             plan = plan_launch(options, reservation.ports, environment)
             sys.stdout.flush()
             errors = Output(2, os.environ)
-            heard = Ear(Presenter(bar, as_json=as_json), errors)
-            return Supervisor(plan, heard, errors).run().exit_code
+            presenter = Presenter(bar, as_json=as_json)
+            code = Supervisor(plan, Ear(presenter, errors), errors).run().exit_code
     except ConfigurationError:
         raise
     except OSError as error:
         raise ConfigurationError(f"the clients could not be started: {error}") from error
+    if code and as_json and not presenter.finished:
+        message = f"the clients that measure have ended with exit code {code}, and said why on standard error"
+        tell_failure("tune", message, DMeshError, as_json=True)
+    return code
 
 
 def _take_part(out: Path, seconds: float, audience: Presenter | Messenger) -> int:
@@ -143,11 +147,25 @@ def _out(given: str | None) -> Path:
 
     named = given or os.environ.get("DMESH_TUNING", "").strip()
     if named and (given or named != "0"):
-        return Path(named)
-    default = default_path()
-    if default is None:
+        out = Path(named)
+    elif (default := default_path()) is not None:
+        out = default
+    else:
         raise ConfigurationError("there is no home directory for the file; name one with --out")
-    return default
+    _check_place(out)
+    return out
+
+
+def _check_place(out: Path) -> None:
+    """Finds out before anything is measured whether there can be such a file."""
+    if out.is_dir():
+        raise ConfigurationError(f"the tuning file {out} is a directory; name a file in it with --out")
+    place = next(place for place in out.absolute().parents if place.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"the tuning file {out} cannot be written: {place} is no directory that this user may write to. "
+            "Name another file with --out"
+        )
 
 
 def _clients(text: str) -> int:

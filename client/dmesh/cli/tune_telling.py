@@ -32,6 +32,12 @@ class Presenter:
         self._bar = bar
         self._as_json = as_json
         self._tables: list[Mapping[str, Any]] = []
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has shown what came out."""
+        return self._finished
 
     def tell(self, what: str | Table | Step) -> None:
         """Shows what `measure` tells."""
@@ -53,6 +59,7 @@ class Presenter:
             result: For programs.
             text: For people.
         """
+        self._finished = True
         self._print(text)
         if self._as_json:
             self._bar.clear()
