@@ -104,7 +104,11 @@ class Fuzzer:
     def _fill(self, made: Message, field: Field, depth: int) -> None:
         if depth > 3:
             return
-        if field.is_repeated:
+        if field.message_type.GetOptions().map_entry:
+            keys, values = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            for _ in range(self._chance.choice([0, 1, 2, 5])):
+                getattr(made, field.name)[self._value(keys)] = self._value(values)
+        elif field.is_repeated:
             for _ in range(self._chance.choice([0, 1, 2, 5])):
                 getattr(made, field.name).add().CopyFrom(self.message(field.message_type, depth + 1))
         else:
