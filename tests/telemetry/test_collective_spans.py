@@ -19,7 +19,7 @@ from dmesh import native
 from dmesh.collectives.following import Scopes
 from dmesh.collectives.trace import Trace, head_of
 from dmesh.telemetry import collective_spans
-from dmesh.telemetry.collective_spans import CollectiveSpans, _named, _Pace
+from dmesh.telemetry.collective_spans import CollectiveSpans, _epoch, _named, _Pace
 
 WAYS = [(), ("pure",), *([("native",), ("wired",)] if native.core() is not None else [])]
 
@@ -213,3 +213,23 @@ def test_the_pace_lets_pass_what_it_should() -> None:
     assert not pace.spent(0.6)
     assert [pace.take(0.2) for _ in range(3)] == [True, True, False]
     assert sum(pace.take(100.0) for _ in range(20)) == 5
+
+
+@pytest.mark.parametrize("interrupted", [{1}, {2}, {1, 4}, set()], ids=str)
+def test_a_thread_that_loses_its_core_between_two_clocks_shifts_no_span(
+    monkeypatch: pytest.MonkeyPatch, interrupted: set[int]
+) -> None:
+    now, looks = 1_000_000_000, 0
+
+    def monotonic_ns() -> int:
+        nonlocal now, looks
+        now += 30_000_000 if looks in interrupted else 100
+        looks += 1
+        return now
+
+    def time_ns() -> int:
+        return monotonic_ns() + 1_700_000_000_000_000_000
+
+    clocks = SimpleNamespace(monotonic_ns=monotonic_ns, time_ns=time_ns)
+    monkeypatch.setattr(collective_spans, "time", clocks)
+    assert abs(_epoch() - 1_700_000_000_000_000_000) < 1000
