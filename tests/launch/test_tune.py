@@ -137,7 +137,15 @@ def test_without_the_native_core_messages_are_measured(start, script, tmp_path) 
     assert sum(said in line for line in show.out) == sum(f"uses {made}" in line for line in show.out) == 2
 
 
-@pytest.mark.parametrize(("out", "says"), [(".", "is a directory"), ("file/tuning.json", "is no directory")])
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        (".", "is a directory"),
+        ("file/tuning.json", "is no directory"),
+        (f"{'x' * 300}/tuning.json", "cannot be written: File name too long"),
+    ],
+    ids=["directory", "below a file", "too long"],
+)
 def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
     tmp_path, monkeypatch, capsys, out, says
 ) -> None:

@@ -158,9 +158,13 @@ def _out(given: str | None) -> Path:
 
 def _check_place(out: Path) -> None:
     """Finds out before anything is measured whether there can be such a file."""
-    if out.is_dir():
+    try:
+        taken = out.is_dir()
+        place = next(place for place in out.absolute().parents if place.exists())
+    except OSError as error:  # a name that is too long, a directory that this user may not look into
+        raise ConfigurationError(f"the tuning file {out} cannot be written: {error.strerror}") from error
+    if taken:
         raise ConfigurationError(f"the tuning file {out} is a directory; name a file in it with --out")
-    place = next(place for place in out.absolute().parents if place.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"the tuning file {out} cannot be written: {place} is no directory that this user may write to. "
