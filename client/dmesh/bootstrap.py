@@ -83,7 +83,7 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
     """
     tuning = find_tuning(settings.tuning)
     with contextlib.ExitStack() as undo:
-        coordinator = (settings.coordinator or settings.jobs[0]) if use_coordination else None
+        coordinator = _coordinator(settings) if use_coordination else None
         tracing = _open_tracing(settings, coordinator) if settings.otel else None
         if tracing is not None:
             undo.callback(tracing.close)
@@ -208,7 +208,7 @@ def _start_with_coordination(
             where = join_address(settings.bind_host or host, port)
             server = _start_embedded_server(where, settings, source, tls, tracing)
             undo.callback(server.stop, grace=0.5)
-        where = settings.coordinator or settings.jobs[0]
+        where = _coordinator(settings)
         identity = Identity(
             cluster=settings.cluster,
             job=settings.job_name,
@@ -367,8 +367,13 @@ def _await_everybody(agent: Agent, settings: Settings, deadline: float) -> None:
         raise type(error)(f"initialization failed: {error}", error.members) from error
 
 
+def _coordinator(settings: Settings) -> str:
+    """Returns where the clients meet: at a server of its own, or in the first of them."""
+    return settings.coordinator or settings.jobs[0]
+
+
 def _advice(settings: Settings) -> str:
-    where = settings.coordinator or settings.jobs[0]
+    where = _coordinator(settings)
     return (
         "Check that each client was started with the same DTENSOR_JOBS, DMESH_COORDINATOR and "
         f"enable_coordination_service, and can reach {where}; DMESH_INIT_TIMEOUT sets the limit."

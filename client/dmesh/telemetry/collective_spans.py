@@ -27,8 +27,6 @@ _BURST = 2000
 _BATCH = 256
 """Spans that are worth fetching calls for, where there are more calls than spans."""
 _LONGEST = 1000
-_AT_ONCE = 20_000
-"""Nanoseconds for a look at both clocks, if the thread has its core all the while."""
 _DTYPE = re.compile(r"[(, ](\w+(?: \(big-endian\))?), shape \(")
 
 
@@ -142,16 +140,12 @@ class _Pace:
 def _epoch() -> int:
     """Returns when the monotonic clock was 0, ns since 1970. Clocks are set: it is looked at for each span.
 
-    The thread may lose its core between looking at one clock and at the other, for milliseconds.
+    The thread may lose its core between looking at one clock and at the other, for milliseconds: of several
+    looks, the one that took the shortest counts.
     """
-    shortest, found = 1 << 63, 0
-    for _ in range(5):
-        before, now, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if after - before < shortest:
-            shortest, found = after - before, now - (before + after) // 2
-        if shortest < _AT_ONCE:
-            break
-    return found
+    looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
+    before, now, after = min(looks, key=lambda look: look[2] - look[0])
+    return now - (before + after) // 2
 
 
 @lru_cache(maxsize=512)
