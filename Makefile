@@ -14,7 +14,7 @@ export DMESH_BUILD_WERROR ?= 1
 SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 
-.PHONY: help demo docs hello test slow faults mpi browser lint format bench bench-coordination bench-peers load load-10k soak \
+.PHONY: help demo docs hello test slow faults mpi gpu-test browser lint format bench bench-coordination bench-peers load load-10k soak \
 	native native-current native-sanitize protos cluster docker-test manifests package audit clean
 
 help: ## Show the targets.
@@ -53,6 +53,9 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 		{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y openmpi-bin libopenmpi-dev; } || \
 		{ echo "make mpi needs mpirun, and an MPI library that mpi4py finds: Debian's openmpi-bin and libopenmpi-dev"; exit 1; }
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
+
+gpu-test: native-current ## Test GPU arrays on this machine's GPUs; skipped, with a message, without a GPU or CuPy.
+	$(BIN)/python -m pytest -rs $(or $(ARGS),tests/collectives/gpu/test_on_gpu.py tests/collectives/gpu/test_against_cupy.py)
 
 manifests: $(READY) ## Test the Helm chart with Helm, Kubernetes' schemas and Grafana's, which it downloads.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,manifests]'
@@ -118,11 +121,12 @@ docs: native-current ## Build the documentation site into build/site; every warn
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
-lint: $(READY) ## Style, types, walls between rooms, protocol.
+lint: $(READY) ## Style, types, walls between rooms, import cycles, protocol.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.repo.import_cycles
 	$(BIN)/buf lint protos
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
 

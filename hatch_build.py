@@ -22,9 +22,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+if TYPE_CHECKING:
+    from dmesh import _native, native
+
+    _the_stub_agrees: native.Core = _native  # checked here because no module of dmesh may import `dmesh`
 
 MODULE = "dmesh._native"
 SANITIZERS = ("address", "undefined", "thread")
@@ -130,8 +135,8 @@ def build(root: Path, package: Path, options: BuildOptions) -> Path:
     sources = root / "client" / "native"
     extension = setuptools.Extension(
         MODULE,
-        sources=[str(path) for path in sorted(sources.glob("*.c"))],
-        include_dirs=[numpy.get_include()],
+        sources=[str(path) for path in sorted(sources.glob("*/*.c"))],
+        include_dirs=[str(sources / "core"), numpy.get_include()],
         define_macros=[("DMESH_SANITIZERS", f'"{",".join(options.sanitizers)}"')],
         extra_compile_args=options.compiler_flags,
         extra_link_args=options.linker_flags,
@@ -241,7 +246,7 @@ def main() -> None:
     root = Path(__file__).resolve().parent
     package = root / "client" / "dmesh"
     target = module_file(package)
-    inputs = [Path(__file__), *(root / "client" / "native").glob("*.[ch]")]
+    inputs = [Path(__file__), *(root / "client" / "native").glob("*/*.[ch]")]
     try:
         options = BuildOptions.load(os.environ)
         current = target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in inputs)

@@ -1,7 +1,7 @@
 """How much of an asynchronous all-reduce hides behind a matrix product that takes as long.
 
     python benchmarks/overlap.py                 # through shared memory
-    python benchmarks/overlap.py --wired         # over TCP, as between hosts
+    python benchmarks/overlap.py --tcp           # over TCP, as between hosts
     python benchmarks/overlap.py --mb 16 --rounds 20
 
 Two ranks. Rank 0 computes and communicates, rank 1 only communicates. NumPy computes in one thread. What is
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace, cores: str) -> dict[str, list[float]]:
         "DTENSOR_JOB_NAME": "worker",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]),
     }
-    if options.wired:
+    if options.tcp:
         environment["DMESH_SHARED_MEMORY"] = "0"
     command = [
         sys.executable,
@@ -139,7 +139,7 @@ def main() -> None:
     )
     parser.add_argument("--mb", type=int, default=64, help="size of the array, MiB")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--wired", action="store_true", help="share no memory")
+    parser.add_argument("--tcp", action="store_true", help="share no memory")
     parser.add_argument("--json", action="store_true", help="print all figures, too")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--free", default="", help=argparse.SUPPRESS)
@@ -149,7 +149,7 @@ def main() -> None:
         free = (computes, communicates) if options.free else None
         rank(options.rank, options.mb, options.rounds, free)
         return
-    way = "over TCP" if options.wired else "through shared memory"
+    way = "over TCP" if options.tcp else "through shared memory"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     settings = {"shared": ""}
     if len(cores) > 1:

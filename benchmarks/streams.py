@@ -80,7 +80,7 @@ def rank(sizes: list[int], streams: list[int], rounds: int, calls: int) -> None:
         world.communicator.tuning = Tuning(streams=count)
         groups[count] = world.communicator.new_group(world.ranks, f"{count} streams")
         groups[count].barrier()
-        assert groups[count]._term.port.streams == count, "there are no wires"
+        assert groups[count].endpoint.streams == count, "the group has no dedicated connections"
     for size in sizes:
         x = np.ones(size // 4, np.float32)
         times: dict[int, list[float]] = {count: [] for count in groups}

@@ -25,7 +25,7 @@ from dmesh._version import __version__
 if TYPE_CHECKING:
     from dmesh import collectives, config, coordination, data, distribute, errors, tpu, train
     from dmesh.config import client_id, full_job_name, heartbeat_enabled, job_name, jobs, num_clients
-    from dmesh.device import (
+    from dmesh.devices.device import (
         DeviceSpec,
         device_name,
         local_devices,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         default_mesh,
         get_default_mesh,
     )
-    from dmesh.synchronization import barrier
-    from dmesh.system import initialize_accelerator_system, shutdown_accelerator_system
+    from dmesh.mesh.synchronization import barrier
+    from dmesh.runtime.system import initialize_accelerator_system, shutdown_accelerator_system
     from dmesh.tpu.mesh import create_tpu_mesh
 
     initialize_multi_client = initialize_accelerator_system
@@ -60,7 +60,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),
-    "device": (
+    "devices.device": (
         "DeviceSpec", "device_name", "local_devices", "num_global_devices", "num_local_devices",
         "preferred_device_type",
     ),
@@ -71,11 +71,11 @@ _HOMES = {
     "mesh": (
         "Mesh", "MeshDimension", "create_distributed_mesh", "create_mesh", "default_mesh", "get_default_mesh",
     ),
-    "synchronization": ("barrier",),
-    "system": ("initialize_accelerator_system", "shutdown_accelerator_system"),
+    "mesh.synchronization": ("barrier",),
+    "runtime.system": ("initialize_accelerator_system", "shutdown_accelerator_system"),
     "tpu.mesh": ("create_tpu_mesh",),
 }  # fmt: skip
-"""Where the public names live. They are imported when they are first used: the coordination server, the
+"""Modules of the public names. They are imported when they are first used: the coordination server, the
 command line and the launcher are here, too, and would start half as fast with NumPy and all of the SDK."""
 
 _SUBMODULES = ("collectives", "config", "coordination", "data", "distribute", "errors", "tpu", "train")

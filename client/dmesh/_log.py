@@ -1,4 +1,4 @@
-"""Where the SDK speaks: the `dmesh` logger, and lines that a waiting user must see."""
+"""Output of the SDK: the `dmesh` logger, and lines that a waiting user must see."""
 
 from __future__ import annotations
 

@@ -2,11 +2,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dmesh import native
-from dmesh.collectives.arena import port
 from dmesh.native import BuildInfo
 
 abi: int
 build: BuildInfo
-Port: type[port.NativePort]
-Territory: Callable[[], native.Territory]
-Quick: Callable[[str, Callable[..., Any]], Any]
+Endpoint: type[native.Endpoint]
+RegisteredMemory: Callable[[], native.RegisteredMemory]
+FastPath: Callable[[str, Callable[..., Any], Callable[..., Any]], Any]

@@ -45,10 +45,8 @@ DMeshError
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dmesh.coordination.members import Member
+from enum import Enum
+from typing import Protocol
 
 
 class DMeshError(Exception):
@@ -197,14 +195,65 @@ class AddressInUseError(DMeshError, OSError):
     """A port that this process must listen on is taken."""
 
 
+class ProcessInfo(Protocol):
+    """Process of a client that an error names: see `dmesh.coordination.Process`."""
+
+    @property
+    def host(self) -> str:
+        """Host name, as the process sees it."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on that host."""
+
+
+class MemberInfo(Protocol):
+    """Client that an error names, a `dmesh.coordination.Member`: this module imports no other one."""
+
+    @property
+    def job(self) -> str:
+        """Name of the job."""
+
+    @property
+    def index(self) -> int:
+        """Index within the job: the client id."""
+
+    @property
+    def incarnation(self) -> int:
+        """Random number of the process; 0 if it never registered."""
+
+    @property
+    def state(self) -> Enum:
+        """State of the membership: a `dmesh.coordination.MemberState`."""
+
+    @property
+    def process(self) -> ProcessInfo:
+        """Its process."""
+
+    @property
+    def reason(self) -> str:
+        """Cause of a loss or failure, in words."""
+
+    @property
+    def rank(self) -> int:
+        """The client id, by which collectives know it."""
+
+    @property
+    def task(self) -> str:
+        """Name of the task: `/job:worker/task:2`."""
+
+    def describe(self) -> str:
+        """Return its name for people: `/job:worker/task:2 (host h, pid 9)`."""
+
+
 class CoordinationError(DMeshError, RuntimeError):
     """The coordination server refused, or a cluster's state does not allow what was asked.
 
     Attributes:
-        members: Whom it is about: who is missing, was lost, or is in the way.
+        members: The clients that are missing, were lost, or are in the way.
     """
 
-    def __init__(self, message: str, members: Sequence[Member] = ()) -> None:
+    def __init__(self, message: str, members: Sequence[MemberInfo] = ()) -> None:
         super().__init__(message)
         self.members = tuple(members)
 

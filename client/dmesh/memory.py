@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from dmesh import context
-from dmesh.collectives.arena.pool import Pool
+from dmesh.collectives.backends.shm.pool import Pool
+from dmesh.collectives.communicator import Communicator
+from dmesh.runtime import context
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike = float, *, shared: bool = False) -> NDArray[Any]:
@@ -55,6 +56,5 @@ def array(x: ArrayLike, dtype: DTypeLike | None = None, *, shared: bool = False)
 
 
 def _pool() -> Pool | None:
-    communicator = context.current().communicator
-    neighbourhood = None if communicator is None else communicator.neighbourhood
-    return None if neighbourhood is None else neighbourhood.pool
+    shared_memory = context.current().get(Communicator).shared_memory
+    return None if shared_memory is None else shared_memory.pool

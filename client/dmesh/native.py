@@ -1,89 +1,288 @@
-"""The native core: whether this process uses it is decided here and nowhere else.
+"""The native core: the decision whether this process uses it, and the interfaces of its types.
 
-The extension module `dmesh._native` makes what dmesh does faster, and nothing possible that is not possible
-without it. Whoever has a native and a pure path asks for it once, and keeps what it got:
-
-```python
-native = core()
-reduce = pure.reduce if native is None else native.reduce
-```
-
-Nothing else imports `dmesh._native`, and `import dmesh` does not load it.
+The extension module `dmesh._native` is optional: it makes dmesh faster. Without it, ranks of one host
+exchange messages over TCP instead of sharing memory. No other module imports `dmesh._native`, and
+`import dmesh` does not load it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
-from dmesh.context import environment
+from dmesh.config.settings import read_native
 from dmesh.errors import NativeCoreError
-from dmesh.settings import read_native
+from dmesh.runtime.context import environment
 
 if TYPE_CHECKING:
     from mmap import mmap
 
     from numpy.typing import NDArray
 
-    from dmesh import _native
-    from dmesh.collectives.arena import port
 
-ABI = 4
-"""`DMESH_NATIVE_ABI` of client/native/module.h: the module that this Python code was written for."""
+ABI = 6
+"""`DMESH_NATIVE_ABI` of client/native/python/module.h: the module that this Python code was written for."""
 
 _MODULE = "dmesh._native"
 
 
 class BuildInfo(TypedDict):
-    """How the native core was built."""
+    """Facts about the build of the native core."""
 
     compiler: str
     """Name and version of the compiler."""
     simd: str
     """The widest vector instructions that all of its code may use: `sse2`, `neon`, ..."""
     sanitizers: tuple[str, ...]
-    """What the compiler checks at run time: `address`, `undefined`, `thread`. Empty in ordinary builds."""
+    """Sanitizers that it was built with: `address`, `undefined`, `thread`. Empty in ordinary builds."""
 
 
-class Territory(Protocol):
-    """The memory that processes share, as far as this one knows it."""
+class RegisteredMemory(Protocol):
+    """Shared segments with arrays: those of this process, and those of others that it has mapped."""
 
     def add(self, memory: mmap, nonce: bytes, descriptor: int, own: bool, /) -> None:
-        """Adds a segment; it must stay mapped until it is dropped."""
+        """Register a segment. It stays mapped until it is dropped."""
 
     def drop(self, nonce: bytes, /) -> None:
-        """Forgets a segment."""
+        """Remove a segment; the oldest one, if it was mapped again in the meantime."""
 
     def contains(self, array: NDArray[Any], /) -> bool:
-        """Whether an array's memory is in a segment of this process."""
+        """Return whether an array is in a segment of this process."""
 
-    def reads(self, process: int, address: int, expected: bytes, /) -> bool:
-        """Whether this process may read another one's memory, and finds these bytes there."""
+    def can_read(self, process: int, address: int, expected: bytes, /) -> bool:
+        """Return whether this process may read another one's memory, and finds these bytes there."""
+
+
+class Endpoint(Protocol):
+    """One rank's end of a group, or of one pair of ranks, in shared memory or over TCP.
+
+    The methods that are named after collectives take a whole call. They return its result; or
+    `NotImplemented`, if they cannot carry it out and nothing has happened; or the endpoint itself, if the
+    call has begun and others have not come yet. Then `progress` goes on with it.
+    """
+
+    issued: int
+    """Number of the last call that was made."""
+    completed: int
+    """Number of the last completed call."""
+    on_complete: Callable[[], object] | None
+    """Called when a call that the endpoint took whole is complete."""
+    keep_alive: object
+    """Object that lives as long as the endpoint."""
+    max_all_reduce: int
+    """Bytes from which an all-reduce is left to Python."""
+    single_copy_from: int
+    """Bytes from which peers read private arrays in this process."""
+
+    def __init__(
+        self,
+        regions: Sequence[tuple[Any, int]],
+        salts: Sequence[int],
+        position: int,
+        slot_bytes: int,
+        staging_bytes: int,
+        oversubscribed: bool,
+        pipe: bool = False,
+    ) -> None:
+        """Make an endpoint in shared memory; see `shm.h` and `p2p.h`."""
+
+    @classmethod
+    def over_sockets(
+        cls,
+        descriptors: list[int],
+        position: int,
+        pipe: bool = False,
+        piece_bytes: int = 0,
+        owns: bool = True,
+        one_step_bytes: int = 0,
+        streams: int = 1,
+        /,
+    ) -> Endpoint:
+        """Make an endpoint over TCP connections, which it closes if it owns them; see `tcp.h`."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that a rank can contribute in one epoch; over TCP, of a piece."""
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of a staging buffer."""
+
+    @property
+    def one_step_bytes(self) -> int:
+        """Bytes that one rank sends in all, up to which a call over TCP takes one step."""
+
+    @property
+    def streams(self) -> int:
+        """TCP connections with each member; 0 in shared memory."""
+
+    @property
+    def over_tcp(self) -> bool:
+        """True if it is over TCP."""
+
+    @property
+    def can_read_peers(self) -> bool:
+        """True if members may read the memory of each other's processes."""
+
+    @property
+    def pending(self) -> bool:
+        """True while a call is under way."""
+
+    @property
+    def pending_sequence(self) -> int:
+        """Number of the pending call, if the endpoint took it whole."""
+
+    @property
+    def completed_at(self) -> int:
+        """Completion of the last call that the endpoint took whole, in ns of the monotonic clock."""
+
+    @property
+    def mismatched(self) -> bool:
+        """True if `culprit` has made another call."""
+
+    @property
+    def corrupt(self) -> bool:
+        """True if `culprit` has written or sent invalid data."""
+
+    @property
+    def disconnected(self) -> bool:
+        """True if the connection with `culprit` has ended, or its memory is not readable."""
+
+    @property
+    def culprit(self) -> int:
+        """Position of a member."""
+
+    def barrier(self) -> Any:
+        """Take a whole call, as the other methods of such names do."""
+
+    def all_reduce(self, x: Any, op: str, out: Any, /) -> Any:
+        """Take a whole call."""
+
+    def reduce(self, x: Any, op: str, root: int, out: Any, /) -> Any:
+        """Take a whole call."""
+
+    def reduce_scatter(self, x: Any, op: str, axis: int | None, out: Any, /) -> Any:
+        """Take a whole call."""
+
+    def broadcast(self, x: Any, root: int, out: Any, /) -> Any:
+        """Take a whole call."""
+
+    def all_gather(self, x: Any, axis: int | None, out: Any, /) -> Any:
+        """Take a whole call."""
+
+    def gather(self, x: Any, root: int, out: Any, /) -> Any:
+        """Take a whole call."""
+
+    def all_to_all(self, x: Any, out: Any, /) -> Any:
+        """Take a whole call."""
+
+    def send(self, x: Any, /) -> Any:
+        """Take a whole transfer, at its first end."""
+
+    def recv(self, like: Any, out: Any, /) -> Any:
+        """Take a whole transfer, at its second end."""
+
+    def supports(self, descriptor: Any, /) -> bool:
+        """Return whether `start` can carry a call out: a reduction only if there is a kernel for it."""
+
+    def start(
+        self,
+        kind: int,
+        op: int,
+        dtype: int,
+        root: int,
+        hash_: int,
+        nbytes: int,
+        block: int,
+        source: Any,
+        target: Any,
+        /,
+    ) -> None:
+        """Begin a collective between flat buffers of bytes; `progress` goes on with it.
+
+        Args:
+            kind: Index into `descriptor.KINDS`.
+            op: Index into `descriptor.OPS`.
+            dtype: Index into `descriptor.DTYPES`; used in reductions only.
+            root: The root; of a permutation, the position of this rank's source, or -1.
+            hash_: 64 bits that must be the same on all members.
+            nbytes: Bytes of each contribution.
+            block: Bytes of one rank's block, in collectives that have blocks.
+            source: Contribution; None if there is none.
+            target: Memory of the result; None if there is none.
+        """
+
+    def start_send(self, hash_: int, data: memoryview, /) -> None:
+        """Begin to send bytes; `progress` goes on with it."""
+
+    def start_recv(self, hash_: int, into: memoryview, /) -> None:
+        """Begin to receive bytes; `progress` goes on with it."""
+
+    def progress(self, seconds: float, /) -> Any:
+        """Wait for the members; return the result (None for a started call), or the endpoint itself."""
+
+    def missing(self) -> list[int]:
+        """Return the positions of the members that the last call waits for. Any thread."""
+
+    def advertise(
+        self,
+        registered: RegisteredMemory | None,
+        attach: Callable[[int, bytes, int, int], None],
+        retire: Callable[[tuple[object, ...]], None],
+        processes: list[int],
+        /,
+    ) -> None:
+        """Let peers access large arrays in registered memory in place; all members must do so, or none.
+
+        Args:
+            registered: Segments with arrays.
+            attach: Registers a member's segment: position, nonce, size, descriptor.
+            retire: Keeps arrays of a failed call that peers may still access, when the endpoint goes.
+            processes: Process of each member, if each may read the memory of all others; else empty.
+        """
+
+    def next_sequence(self) -> int:
+        """Count a call that Python makes, and return its number."""
+
+    def recent(self, most: int = 256, /) -> list[Any]:
+        """Return the last calls that were taken whole, oldest first.
+
+        Each is (number, descriptor, nbytes, began, completed, waited), times in ns of the monotonic clock:
+        0 for not yet; `waited` is the time spent waiting for others, -1 if unknown.
+        """
+
+    def totals(self) -> tuple[int, int, int]:
+        """Return how many calls in `recent` are complete, and the ns that they took and waited in all."""
+
+    def forget(self, number: int, /) -> None:
+        """Leave a call out of `recent`: its record is kept elsewhere."""
+
+    def close(self) -> None:
+        """Let no more calls begin; a pending one goes on."""
+
+    def abort(self) -> None:
+        """Close it, and make `progress` return at once. Any thread."""
 
 
 class Core(Protocol):
-    """What the module `dmesh._native` offers."""
+    """Contents of the module `dmesh._native`."""
 
     abi: int
     """Changes when Python code for another version would misuse the module."""
     build: BuildInfo
-    """How it was built."""
-    Port: type[port.NativePort]
-    """Makes a member's end of an arena, or of a group's connections."""
-    Territory: Callable[[], Territory]
-    """Makes an empty territory."""
-    Quick: Callable[[str, Callable[..., Any]], Any]
-    """Makes a method of groups; see `dmesh.collectives.quick`."""
-
-
-if TYPE_CHECKING:
-    _the_stub_agrees: Core = _native
+    """Facts about its build."""
+    Endpoint: type[Endpoint]
+    """Type of endpoints."""
+    RegisteredMemory: Callable[[], RegisteredMemory]
+    """Makes an empty table of segments."""
+    FastPath: Callable[[str, Callable[..., Any], Callable[..., Any]], Any]
+    """Makes a public function whose usual calls run natively; see `dmesh.collectives.fast_path`."""
 
 
 def core() -> Core | None:
-    """Returns the native core, or None where it is not used; `reason()` says why.
+    """Return the native core, or None if it is not used; `reason()` says why.
 
     The environment is read at every call, the module loaded at most once.
 
@@ -105,7 +304,7 @@ def core() -> Core | None:
 
 
 def reason() -> str | None:
-    """Says why `core()` does not return the native core; None if it does.
+    """Return why `core()` does not return the native core; None if it does.
 
     Raises:
         ConfigurationError: `DMESH_NATIVE` is none of 0, 1 and auto.
@@ -117,7 +316,7 @@ def reason() -> str | None:
 
 @functools.cache
 def _load() -> tuple[Core | None, str | None]:
-    """Returns the module, or None and what is wrong with it."""
+    """Return the module, or None and what is wrong with it."""
     try:
         # By its name: a checker of imports would take `from dmesh import` for one of the whole package.
         module = cast(Core, importlib.import_module(_MODULE))

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 VERSION = 2
-"""What this side speaks."""
+"""Version of the protocol that this side speaks."""
 OLDEST_CLIENT = 1
 """The oldest version of clients that a server of `VERSION` serves."""
 

@@ -1,4 +1,4 @@
-"""Which tasks a cluster has, and where: `ClusterSpec`, as `tf.train.ClusterSpec` has it.
+"""Tasks of a cluster and their addresses: `ClusterSpec`, as `tf.train.ClusterSpec` has it.
 
 ```python
 spec = dmesh.train.ClusterSpec({"worker": ["host1:10000", "host2:10000"], "ps": {1: "host3:10000"}})
@@ -112,11 +112,11 @@ class ClusterSpec:
         return shape
 
     def __bool__(self) -> bool:
-        """Whether there is any job."""
+        """Return whether there is any job."""
         return bool(self._jobs)
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` has the same tasks at the same addresses: a ClusterSpec, or what makes one."""
+        """Return whether `other`, a ClusterSpec or what makes one, has the same tasks and addresses."""
         if isinstance(other, ClusterSpec):
             return self._jobs == other._jobs
         if isinstance(other, Mapping):

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dmesh.certificates import IdentityFiles
-from dmesh.tokens import TokenSource
+from dmesh.security.certificates import IdentityFiles
+from dmesh.security.tokens import TokenSource
 from dmesh_server import event_loop
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address

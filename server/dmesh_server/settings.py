@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from dmesh.certificates import IdentityFiles
 from dmesh.errors import ConfigurationError
+from dmesh.security.certificates import IdentityFiles
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
 from dmesh_server.security.limits import PeerLimits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.faults.secured import Served, serving, write_tokens
 
-from dmesh import tokens
+from dmesh.security import tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

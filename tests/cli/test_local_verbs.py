@@ -17,7 +17,7 @@ import pytest
 from dmesh.cli import VERBS, main
 from dmesh.cli.checks import Check, examine
 from dmesh.cli.progress import Bar
-from dmesh.settings import VARIABLES
+from dmesh.config.settings import VARIABLES
 
 TOKEN = "a-token-that-nobody-is-to-see"
 

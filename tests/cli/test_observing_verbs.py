@@ -214,7 +214,8 @@ def test_every_verb_says_the_same_of_itself_everywhere_and_documents_its_exit_co
 def test_help_is_there_at_once() -> None:
     script = (
         "import sys\nfrom dmesh.cli import main\ntry:\n main(['--help'])\nexcept SystemExit: pass\n"
-        "assert not sys.modules.keys() & {'numpy', 'grpc', 'google.protobuf', 'rich', 'dmesh.settings'}"
+        "assert not sys.modules.keys() & {'numpy', 'grpc', 'google.protobuf', 'rich', "
+        "'dmesh.config.settings'}"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     for verb in VERBS:

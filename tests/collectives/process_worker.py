@@ -6,7 +6,9 @@ processes.
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import signal
 import socket
 import sys
@@ -19,13 +21,13 @@ import ml_dtypes
 import numpy as np
 
 from dmesh import native
-from dmesh.collectives.arena.neighbourhood import Neighbourhood
+from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
+from dmesh.collectives.backends.tcp.local import LocalNetwork
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.local import LocalNetwork
-from dmesh.collectives.transport.tcp import TcpTransport
-from dmesh.collectives.tuning import SHIPPED, Tuning
+from dmesh.collectives.tuning import SEND_BUFFER, SHIPPED, Tuning
 from dmesh.errors import CollectiveError
 
 SECRET = b"known to the test and its workers"
@@ -50,7 +52,7 @@ class Member:
             peers,
             transport,
             timeout=60,
-            neighbourhood=neighbourhood(self.way, self.rank),
+            shared_memory=shared_memory(self.way, self.rank),
             tuning=Tuning(streams=2) if self.way == "wired" else SHIPPED,
         )
 
@@ -60,16 +62,15 @@ class Member:
         return self.communicator.world
 
 
-def neighbourhood(way: str, rank: int = 0) -> Neighbourhood | None:
+def shared_memory(way: str, rank: int = 0) -> SharedMemoryRegistry | None:
     """What it shares: with `messages` nobody has heard of that. Odd ranks are read where their arrays are."""
     match way:
         case "messages":
             return None
-        case "native" | "pure":
-            core = native.core() if way == "native" else None
-            return Neighbourhood(1 << 28, core, read_from=1 if rank % 2 else None)
+        case "native":
+            return SharedMemoryRegistry(1 << 28, native.core(), read_from=1 if rank % 2 else None)
         case "wired":
-            return Neighbourhood(0, native.core())
+            return SharedMemoryRegistry(0, native.core())
     raise AssertionError(way)
 
 
@@ -124,8 +125,25 @@ def check(world: Group, operation: str) -> None:
                         sent = world.send(x, (rank + 1) % size, async_op=True)
                         equal(world.recv(x, (rank - 1) % size), all_inputs[rank - 1])
                         sent.result(60)
+                case "exchange":
+                    if size > 1:
+                        exchange(world, x, all_inputs)
                 case "barrier":
                     world.barrier()
+
+
+def exchange(world: Group, x: np.ndarray, all_inputs: list[np.ndarray]) -> None:
+    """Sends to both neighbours before it receives: without waiting, and small arrays by blocking calls."""
+    before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+    sent = [world.send(x, other, async_op=True) for other in (after, before)]
+    got = [world.recv(x, other, async_op=True) for other in (before, after)]
+    equal(got[1].result(60), all_inputs[after])
+    equal(got[0].result(60), all_inputs[before])
+    for future in sent:
+        future.result(60)
+    if x.nbytes <= SEND_BUFFER:
+        world.send(x, after)
+        equal(world.recv(x, before), all_inputs[before])
 
 
 def reduce_for_ever(world: Group) -> dict[str, Any]:
@@ -144,6 +162,52 @@ def reduce_for_ever(world: Group) -> dict[str, Any]:
             "message": str(error),
             "at": time.monotonic(),  # the same clock in all processes of a machine
         }
+
+
+COUNT = 8 << 20
+"""Elements of arrays whose reduction takes long enough to stop a rank in the middle of it."""
+
+
+def reduce_in_shared_memory(communicator: Communicator, peer: int | None) -> dict[str, Any]:
+    """All-reduces in shared memory; stops the peer, if there is one, while it writes to this rank's result.
+
+    Returns:
+        How the call ended, and whether a later array kept its contents when the peer went on.
+    """
+    assert communicator.shared_memory is not None
+    pool = communicator.shared_memory.pool
+    assert pool is not None
+    group = communicator.new_group([0, 1], "late")
+    group.barrier()
+    x, out = pool.empty(COUNT, float), pool.empty(COUNT, float)
+    x[:], out[:] = 1, 0
+    group.barrier()
+    stopper = threading.Thread(target=_stop_when_written, args=(peer, out[COUNT // 2 :]))
+    if peer is not None:
+        stopper.start()
+    try:
+        group.all_reduce(x, out=out, timeout=2.0 if peer is not None else 60.0)
+        error = ""
+    except CollectiveError as failure:
+        error = type(failure).__name__
+    if peer is None:
+        return {"error": error}
+    stopper.join()
+    in_time = not out[-1]
+    del group, out
+    gc.collect()
+    later = [pool.empty(COUNT, float)]  # as large as the one that is gone
+    later[0][:] = 7
+    os.kill(peer, signal.SIGCONT)
+    answer({"error": error, "in time": in_time})
+    sys.stdin.readline()  # when the peer has noticed
+    return {"kept": bool((later[0] == 7).all())}
+
+
+def _stop_when_written(process: int, part: Any) -> None:
+    while not part[0]:
+        pass
+    os.kill(process, signal.SIGSTOP)
 
 
 def interrupt_waits(rounds: int) -> dict[str, Any]:
@@ -188,6 +252,10 @@ def main() -> None:
                     result = {}
                 case "reduce for ever":
                     result = reduce_for_ever(members[order["size"]].world)
+                case "reduce in shared memory":
+                    member = members[order["size"]]
+                    assert member.communicator is not None
+                    result = reduce_in_shared_memory(member.communicator, order.get("peer"))
                 case "interrupt waits":
                     result = interrupt_waits(order["rounds"])
                 case "mismatch":

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.collectives.fake_mpi import launch
+
 from dmesh import native
-from dmesh.collectives.arena.neighbourhood import Neighbourhood, Sizes
-from dmesh.collectives.arena.segment import here
+from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes
+from dmesh.collectives.backends.shm.segment import here
+from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.patience import Patience
-from dmesh.collectives.transport.local import LocalNetwork
 from dmesh.collectives.tuning import SHIPPED, Tuning
+from dmesh.collectives.wait_policy import WaitPolicy
 
 LIMIT = 60.0
 """Seconds after which a test has failed; nothing comes near it unless something is broken."""
@@ -25,48 +27,52 @@ class Cluster:
 
     Args:
         size: How many.
-        patience: Of all of them.
+        wait_policy: Of all of them.
         timeout: Of collectives, seconds.
-        arena: For each rank, over and over, whether it shares memory: `native` or `pure`, `no` for one that
-            refuses, `wired` for one that has connections instead; with `@NAME` on a host of that name. Empty:
-            nobody has heard of arenas.
+        shm: For each rank, over and over, whether it shares memory: `native`, `no` for one that refuses,
+            `without` for one that has no native core, `wired` for one that has connections instead; with
+            `@NAME` on a host of that name. Empty: no rank knows of shared memory.
         sizes: Of what they share.
         tuning: Of each rank, over and over.
-        read_from: Of all of them; see `Neighbourhood`.
+        read_from: Of all of them; see `SharedMemoryRegistry`.
+        mpi: Whether all of them are in one MPI launch, a fake one.
     """
 
     def __init__(
         self,
         size: int,
-        patience: Patience | None = None,
+        wait_policy: WaitPolicy | None = None,
         timeout: float = LIMIT,
-        arena: tuple[str, ...] = (),
+        shm: tuple[str, ...] = (),
         sizes: Sizes | None = None,
         tuning: tuple[Tuning, ...] = (SHIPPED,),
         read_from: int | None = None,
+        mpi: bool = False,
     ) -> None:
         self.size = size
-        self.arena = arena
+        self.shm = shm
         self.sizes = sizes
         self.read_from = read_from
         self.tuning = tuning
         self.generation = 0
-        self.options = {"timeout": timeout, "patience": patience or Patience(announce=lambda message: None)}
+        quiet = WaitPolicy(announce=lambda message: None)
+        self.options = {"timeout": timeout, "wait_policy": wait_policy or quiet}
         self.former: list[Communicator] = []
         self.network = LocalNetwork(
-            self.size, wired=any(way.startswith("wired") or "@" in way for way in arena)
+            self.size, wired=any(way.startswith("wired") or "@" in way for way in shm)
         )
+        self.mpi, self.worlds = launch(size) if mpi else (None, [None] * size)
         self.communicators = [self._communicator(rank) for rank in range(self.size)]
 
     def _communicator(self, rank: int, **options: Any) -> Communicator:
         peers, transport = self.network.peers(rank), self.network.transport(rank)
-        options["tuning"] = self.tuning[rank % len(self.tuning)]
-        if self.arena:
-            way, _, host = self.arena[rank % len(self.arena)].partition("@")
-            core = None if way == "pure" else native.core()
+        options = {"mpi": self.worlds[rank], "tuning": self.tuning[rank % len(self.tuning)], **options}
+        if self.shm:
+            way, _, host = self.shm[rank % len(self.shm)].partition("@")
+            core = None if way == "without" else native.core()
             limit = 0 if way in ("no", "wired") else 1 << 30
             place = (host.encode().ljust(16), here()[1]) if host else None
-            options["neighbourhood"] = Neighbourhood(
+            options["shared_memory"] = SharedMemoryRegistry(
                 limit, core, sizes=self.sizes, host=place, read_from=self.read_from
             )
         return Communicator(rank, peers, transport, **{**self.options, **options})

@@ -15,12 +15,12 @@ import traceback
 from typing import Any
 
 import numpy as np
-from tests.collectives.process_worker import neighbourhood
+from tests.collectives.process_worker import shared_memory
 
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.tcp import TcpTransport
 from dmesh.errors import CollectiveError
 
 SMALL, LARGE = 500, 60_000
@@ -91,7 +91,7 @@ def main() -> None:
     peers = as_peers(json.loads(sys.stdin.readline()))
     transport = TcpTransport(rank, listener, lambda: SECRET, b"cluster", incarnation)
     communicator = Communicator(
-        rank, peers, transport, timeout=60, joined=joined, neighbourhood=neighbourhood(way, rank)
+        rank, peers, transport, timeout=60, joined=joined, shared_memory=shared_memory(way, rank)
     )
     held = communicator.new_group(range(len(peers)), "held")
     for line in sys.stdin:

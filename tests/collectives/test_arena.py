@@ -10,75 +10,75 @@ import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh import native
-from dmesh.collectives.arena import meeting
-from dmesh.collectives.arena.neighbourhood import Sizes
-from dmesh.collectives.patience import Patience
+from dmesh.collectives.backends import endpoints
+from dmesh.collectives.backends.shm.registry import Sizes
+from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-QUICK = Patience(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)
-NATIVE, PURE, MIXED, WIRED = ("native",), ("pure",), ("native", "pure"), ("wired",)
+QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)
+NATIVE, WIRED = ("native",), ("wired",)
 
 pytestmark = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
 
 
-@pytest.fixture(params=[NATIVE, PURE, MIXED], ids=["native", "pure", "mixed"])
-def arena(request) -> tuple[str, ...]:
-    return request.param
-
-
-@pytest.fixture(params=[NATIVE, PURE, MIXED, WIRED], ids=["native", "pure", "mixed", "wired"])
+@pytest.fixture(params=[NATIVE, WIRED], ids=["native", "wired"])
 def medium(request) -> tuple[str, ...]:
     return request.param
 
 
-def has_arena(communicator) -> bool:
-    return communicator.world._term.port is not None
+def shares_memory(communicator) -> bool:
+    return communicator.world._generation.endpoint is not None
 
 
 # -- whether there is one ------------------------------------------------------------------------------------
 
 
 def test_a_group_has_an_arena_from_its_second_call_on(medium):
-    with cluster(3, arena=medium) as ranks:
-        assert not any(map(has_arena, ranks.communicators))
+    with cluster(3, shm=medium) as ranks:
+        assert not any(map(shares_memory, ranks.communicators))
         ranks.all(lambda c: c.world.barrier())
-        assert all(map(has_arena, ranks.communicators))
+        assert all(map(shares_memory, ranks.communicators))
         total = ranks.all(lambda c: c.world.all_reduce(np.array([1.5, c.rank])))
         for result in total:
             assert result.tolist() == [4.5, 3.0]
 
 
 @pytest.mark.parametrize("refuses", [0, 1, 2])
-def test_if_one_shares_nothing_all_exchange_messages(refuses, caplog):
-    ways = tuple("no" if rank == refuses else "native" for rank in range(3))
+@pytest.mark.parametrize(
+    ("way", "reason"), [("no", "DMESH_SHARED_MEMORY forbids it"), ("without", "that needs the native core")]
+)
+def test_if_one_shares_nothing_all_exchange_messages(refuses, way, reason, caplog):
+    ways = tuple(way if rank == refuses else "native" for rank in range(3))
     caplog.set_level("INFO", "dmesh")
-    with cluster(3, arena=ways) as ranks:
+    with cluster(3, shm=ways) as ranks:
         for _ in range(2):
             assert ranks.all(lambda c: int(c.world.all_reduce(np.array(c.rank)))) == [3, 3, 3]
-        assert not any(map(has_arena, ranks.communicators))
+        assert not any(map(shares_memory, ranks.communicators))
     assert f"rank {refuses} shares no memory" in caplog.text
-    assert "DMESH_SHARED_MEMORY forbids it" in caplog.text
+    assert reason in caplog.text
 
 
 def test_members_that_disagree_on_sizes_exchange_messages(caplog):
     caplog.set_level("INFO", "dmesh")
-    with cluster(2, arena=NATIVE) as ranks:
-        ranks.communicators[1].neighbourhood.sizes = Sizes(room=4096)
+    with cluster(2, shm=NATIVE) as ranks:
+        ranks.communicators[1].shared_memory.sizes = Sizes(slot=4096)
         for _ in range(2):
             assert ranks.all(lambda c: int(c.world.all_reduce(np.array(c.rank)))) == [1, 1]
-        assert not any(map(has_arena, ranks.communicators))
-    assert "shares memory in parts of [4096, 524288, 16384, 262144] bytes, not [65536, " in caplog.text
+        assert not any(map(shares_memory, ranks.communicators))
+    assert (
+        "divides shared memory into parts of [4096, 524288, 16384, 262144] bytes, not [65536, " in caplog.text
+    )
 
 
-def test_groups_give_their_regions_back(arena):
+def test_groups_give_their_regions_back():
     """Far more groups than there is room for, one after the other."""
-    with cluster(2, arena=arena, sizes=Sizes(room=1 << 16, stage=1 << 26)) as ranks:  # 3 fit into 1 GiB
+    with cluster(2, shm=NATIVE, sizes=Sizes(slot=1 << 16, staging=1 << 26)) as ranks:  # 3 fit into 1 GiB
 
         def body(communicator):
             for number in range(12):
                 group = communicator.new_group([0, 1])
                 group.barrier()
-                assert group._term.port is not None, number
+                assert group._generation.endpoint is not None, number
                 assert int(group.all_reduce(np.array(number))) == 2 * number
                 del group
                 gc.collect()
@@ -89,14 +89,14 @@ def test_groups_give_their_regions_back(arena):
 
 def test_a_group_for_which_there_is_no_memory_left_exchanges_messages(caplog):
     caplog.set_level("INFO", "dmesh")
-    with cluster(2, arena=NATIVE, sizes=Sizes(room=1 << 16, stage=1 << 26)) as ranks:
+    with cluster(2, shm=NATIVE, sizes=Sizes(slot=1 << 16, staging=1 << 26)) as ranks:
 
         def body(communicator):
             groups = [communicator.new_group([0, 1]) for _ in range(6)]
             for group in groups:
                 group.barrier()
                 assert int(group.all_reduce(np.array(1))) == 2
-            return [group._term.port is not None for group in groups]
+            return [group._generation.endpoint is not None for group in groups]
 
         assert ranks.all(body) == [[True, True, True, False, False, False]] * 2
     assert "used up by other groups" in caplog.text
@@ -106,8 +106,8 @@ def test_a_group_for_which_there_is_no_memory_left_exchanges_messages(caplog):
 
 
 def test_calls_of_all_sizes_and_kinds_follow_each_other(medium):
-    sizes = Sizes(room=128, stage=256)
-    with cluster(3, arena=medium, sizes=sizes) as ranks:
+    sizes = Sizes(slot=128, staging=256)
+    with cluster(3, shm=medium, sizes=sizes) as ranks:
 
         def body(communicator):
             group = communicator.world
@@ -122,7 +122,7 @@ def test_calls_of_all_sizes_and_kinds_follow_each_other(medium):
 
 
 def test_asynchronous_and_synchronous_calls_keep_their_order(medium):
-    with cluster(2, arena=medium) as ranks:
+    with cluster(2, shm=medium) as ranks:
 
         def body(communicator):
             group = communicator.world
@@ -136,7 +136,7 @@ def test_asynchronous_and_synchronous_calls_keep_their_order(medium):
 
 
 def test_groups_in_several_threads_at_once(medium):
-    with cluster(2, arena=medium) as ranks:
+    with cluster(2, shm=medium) as ranks:
 
         def body(communicator):
             groups = [communicator.new_group([0, 1], name=str(number)) for number in range(4)]
@@ -177,7 +177,7 @@ def test_groups_in_several_threads_at_once(medium):
     ],
 )
 def test_a_mismatch_is_an_error_on_all_ranks_and_names_both_sides(medium, first, second):
-    with cluster(3, arena=medium, patience=QUICK) as ranks:
+    with cluster(3, shm=medium, wait_policy=QUICK) as ranks:
         ranks.all(lambda c: c.world.barrier())
         errors = ranks.run(lambda c: (second if c.rank == 2 else first)(c.world))
         for error in errors:
@@ -188,7 +188,7 @@ def test_a_mismatch_is_an_error_on_all_ranks_and_names_both_sides(medium, first,
 
 @pytest.mark.parametrize("count", [3, 10**6])
 def test_a_peer_that_dies_is_named(medium, count):
-    with cluster(3, arena=medium, patience=QUICK) as ranks:
+    with cluster(3, shm=medium, wait_policy=QUICK) as ranks:
         ranks.all(lambda c: c.world.barrier())
         dies = threading.Timer(0.05, ranks.network.kill, (1, "killed by the test"))
         dies.start()
@@ -202,7 +202,7 @@ def test_a_peer_that_dies_is_named(medium, count):
 
 
 def test_a_timeout_names_who_is_missing_and_where_it_is(medium):
-    with cluster(3, arena=medium, patience=QUICK, timeout=0.3) as ranks:
+    with cluster(3, shm=medium, wait_policy=QUICK, timeout=0.3) as ranks:
         ranks.all(lambda c: c.world.barrier())
         errors = ranks.run(lambda c: c.world.all_reduce(np.zeros(3)), (0, 1))
         for error in errors:
@@ -211,10 +211,10 @@ def test_a_timeout_names_who_is_missing_and_where_it_is(medium):
             assert "has not called #2" in str(error)
 
 
-def test_a_word_that_cannot_be_is_an_error_that_names_its_owner(arena):
-    with cluster(2, arena=arena, patience=QUICK) as ranks:
+def test_a_word_that_cannot_be_is_an_error_that_names_its_owner():
+    with cluster(2, shm=NATIVE, wait_policy=QUICK) as ranks:
         ranks.all(lambda c: c.world.barrier())
-        region = ranks.communicators[1].world._term.port.holds.region
+        region = ranks.communicators[1].world._generation.endpoint.keep_alive.region
         memory = region.segment.memory
         for note in (0, 64):
             memory[region.offset + note : region.offset + note + 8] = (10**6).to_bytes(8, "little")
@@ -224,7 +224,7 @@ def test_a_word_that_cannot_be_is_an_error_that_names_its_owner(arena):
 
 
 def test_a_lost_rank_is_replaced_and_the_arena_begins_anew(medium):
-    with cluster(3, arena=medium, patience=QUICK) as ranks:
+    with cluster(3, shm=medium, wait_policy=QUICK) as ranks:
         for _ in range(2):
             ranks.all(lambda c: c.world.all_reduce(np.ones(3)))
         ranks.replace(1)
@@ -232,15 +232,15 @@ def test_a_lost_rank_is_replaced_and_the_arena_begins_anew(medium):
         for _ in range(3):
             for total in ranks.all(lambda c: c.world.all_reduce(np.array(c.rank))):
                 assert int(total) == 3
-        assert all(map(has_arena, ranks.communicators))
+        assert all(map(shares_memory, ranks.communicators))
 
 
 def test_the_flight_recorder_has_what_ports_did(medium):
-    with cluster(2, arena=medium) as ranks:
+    with cluster(2, shm=medium) as ranks:
         for number in range(5):
             ranks.all(lambda c, n=number: c.world.all_reduce(np.zeros(n + 1, "f4")))
         for communicator in ranks.communicators:
-            records = communicator.flight.records()
+            records = communicator.events.records()
             assert [record.sequence for record in records] == [1, 2, 3, 4, 5]
             assert [record.call for record in records] == [
                 f"all_reduce(sum, float32, shape ({n + 1},))".replace("(1,)", "(1,)") for n in range(5)
@@ -254,20 +254,20 @@ def test_the_flight_recorder_has_what_ports_did(medium):
 @pytest.mark.parametrize("seed", range(8))
 def test_arrays_in_shared_memory_are_used_where_they_are(seed):
     """Any mix of shared and private arrays, whole ones and parts, gives the same."""
-    sizes = Sizes(room=128, stage=512, pipe_room=64, pipe_stage=64)
-    with cluster(3, arena=NATIVE, sizes=sizes, read_from=1 if seed % 2 else None) as ranks:
+    sizes = Sizes(slot=128, staging=512, p2p_slot=64, p2p_staging=64)
+    with cluster(3, shm=NATIVE, sizes=sizes, read_from=1 if seed % 2 else None) as ranks:
 
         def body(communicator):
             group, rank, size = communicator.world, communicator.rank, 3
             chance = np.random.default_rng([seed, rank])
             common = np.random.default_rng(seed)
-            pool = communicator.neighbourhood.pool
+            pool = communicator.shared_memory.pool
 
             def empty(*shape):
                 if chance.random() < 0.4:
                     return np.empty(shape)
                 whole = pool.empty((shape[0] + 7, *shape[1:]), float)
-                assert communicator.neighbourhood.territory.contains(whole)
+                assert communicator.shared_memory.registered.contains(whole)
                 return whole[3 : 3 + shape[0]]
 
             group.barrier()
@@ -298,7 +298,7 @@ def test_arrays_in_shared_memory_are_used_where_they_are(seed):
                 assert (group.all_to_all(again, out=again) == parts).all()
                 x[:] = inputs[rank]
                 assert (group.all_reduce(x, out=x) == total).all()
-            return communicator.neighbourhood._lands
+            return communicator.shared_memory._attachments
 
         assert all(ranks.all(body)), "nobody has mapped the others' arrays"
 
@@ -306,16 +306,16 @@ def test_arrays_in_shared_memory_are_used_where_they_are(seed):
 @pytest.mark.parametrize("nbytes", [100, 512, 4096, 3_000_000, 9_000_000])
 def test_transfers_of_shared_arrays(nbytes):
     """Whole ones and parts of them, into shared and private ones: each is sent from where it is."""
-    sizes = Sizes(room=128, stage=512, pipe_room=128, pipe_stage=2048)
-    with cluster(3, arena=NATIVE, sizes=sizes) as ranks:
+    sizes = Sizes(slot=128, staging=512, p2p_slot=128, p2p_staging=2048)
+    with cluster(3, shm=NATIVE, sizes=sizes) as ranks:
 
         def body(communicator):
             group, rank = communicator.world, communicator.rank
-            pool = communicator.neighbourhood.pool
+            pool = communicator.shared_memory.pool
             group.barrier()
             following, previous = (rank + 1) % 3, (rank - 1) % 3
             whole = pool.empty((nbytes + 5,), np.uint8)
-            assert communicator.neighbourhood.territory.contains(whole)
+            assert communicator.shared_memory.registered.contains(whole)
             for number, out in enumerate([None, np.empty(nbytes, np.uint8), pool.empty((nbytes,), np.uint8)]):
                 whole[:] = np.arange(nbytes + 5, dtype=np.uint64) * (rank + 1) + number
                 sent = group.send(whole[2 : 2 + nbytes], following, async_op=True)
@@ -328,16 +328,16 @@ def test_transfers_of_shared_arrays(nbytes):
                 sent = group.send(private, following, async_op=True)
                 assert (group.recv(np.empty_like(private), previous) == previous).all()
                 sent.result(LIMIT)
-            return bool(communicator.neighbourhood._lands)
+            return bool(communicator.shared_memory._attachments)
 
         assert ranks.all(body) == [nbytes > 128] * 3
 
 
 def test_a_transfer_of_a_shared_array_that_the_receiver_takes_for_another_is_a_mismatch():
-    with cluster(2, arena=NATIVE, patience=QUICK) as ranks:
+    with cluster(2, shm=NATIVE, wait_policy=QUICK) as ranks:
 
         def body(communicator):
-            group, pool = communicator.world, communicator.neighbourhood.pool
+            group, pool = communicator.world, communicator.shared_memory.pool
             group.barrier()
             x = pool.empty((10**6,), np.uint8)
             if communicator.rank == 0:
@@ -354,8 +354,8 @@ def test_a_transfer_of_a_shared_array_that_the_receiver_takes_for_another_is_a_m
 
 @pytest.mark.parametrize("count", [0, 1, 5, 16, 33, 100, 1000])
 def test_transfers_of_all_sizes_in_both_directions_at_once(medium, count):
-    sizes = Sizes(room=128, stage=256, pipe_room=128, pipe_stage=512)
-    with cluster(3, arena=medium, sizes=sizes) as ranks:
+    sizes = Sizes(slot=128, staging=256, p2p_slot=128, p2p_staging=512)
+    with cluster(3, shm=medium, sizes=sizes) as ranks:
         ranks.all(lambda c: c.world.barrier())
 
         def body(communicator):
@@ -369,7 +369,9 @@ def test_transfers_of_all_sizes_in_both_directions_at_once(medium, count):
                     assert (got[::-1] == np.arange(count) + 1000 * other + number).all()
             group.barrier()
             return {
-                pair for pair, lane in group._term.lanes.items() if pair is not None and lane.port is not None
+                pair
+                for pair, lane in group._generation.streams.items()
+                if pair is not None and lane.endpoint is not None
             }
 
         for rank, pairs in enumerate(ranks.all(body)):
@@ -377,7 +379,7 @@ def test_transfers_of_all_sizes_in_both_directions_at_once(medium, count):
 
 
 def test_transfers_that_began_before_there_was_an_arena_go_on_as_messages(medium):
-    with cluster(2, arena=medium) as ranks:
+    with cluster(2, shm=medium) as ranks:
 
         def body(communicator):
             group, rank = communicator.world, communicator.rank
@@ -397,7 +399,7 @@ def test_transfers_that_began_before_there_was_an_arena_go_on_as_messages(medium
 
 
 def test_a_mismatch_of_a_transfer_names_both_sides(medium):
-    with cluster(2, arena=medium, patience=QUICK) as ranks:
+    with cluster(2, shm=medium, wait_policy=QUICK) as ranks:
         ranks.all(lambda c: c.world.barrier())
 
         def body(communicator):
@@ -413,7 +415,7 @@ def test_a_mismatch_of_a_transfer_names_both_sides(medium):
 
 
 def test_a_receiver_that_never_comes_is_named(medium):
-    with cluster(2, arena=medium, patience=QUICK, timeout=0.3) as ranks:
+    with cluster(2, shm=medium, wait_policy=QUICK, timeout=0.3) as ranks:
         ranks.all(lambda c: c.world.barrier())
         (error,) = ranks.run(lambda c: c.world.send(np.zeros(10**6), 1), (0,))
         assert isinstance(error, CollectiveTimeoutError)
@@ -426,7 +428,7 @@ def test_a_receiver_that_never_comes_is_named(medium):
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_results_that_are_wider_than_what_is_folded(medium, size):
-    with cluster(size, arena=medium, sizes=Sizes(room=128, stage=512 * size)) as ranks:
+    with cluster(size, shm=medium, sizes=Sizes(slot=128, staging=512 * size)) as ranks:
         ranks.all(lambda c: c.world.barrier())
         for dtype, op in (("?", "sum"), ("?", "mean"), ("i1", "mean"), ("i2", "mean"), ("i4", "mean")):
             x = np.arange(5000).astype(dtype)
@@ -435,14 +437,14 @@ def test_results_that_are_wider_than_what_is_folded(medium, size):
                 assert (result == wanted).all(), (dtype, op)
 
 
-def test_a_region_is_not_used_again_before_all_have_left_it(arena):
-    with cluster(3, arena=arena) as ranks:
+def test_a_region_is_not_used_again_before_all_have_left_it():
+    with cluster(3, shm=NATIVE) as ranks:
         first = {}
 
         def begin(communicator):
             group = communicator.new_group([0, 1])
             group.barrier()
-            first[communicator.rank] = (group._term.port, group._term.port.holds.region.offset)
+            first[communicator.rank] = (group.endpoint, group.endpoint.keep_alive.region.offset)
             return group
 
         kept = ranks.run(begin, (0, 1))
@@ -454,7 +456,7 @@ def test_a_region_is_not_used_again_before_all_have_left_it(arena):
         def again(communicator):
             group = communicator.new_group([0, 2])
             group.barrier()
-            return group._term.port.holds.region.offset
+            return group._generation.endpoint.keep_alive.region.offset
 
         assert ranks.run(again, (0, 2))[0] != offset
         kept.clear()
@@ -462,12 +464,14 @@ def test_a_region_is_not_used_again_before_all_have_left_it(arena):
         assert ranks.run(again, (0, 2))[0] == offset
 
 
-def test_regions_that_members_had_who_are_gone_are_used_again(arena):
-    with cluster(3, arena=arena, sizes=Sizes(room=1 << 16, stage=1 << 26), patience=QUICK) as ranks:  # 3 fit
+def test_regions_that_members_had_who_are_gone_are_used_again():
+    with cluster(
+        3, shm=NATIVE, sizes=Sizes(slot=1 << 16, staging=1 << 26), wait_policy=QUICK
+    ) as ranks:  # 3 fit
 
         def body(communicator):
             assert int(communicator.world.all_reduce(np.array(1))) == 3
-            return communicator.world._term.port is not None
+            return communicator.world._generation.endpoint is not None
 
         for turn in range(8):
             assert ranks.all(body) == [True] * 3, turn
@@ -476,25 +480,27 @@ def test_regions_that_members_had_who_are_gone_are_used_again(arena):
             gc.collect()
 
 
-def test_who_is_killed_before_it_has_left_regions_of_former_generations_does_not_keep_them(arena):
-    with cluster(3, arena=arena, sizes=Sizes(room=1 << 16, stage=1 << 26), patience=QUICK) as ranks:  # 3 fit
+def test_who_is_killed_before_it_has_left_regions_of_former_generations_does_not_keep_them():
+    with cluster(
+        3, shm=NATIVE, sizes=Sizes(slot=1 << 16, staging=1 << 26), wait_policy=QUICK
+    ) as ranks:  # 3 fit
         held = []
 
         def body(communicator):
             assert int(communicator.world.all_reduce(np.array(1))) == 3
-            return communicator.world._term.port is not None
+            return communicator.world._generation.endpoint is not None
 
         for turn in range(8):
             assert ranks.all(body) == [True] * 3, turn
             victim, survivor = 1 + turn % 2, 2 - turn % 2
-            held.append(ranks.communicators[survivor].world._term.port)  # and is killed in the next turn
+            held.append(ranks.communicators[survivor].world.endpoint)  # and is killed in the next turn
             ranks.replace(victim)
             ranks.renew()
             gc.collect()
 
 
 def test_a_call_in_a_callback_of_an_asynchronous_one(medium):
-    with cluster(2, arena=medium) as ranks:
+    with cluster(2, shm=medium) as ranks:
         ranks.all(lambda c: c.world.barrier())
 
         def body(communicator):
@@ -514,7 +520,7 @@ def test_a_call_in_a_callback_of_an_asynchronous_one(medium):
 
 
 def test_groups_are_forgotten_without_the_garbage_collector(medium):
-    with cluster(2, arena=medium, sizes=Sizes(room=1 << 16, stage=1 << 26)) as ranks:
+    with cluster(2, shm=medium, sizes=Sizes(slot=1 << 16, staging=1 << 26)) as ranks:
 
         def body(communicator):
             gc.disable()
@@ -523,7 +529,7 @@ def test_groups_are_forgotten_without_the_garbage_collector(medium):
                     group = communicator.new_group([0, 1])
                     group.barrier()
                     group.send(np.zeros(3), 1) if communicator.rank == 0 else group.recv(np.zeros(3), 0)
-                    assert group._term.port is not None
+                    assert group._generation.endpoint is not None
                     del group
                     communicator.world.barrier()
             finally:
@@ -535,22 +541,22 @@ def test_groups_are_forgotten_without_the_garbage_collector(medium):
 def test_groups_that_share_nothing_keep_no_memory():
     """Each offers a region, and gets it back when there is no arena."""
     with cluster(
-        3, arena=("native", "native", "no"), sizes=Sizes(room=1 << 16, stage=1 << 26)
+        3, shm=("native", "native", "no"), sizes=Sizes(slot=1 << 16, staging=1 << 26)
     ) as ranks:  # 3 fit
         groups = [ranks.all(lambda c: c.new_group([0, 1, 2])) for _ in range(5)]
         for members in groups:
             ranks.all(lambda c, members=members: members[c.rank].barrier())
-            assert members[0]._term.port is None
+            assert members[0]._generation.endpoint is None
         pair = ranks.run(lambda c: c.new_group([0, 1]), (0, 1))
         for _ in range(2):
             ranks.run(lambda c: pair[c.rank].barrier(), (0, 1))
-        assert pair[0]._term.port is not None
+        assert pair[0]._generation.endpoint is not None
 
 
 def test_who_forgets_a_group_is_not_lost_to_other_groups(monkeypatch):
-    """It has closed the group's wires, and its process lives."""
-    monkeypatch.setattr(meeting, "_ANSWERS_WITHIN", 0.2)
-    with cluster(2, arena=WIRED, patience=QUICK) as ranks:
+    """It has closed the group's dedicated connections, and its process lives."""
+    monkeypatch.setattr(endpoints, "_EXPLAINED_WITHIN", 0.2)
+    with cluster(2, shm=WIRED, wait_policy=QUICK) as ranks:
         groups = ranks.all(lambda c: c.new_group([0, 1], name="forgotten"))
         for _ in range(2):
             ranks.all(lambda c: groups[c.rank].barrier())
@@ -559,5 +565,7 @@ def test_who_forgets_a_group_is_not_lost_to_other_groups(monkeypatch):
         gc.collect()
         (error,) = ranks.run(lambda c: groups[1].barrier(), (1,))
         assert type(error) is CollectiveError, error
-        assert "the connection with rank 0 for this group has ended, but rank 0 has not" in str(error)
+        assert "the connection with rank 0 for this group has ended, although its process has not" in str(
+            error
+        )
         assert ranks.all(lambda c: int(c.world.all_reduce(np.array(1)))) == [2, 2]

@@ -21,7 +21,7 @@ LISTS = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES), max_size=7)
 
 @pytest.fixture(
     scope="module",
-    params=[{}, {"arena": ("native",)}, {"arena": ("wired",)}],
+    params=[{}, {"shm": ("native",)}, {"shm": ("wired",)}],
     ids=["messages", "native", "wired"],
 )
 def three(request):
@@ -80,7 +80,7 @@ def test_arrays_of_one_dtype_travel_together() -> None:
                 np.ones((), "f4"),
             ]
             all_reduce_many(arrays, group=communicator.world, bucket_bytes=64)
-            return communicator.world._term.lanes[None].issued
+            return communicator.world._generation.streams[None].issued
 
         assert made.run(body) == [4, 4]
 

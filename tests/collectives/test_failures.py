@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
-from dmesh.collectives.patience import Patience
+from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.reduction import Reduction
+from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.work import Work
 from dmesh.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -21,7 +23,7 @@ from dmesh.errors import (
 
 X = np.zeros((3, 4), np.float32)
 LARGE = np.zeros(100_000, np.float32)
-QUICK = Patience(ask_after=(0.02, 0.1), ask_every=0.2, answers_within=LIMIT, announce=lambda message: None)
+QUICK = WaitPolicy(ask_after=(0.02, 0.1), ask_every=0.2, answers_within=LIMIT, announce=lambda message: None)
 
 
 def sequence(*calls):
@@ -58,7 +60,7 @@ MISMATCHES = {
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_a_mismatch_is_an_error_on_all_ranks_and_names_both_sides(case, size):
-    with cluster(size, patience=QUICK) as ranks:
+    with cluster(size, wait_policy=QUICK) as ranks:
         ranks.all(lambda communicator: communicator.world.barrier())
         errors = ranks.run(sequence(*MISMATCHES[case]))
         for error in errors:
@@ -81,7 +83,7 @@ def test_the_message_of_a_mismatch():
 
 
 def test_a_mismatch_among_many_names_the_odd_one_out():
-    with cluster(5, patience=QUICK) as ranks:
+    with cluster(5, wait_policy=QUICK) as ranks:
 
         def body(communicator):
             return communicator.world.gather(X, 1 if communicator.rank == 3 else 0)
@@ -93,20 +95,20 @@ def test_a_mismatch_among_many_names_the_odd_one_out():
 
 
 def test_a_transfer_mismatch_is_an_error_at_both_ends():
-    with cluster(3, patience=QUICK) as ranks:
-        body = sequence(lambda g: g.send(X, 2), lambda g: None, lambda g: g.recv(X[0], 0))
+    with cluster(3, wait_policy=QUICK) as ranks:
+        body = sequence(lambda g: g.send(LARGE, 2), lambda g: None, lambda g: g.recv(LARGE[0], 0))
         sender, _, receiver = ranks.run(body)
         for error in (sender, receiver):
             assert type(error) is CollectiveMismatchError
             assert str(error).startswith(
                 "transfer #1 from rank 0 to rank 2 of group world: "
-                "rank 0 called send(float32, shape (3, 4)), rank 2 called recv(float32, shape (4,))"
+                "rank 0 called send(float32, shape (100000,)), rank 2 called recv(float32, shape ())"
             )
 
 
 def test_an_asynchronous_call_that_waits_in_its_queue_is_compared_too():
     """Rank 0 waits for a collective that rank 1 has called otherwise, but is not at yet."""
-    with cluster(2, patience=QUICK) as ranks:
+    with cluster(2, wait_policy=QUICK) as ranks:
 
         def body(communicator):
             group = communicator.world
@@ -230,8 +232,8 @@ def test_who_finds_out_tells_the_others():
 
 def test_who_is_refused_tells_those_who_wait():
     """Rank 1 was idle when it lost rank 2; rank 0 waits for rank 1 and has no quarrel with rank 2."""
-    patience = Patience(ask_after=(), ask_every=1000)
-    with cluster(3, patience=patience) as ranks:
+    patience = WaitPolicy(ask_after=(), ask_every=1000)
+    with cluster(3, wait_policy=patience) as ranks:
         ranks.communicators[1].on_peer_lost(2, "no route")
 
         def body(communicator):
@@ -276,7 +278,7 @@ def test_only_the_groups_of_the_lost_peer_fail():
 
 def test_a_clean_leave_does_not_harm_what_the_leaver_had_finished():
     """Rank 0 is done and goes while the others still exchange their parts."""
-    with cluster(3, patience=QUICK) as ranks:
+    with cluster(3, wait_policy=QUICK) as ranks:
         ranks.network.hold(1, 2)
         left = threading.Event()
 
@@ -299,7 +301,7 @@ def test_a_clean_leave_does_not_harm_what_the_leaver_had_finished():
 
 
 def test_a_clean_leave_fails_what_the_leaver_is_waited_for_in():
-    with cluster(3, patience=QUICK) as ranks:
+    with cluster(3, wait_policy=QUICK) as ranks:
         leaves = threading.Timer(0.05, ranks.communicators[0].close, (1.0,))
         leaves.start()
         for error in ranks.run(lambda communicator: communicator.world.all_gather(X), (1, 2)):
@@ -311,7 +313,7 @@ def test_a_clean_leave_fails_what_the_leaver_is_waited_for_in():
 
 
 def test_a_time_out_names_who_is_behind_and_at_what():
-    with cluster(3, patience=QUICK) as ranks:
+    with cluster(3, wait_policy=QUICK) as ranks:
 
         def body(communicator):
             group = communicator.world
@@ -338,7 +340,7 @@ def test_a_time_out_names_who_is_behind_and_at_what():
 
 
 def test_a_time_out_says_what_the_missing_rank_does_instead():
-    with cluster(2, patience=QUICK) as ranks:
+    with cluster(2, wait_policy=QUICK) as ranks:
 
         def body(communicator):
             if communicator.rank == 0:
@@ -351,14 +353,14 @@ def test_a_time_out_says_what_the_missing_rank_does_instead():
 
 
 def test_a_time_out_for_a_silent_rank():
-    with cluster(3, patience=replace(QUICK, answers_within=0.1)) as ranks:
+    with cluster(3, wait_policy=replace(QUICK, answers_within=0.1)) as ranks:
         ranks.network.hold(2, 0)
         ranks.network.hold(2, 1)
         errors = ranks.run(lambda communicator: communicator.world.all_reduce(X, timeout=0.3))
         for error in errors[:2]:
             assert type(error) is CollectiveTimeoutError
             assert error.missing == (2,)
-            assert "rank 2, /job:worker/task:2 (thread of this process), does not answer" in str(error)
+            assert "rank 2, /job:worker/task:2 (thread of this process), has not answered" in str(error)
         # Rank 2 had all it needed for this call; the next one fails.
         ranks.settle()
         (late,) = ranks.run(lambda communicator: communicator.world.all_reduce(X), (2,))
@@ -366,7 +368,7 @@ def test_a_time_out_for_a_silent_rank():
 
 
 def test_a_time_out_for_a_rank_that_has_not_made_the_group():
-    with cluster(2, patience=QUICK) as ranks:
+    with cluster(2, wait_policy=QUICK) as ranks:
 
         def body(communicator):
             if communicator.rank == 0:
@@ -385,7 +387,7 @@ def test_a_time_out_for_a_rank_that_has_not_made_the_group():
 
 
 def test_a_transfer_that_nobody_takes():
-    with cluster(3, patience=QUICK) as ranks:
+    with cluster(3, wait_policy=QUICK) as ranks:
         (error,) = ranks.run(lambda communicator: communicator.world.send(LARGE, 2, timeout=0.2), (0,))
         assert type(error) is CollectiveTimeoutError
         assert error.missing == (2,)
@@ -395,7 +397,7 @@ def test_a_transfer_that_nobody_takes():
 
 
 def test_the_communicators_limit_holds_when_the_caller_names_none():
-    with cluster(2, patience=QUICK, timeout=0.2) as ranks:
+    with cluster(2, wait_policy=QUICK, timeout=0.2) as ranks:
         (error,) = ranks.run(lambda communicator: communicator.world.barrier(), (0,))
         assert "waited 0.2 s in barrier()" in str(error)
 
@@ -408,8 +410,8 @@ def test_a_long_wait_is_announced():
         said.append(message)
         heard.set()
 
-    patience = Patience(ask_after=(0.02,), ask_every=0.05, announce_every=0.2, announce=announce)
-    with cluster(2, patience=patience) as ranks:
+    patience = WaitPolicy(ask_after=(0.02,), ask_every=0.05, announce_every=0.2, announce=announce)
+    with cluster(2, wait_policy=patience) as ranks:
 
         def body(communicator):
             if communicator.rank == 1:
@@ -422,9 +424,9 @@ def test_a_long_wait_is_announced():
 
 
 def test_connect_all_names_who_did_not_come():
-    with cluster(3, patience=QUICK) as ranks:
+    with cluster(3, wait_policy=QUICK) as ranks:
         ranks.all(lambda communicator: communicator.connect_all(LIMIT))
-    with cluster(3, patience=QUICK) as ranks:
+    with cluster(3, wait_policy=QUICK) as ranks:
         errors = ranks.run(lambda communicator: communicator.connect_all(0.3), (0, 2))
         for error in errors:
             assert type(error) is InitializationTimeoutError
@@ -493,7 +495,7 @@ def test_a_rank_that_cannot_go_on_tells_the_others(monkeypatch, interruption):
 
 
 def test_a_failed_group_stays_failed_and_others_go_on():
-    with cluster(2, patience=QUICK) as ranks:
+    with cluster(2, wait_policy=QUICK) as ranks:
         other = ranks.all(lambda communicator: communicator.new_group([1, 0]))
         ranks.run(sequence(lambda g: g.all_reduce(X), lambda g: g.all_reduce(X[0])))
         for call in CALLS.values():
@@ -510,7 +512,7 @@ def test_a_failed_group_stays_failed_and_others_go_on():
 
 
 def test_a_failure_reaches_calls_of_other_threads_and_queued_ones():
-    with cluster(2, patience=QUICK) as ranks:
+    with cluster(2, wait_policy=QUICK) as ranks:
 
         def body(communicator):
             group = communicator.world
@@ -562,7 +564,7 @@ def test_who_began_a_call_in_the_moment_of_a_failure_has_told_the_others_when_it
     """Otherwise they hear of its end, by whatever way, before they hear what it ended for."""
     with cluster(3) as ranks:
         first, second, _ = ranks.communicators
-        term = first.world._term
+        term = first.world._generation
         raised: list[BaseException] = []
 
         def call():
@@ -575,7 +577,7 @@ def test_who_began_a_call_in_the_moment_of_a_failure_has_told_the_others_when_it
 
         def begin():
             caller.start()
-            assert ranks.wait_until(lambda: bool(term.lanes[None].calls)), "the call has not begun"
+            assert ranks.wait_until(lambda: bool(term.streams[None].calls)), "the call has not begun"
 
         monkeypatch.setattr(term, "lock", Turnstile(term.lock, begin))
         first.lose(2, "it has ended")
@@ -585,3 +587,44 @@ def test_who_began_a_call_in_the_moment_of_a_failure_has_told_the_others_when_it
         failure = second.world.failure
         assert failure is not None
         assert failure.ranks == (2,)
+
+
+# -- failures that a call finds out by itself ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shm", [(), ("native",), ("wired",)], ids=["messages", "shm", "tcp"])
+def test_a_call_that_times_out_as_the_group_fails_gets_the_failure(monkeypatch, shm):
+    """Another thread has failed the group, and has not come to abort this call yet."""
+    with cluster(2, wait_policy=replace(QUICK, answers_within=0.01), shm=shm) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        group = ranks.communicators[0].world
+        monkeypatch.setattr(Work, "abort", lambda self, failure: None)
+        original = Work._ask
+
+        def ask(self, *, everybody=False):
+            if everybody:  # the time is up
+                group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), tell=False)
+            original(self, everybody=everybody)
+
+        monkeypatch.setattr(Work, "_ask", ask)
+        (error,) = ranks.run(lambda c: c.world.all_reduce(X, timeout=0.1), (0,))
+        assert type(error) is CollectiveError
+        assert "rank 1 gave up" in str(error)
+
+
+def test_a_call_notices_the_failure_of_its_group_without_being_aborted(monkeypatch):
+    """A second Ctrl-C can end the thread that fails the group before it has aborted the others' calls."""
+    with cluster(2, wait_policy=replace(QUICK, look_every=0.01)) as ranks:
+        monkeypatch.setattr(Work, "abort", lambda self, failure: None)
+        group = ranks.communicators[0].world
+
+        def fail(communicator):
+            assert ranks.wait_until(lambda: bool(group.streams[0].calls)), "the call has not begun"
+            group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), tell=False)
+
+        thread = threading.Thread(target=fail, args=(None,))
+        thread.start()
+        (error,) = ranks.run(lambda c: c.world.all_reduce(X), (0,))
+        thread.join()
+        assert type(error) is CollectiveError
+        assert "rank 1 gave up" in str(error)

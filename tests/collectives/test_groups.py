@@ -12,8 +12,8 @@ import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh import collectives
+from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.transport.local import LocalNetwork
 from dmesh.errors import CollectiveError, CollectiveTypeError, CollectiveValueError
 
 
@@ -203,7 +203,7 @@ def test_the_flight_recorder_has_the_last_calls():
 
         ranks.run(body)
         for rank, communicator in enumerate(ranks.communicators):
-            records = communicator.flight.records()
+            records = communicator.events.records()
             assert len(records) == 256
             *_, reduced, transfer, failed = records
             assert (reduced.group, reduced.sequence) == ("world", 300)
@@ -216,19 +216,16 @@ def test_the_flight_recorder_has_the_last_calls():
 
 
 def test_functions_work_on_the_world_of_the_context(monkeypatch):
-    from dmesh import context
     from dmesh.errors import NotInitializedError
+    from dmesh.runtime import context
 
     with pytest.raises(NotInitializedError):
         collectives.all_reduce(1)
     with cluster(1) as ranks:
         communicator = ranks.communicators[0]
 
-        class FakeContext:
-            def collectives(self):
-                return communicator
-
-        monkeypatch.setattr(context, "current", FakeContext)
+        state = context.Context(0, communicator, communicator.world.part)
+        monkeypatch.setattr(context, "current", lambda: state)
         assert collectives.world() is communicator.world
         assert collectives.new_group([0], "g").name == "g"
         assert collectives.all_reduce([1, 2]).tolist() == [1, 2]

@@ -1,4 +1,4 @@
-"""Groups with several members on each of several hosts: rows in shared memory, columns over wires."""
+"""Groups with several members on each of several hosts: shared memory intra-host, connections inter-host."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from tests.collectives import ranks as threads
 
 from dmesh import native
-from dmesh.collectives.arena.neighbourhood import Sizes
-from dmesh.collectives.patience import Patience
+from dmesh.collectives.backends.shm.registry import Sizes
 from dmesh.collectives.tuning import Tuning
+from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import CollectiveMismatchError, PeerLostError
 
-QUICK = Patience(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)
-SMALL = Sizes(room=128, stage=1024)
+QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)
+SMALL = Sizes(slot=128, staging=1024)
 HOSTS = ("native@a", "native@b")
 
 pytestmark = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
@@ -28,13 +28,13 @@ def cluster(size, **options):
 
 
 def rows(communicator):
-    found = communicator.world._term.hierarchy
-    return None if found is None else (found.row, found.column)
+    found = communicator.world.backend("hierarchical")
+    return None if found is None else (list(found._intra.ranks), list(found._inter.ranks))
 
 
 def test_members_find_their_row_and_their_column():
     """Ranks need not lie together."""
-    with cluster(6, arena=("native@a", "native@b", "native@c"), sizes=SMALL) as ranks:
+    with cluster(6, shm=("native@a", "native@b", "native@c"), sizes=SMALL) as ranks:
         ranks.all(lambda c: c.world.barrier())
         found = [rows(communicator) for communicator in ranks.communicators]
         assert found == [
@@ -48,7 +48,7 @@ def test_members_find_their_row_and_their_column():
 
 
 @pytest.mark.parametrize(
-    ("size", "arena"),
+    ("size", "shm"),
     [
         (2, HOSTS),  # one on each host
         (3, HOSTS),  # two and one
@@ -56,8 +56,8 @@ def test_members_find_their_row_and_their_column():
         (4, ("wired@a", "wired@b")),  # rows that share nothing
     ],
 )
-def test_other_groups_have_none(size, arena):
-    with cluster(size, arena=arena, sizes=SMALL) as ranks:
+def test_other_groups_have_none(size, shm):
+    with cluster(size, shm=shm, sizes=SMALL) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert [rows(communicator) for communicator in ranks.communicators] == [None] * size
         for total in ranks.all(lambda c: c.world.all_reduce(np.full(1000, c.rank))):
@@ -75,7 +75,7 @@ CASES = [
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_values(op, dtype):
     dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    with cluster(4, arena=HOSTS, sizes=SMALL) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL) as ranks:
         ranks.all(lambda c: c.world.barrier())
         for count in (64, 257, 1000, 4099):
             inputs = [np.random.default_rng(r).integers(1, 4, count).astype(dtype) for r in range(4)]
@@ -95,7 +95,7 @@ def _in_place(group, x, op):
 
 
 def test_all_ranks_have_the_same_bits():
-    with cluster(4, arena=HOSTS, sizes=SMALL) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL) as ranks:
         ranks.all(lambda c: c.world.barrier())
         first = None
         for _ in range(3):
@@ -107,7 +107,7 @@ def test_all_ranks_have_the_same_bits():
 
 
 def test_calls_of_all_sizes_follow_each_other():
-    with cluster(4, arena=HOSTS, sizes=SMALL) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL) as ranks:
 
         def body(communicator):
             group = communicator.world
@@ -125,7 +125,7 @@ def test_calls_of_all_sizes_follow_each_other():
 @pytest.mark.parametrize("other", [(1001,), (10, 100), (2000,), (1,)])
 def test_a_mismatch_names_both_sides(other):
     """Also where the steps that ranks make together are alike."""
-    with cluster(4, arena=HOSTS, sizes=SMALL, patience=QUICK) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL, wait_policy=QUICK) as ranks:
         ranks.all(lambda c: c.world.barrier())
         errors = ranks.run(lambda c: c.world.all_reduce(np.zeros(other if c.rank == 3 else 1000)))
         for error in errors:
@@ -135,7 +135,7 @@ def test_a_mismatch_names_both_sides(other):
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_peer_that_dies_is_named(victim):
-    with cluster(4, arena=HOSTS, sizes=SMALL, patience=QUICK) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL, wait_policy=QUICK) as ranks:
         ranks.all(lambda c: c.world.barrier())
         dies = threading.Timer(0.05, ranks.network.kill, (victim, "killed by the test"))
         dies.start()
@@ -148,7 +148,7 @@ def test_a_peer_that_dies_is_named(victim):
 
 
 def test_a_lost_rank_is_replaced_and_everything_begins_anew():
-    with cluster(4, arena=HOSTS, sizes=SMALL, patience=QUICK) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL, wait_policy=QUICK) as ranks:
         for _ in range(2):
             ranks.all(lambda c: c.world.all_reduce(np.ones(1000)))
         ranks.replace(1)
@@ -162,7 +162,7 @@ def test_a_lost_rank_is_replaced_and_everything_begins_anew():
 @pytest.mark.parametrize(("op", "wanted"), [("mean", 40_000), ("max", 40_000), ("sum", np.inf)])
 def test_what_some_fold_must_not_overflow_where_the_whole_does_not(op, wanted):
     """float16 ends at 65504."""
-    with cluster(4, arena=HOSTS, sizes=SMALL) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL) as ranks:
         ranks.all(lambda c: c.world.barrier())
         for result in ranks.all(lambda c: c.world.all_reduce(np.full(1000, 40_000, np.float16), op)):
             assert (result == wanted).all()
@@ -172,7 +172,7 @@ def test_what_some_fold_must_not_overflow_where_the_whole_does_not(op, wanted):
 
 
 def test_no_rank_is_told_of_numbers_that_overflow():
-    with cluster(4, arena=HOSTS, sizes=SMALL) as ranks:
+    with cluster(4, shm=HOSTS, sizes=SMALL) as ranks:
 
         def body(communicator):
             communicator.world.barrier()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
-import dmesh.collectives.group as group_module
+from dmesh.collectives.backends.tcp.messages import MessageOperation
 from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.generation import Generation
 from dmesh.collectives.group import Group
-from dmesh.collectives.term import Term
 from dmesh.collectives.worker import Worker
 from dmesh.errors import CollectiveError
 
@@ -48,7 +48,7 @@ def interrupted(ranks, presses, call=lambda group: group.all_reduce(LARGE)):
         assert "rank 1 gave up all_reduce(sum, float64, shape (100000,)), collective #1" in str(error)
         assert "KeyboardInterrupt" in str(error)
     assert ranks.communicators[1].world.failure is not None
-    assert not ranks.communicators[1].world._term.lanes[None].calls
+    assert not ranks.communicators[1].world._generation.streams[None].calls
 
 
 def wrap(monkeypatch, owner, name, presses, *, after=False):
@@ -76,7 +76,9 @@ def test_between_taking_a_number_and_carrying_the_call_out(monkeypatch, times):
             return original(self, call, plan)
 
         monkeypatch.setattr(Group, "_carry_out", carry_out)
-        wrap(monkeypatch, Term, "fail", presses)  # the second one and the third while the first is dealt with
+        wrap(
+            monkeypatch, Generation, "fail", presses
+        )  # the second one and the third while the first is dealt with
         interrupted(ranks, presses)
 
 
@@ -102,13 +104,13 @@ def test_while_an_asynchronous_call_is_handed_over(monkeypatch, after):
 def test_a_second_one_while_the_first_is_dealt_with(monkeypatch, moment):
     with cluster(3) as ranks:
         presses = Presses(2)
-        fold = group_module.Call.wait
+        progress = MessageOperation.progress
 
-        def wait(self, completions):
+        def interrupted_progress(self, seconds):
             presses()
-            return fold(self, completions)
+            return progress(self, seconds)
 
-        monkeypatch.setattr(group_module.Call, "wait", wait)
+        monkeypatch.setattr(MessageOperation, "progress", interrupted_progress)
         match moment:
             case "telling":
                 wrap(monkeypatch, Communicator, "tell", presses)
@@ -127,7 +129,7 @@ def test_interrupted_while_it_renews_goes_on_where_it_is(monkeypatch):
         ranks.replace(1)
         presses = Presses(1)
         presses.culprit = threading.current_thread()
-        wrap(monkeypatch, Term, "fail", presses)
+        wrap(monkeypatch, Generation, "fail", presses)
         with pytest.raises(KeyboardInterrupt):
             ranks.renew(0)
         ranks.renew()

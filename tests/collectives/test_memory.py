@@ -10,7 +10,7 @@ from tests.e2e.clients import run_clients
 
 import dmesh
 from dmesh import native
-from dmesh.collectives.arena.pool import Pool
+from dmesh.collectives.backends.shm.pool import Pool
 from dmesh.errors import NotInitializedError, SharedMemoryError
 
 MIB = 1 << 20
@@ -51,16 +51,17 @@ dmesh.shutdown_accelerator_system()
 def test_shared_in_a_cluster():
     script = """
 import numpy as np, dmesh
-from dmesh import context
+from dmesh.collectives.communicator import Communicator
+from dmesh.runtime import context
 dmesh.initialize_accelerator_system()
 rank, size = dmesh.client_id(), dmesh.num_clients()
-territory = context.current().collectives().neighbourhood.territory
+registered = context.current().get(Communicator).shared_memory.registered
 x = dmesh.zeros((1000, 100), "f4", shared=True)
 assert not x.any()
 y = dmesh.array(np.arange(100_000.0).reshape(1000, 100), "f4", shared=True)
 for one in (x, y, y[10:20], y[5]):
-    assert territory.contains(one)
-assert not territory.contains(np.zeros(3))
+    assert registered.contains(one)
+assert not registered.contains(np.zeros(3))
 for _ in range(3):
     x[:] = y + rank
     total = dmesh.collectives.all_reduce(x, out=x)
@@ -76,7 +77,7 @@ dmesh.shutdown_accelerator_system()
 def pool() -> Pool:
     core = native.core()
     assert core is not None
-    return Pool(200 * MIB, core.Territory())
+    return Pool(200 * MIB, core.RegisteredMemory())
 
 
 def test_memory_is_used_again_when_all_views_are_gone(pool):

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.ranks import cluster
 
-from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.messages import (
+from dmesh.collectives.control_messages import (
     MAX_BYTES,
     Abort,
     BadMessage,
     Farewell,
-    Here,
-    Where,
+    Position,
+    WhereAreYou,
     clean,
     decode,
     encode,
 )
+from dmesh.collectives.failure import Cause, Failure
 from dmesh.errors import CollectiveMismatchError
 
 IDS = st.integers(0, 2**64 - 1)
@@ -30,10 +30,10 @@ CAUSES = st.sampled_from([cause for cause in Cause if cause not in (Cause.CLOSED
 FAILURES = st.builds(Failure, CAUSES, TEXTS, st.lists(st.integers(0, 999), max_size=9).map(tuple), TEXTS)
 MESSAGES = st.one_of(
     st.builds(Abort, IDS, IDS, FAILURES),
-    st.builds(Where, IDS, IDS, PAIRS, IDS, TEXTS, IDS),
-    st.builds(Farewell, TEXTS),
+    st.builds(WhereAreYou, IDS, IDS, PAIRS, IDS, TEXTS, IDS),
+    st.builds(Farewell, TEXTS, st.booleans()),
     st.builds(
-        Here, IDS, IDS, PAIRS, IDS, IDS,
+        Position, IDS, IDS, PAIRS, IDS, IDS,
         st.sampled_from(["behind", "unknown", "absent", "queued", "running", "finished"]),
         IDS, TEXTS, TEXTS, st.lists(IDS, max_size=16).map(tuple),
     ),
@@ -77,7 +77,7 @@ def test_a_spoiled_field_is_refused_or_harmless(message, data):
         decoded = decode(json.dumps(fields).encode())
     except BadMessage:
         return
-    assert isinstance(decoded, (Abort, Where, Here, Farewell))
+    assert isinstance(decoded, (Abort, WhereAreYou, Position, Farewell))
     assert decode(encode(decoded)) == decoded
 
 
@@ -114,10 +114,10 @@ def test_strange_messages_change_nothing(caplog):
             (1, b"nonsense"),
             (2, encode(Abort(0, groups[0].id, stranger))),
             (1, encode(Abort(0, groups[0].id, about))),
-            (2, encode(Where(0, groups[0].id, None, 1, "barrier()", 1))),
-            (2, encode(Here(0, groups[0].id, None, 1, 1, "running", 0, "", ""))),
-            (1, encode(Where(0, groups[0].id, (5, 99), 1, "barrier()", 1))),
-            (1, encode(Where(0, 12345, None, 1, "barrier()", 1))),
+            (2, encode(WhereAreYou(0, groups[0].id, None, 1, "barrier()", 1))),
+            (2, encode(Position(0, groups[0].id, None, 1, 1, "running", 0, "", ""))),
+            (1, encode(WhereAreYou(0, groups[0].id, (5, 99), 1, "barrier()", 1))),
+            (1, encode(WhereAreYou(0, 12345, None, 1, "barrier()", 1))),
         ]:
             receiver.on_control(peer, data)
         receiver.on_mismatch(groups[0].id, 77, 1, b"barrier()", 0)
@@ -143,4 +143,4 @@ def test_early_failures_are_remembered_within_bounds():
         receiver = ranks.communicators[0]
         for number in range(1000):
             receiver.on_control(1, encode(Abort(0, number, Failure(Cause.BROKEN, "x", (1,)))))
-        assert len(receiver.letters._early) <= 256
+        assert len(receiver.control._early) <= 256

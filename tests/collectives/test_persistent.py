@@ -10,12 +10,12 @@ from dmesh import native
 from dmesh.collectives import plan_all_reduce
 from dmesh.errors import CollectiveTypeError, CollectiveValueError, NotInitializedError
 
-WAYS = ["messages", *(["native", "wired"] if native.core() is not None else []), "pure"]
+WAYS = ["messages", *(["native", "wired"] if native.core() is not None else [])]
 
 
 @pytest.fixture(scope="module", params=WAYS)
 def ranks(request):
-    with cluster(3, arena=() if request.param == "messages" else (request.param,)) as made:
+    with cluster(3, shm=() if request.param == "messages" else (request.param,)) as made:
         yield made
 
 
@@ -49,12 +49,12 @@ def test_results_of_another_type(ranks):
 
 @pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
 def test_input_and_result_are_in_shared_memory_where_there_is_some():
-    with cluster(2, arena=("native",)) as ranks:
+    with cluster(2, shm=("native",)) as ranks:
         communicator = ranks.communicators[0]
         plan = plan_all_reduce(np.empty(100_000), group=communicator.world)
-        territory = communicator.neighbourhood.territory
-        assert territory.contains(plan.input)
-        assert territory.contains(plan.result)
+        registered = communicator.shared_memory.registered
+        assert registered.contains(plan.input)
+        assert registered.contains(plan.result)
 
 
 def test_what_does_not_fit_the_plan_is_refused_before_anything_is_sent(ranks):

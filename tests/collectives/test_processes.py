@@ -19,7 +19,7 @@ from dmesh import native
 LIMIT = 90.0
 OPERATIONS = [
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all",
-    "permute", "send_recv", "barrier",
+    "permute", "send_recv", "exchange", "barrier",
 ]  # fmt: skip
 
 
@@ -102,7 +102,7 @@ class Pool:
             worker.end()
 
 
-WAYS = ["messages", "pure", *(["native", "wired"] if native.core() is not None else [])]
+WAYS = ["messages", *(["native", "wired"] if native.core() is not None else [])]
 
 
 @pytest.fixture(params=WAYS)
@@ -186,3 +186,26 @@ def test_ctrl_c_leaves_no_lock_behind():
         assert worker.answer() == {"interrupted": 600, "locked": 0}
     finally:
         worker.end()
+
+
+@pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
+def test_a_rank_that_was_stopped_in_a_reduction_writes_to_no_later_array():
+    """It wakes when the others have timed out and dropped the array that it writes to."""
+    pool = Pool(2, "native")
+    try:
+        pool.cluster(2)
+        first, second = pool.workers
+        for _ in range(20):
+            second.tell("reduce in shared memory", size=2)
+            first.tell("reduce in shared memory", size=2, peer=second.pid)
+            ended = first.answer()
+            assert second.answer()["error"]
+            first.tell("go on")
+            kept = first.answer()["kept"]
+            if ended["in time"]:
+                assert ended["error"] == "CollectiveTimeoutError"
+                assert kept
+                return
+        pytest.fail("the rank was never stopped in time")
+    finally:
+        pool.end()

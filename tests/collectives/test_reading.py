@@ -13,20 +13,22 @@ import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh import native
-from dmesh.collectives.arena import introduction
-from dmesh.collectives.arena.neighbourhood import Neighbourhood, Sizes
+from dmesh.collectives.backends.shm import setup as introduction
+from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes
 
 core = native.core()
 pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.reason()}")
 
 ROOM, STAGE = 128, 2048
-SIZES = Sizes(room=ROOM, stage=STAGE, pipe_room=ROOM, pipe_stage=STAGE)
+SIZES = Sizes(slot=ROOM, staging=STAGE, p2p_slot=ROOM, p2p_staging=STAGE)
 
 
 def may_read() -> bool:
     """Whether the kernel lets this process read its own memory in this way; some sandboxes do not."""
     word = np.frombuffer(b"expected", np.uint8)
-    return core is not None and core.Territory().reads(os.getpid(), int(word.ctypes.data), b"expected")
+    return core is not None and core.RegisteredMemory().can_read(
+        os.getpid(), int(word.ctypes.data), b"expected"
+    )
 
 
 readable = pytest.mark.skipif(not may_read(), reason="process_vm_readv is not permitted here")
@@ -43,10 +45,10 @@ def test_values_are_the_same_whether_all_may_read_or_one_may_not(monkeypatch, re
         monkeypatch.setattr(
             introduction,
             "_reads",
-            lambda neighbourhood, member: neighbourhood is not refusing and allowed(neighbourhood, member),
+            lambda shared_memory, member: shared_memory is not refusing and allowed(shared_memory, member),
         )
-    with cluster(3, arena=("native",), sizes=SIZES, read_from=1) as ranks:
-        refusing = ranks.communicators[1].neighbourhood
+    with cluster(3, shm=("native",), sizes=SIZES, read_from=1) as ranks:
+        refusing = ranks.communicators[1].shared_memory
 
         def body(communicator):
             group, rank = communicator.world, communicator.rank
@@ -72,21 +74,21 @@ def test_values_are_the_same_whether_all_may_read_or_one_may_not(monkeypatch, re
                 sent = group.send(mine, (rank + 1) % 3, async_op=True)
                 assert (group.recv(np.empty_like(mine), (rank - 1) % 3) == inputs[rank - 1]).all()
                 sent.result(LIMIT)
-            return [port.reads for port in group._term.ports]
+            return [endpoint.can_read_peers for endpoint in group._generation.endpoints]
 
         told = ranks.all(body)
-    assert {answer for ports in told for answer in ports} == {reads}
+    assert {answer for endpoints in told for answer in endpoints} == {reads}
 
 
 def test_who_is_not_who_it_says_is_not_read():
     """The bytes at the beginning of its segment prove that a process is the one that is meant."""
-    territory = core.Territory()
+    registered = core.RegisteredMemory()
     word = np.frombuffer(b"expected", np.uint8)
-    assert not territory.reads(os.getpid(), int(word.ctypes.data), b"someelse")
-    assert not territory.reads(os.getpid(), 8, b"expected")
-    assert not territory.reads(2**31 - 1, int(word.ctypes.data), b"expected")
+    assert not registered.can_read(os.getpid(), int(word.ctypes.data), b"someelse")
+    assert not registered.can_read(os.getpid(), 8, b"expected")
+    assert not registered.can_read(2**31 - 1, int(word.ctypes.data), b"expected")
     with pytest.raises(ValueError, match="too many"):
-        territory.reads(os.getpid(), int(word.ctypes.data), bytes(1000))
+        registered.can_read(os.getpid(), int(word.ctypes.data), bytes(1000))
 
 
 # -- one pipe, and one arena, by hand ------------------------------------------------------------------------
@@ -94,17 +96,20 @@ def test_who_is_not_who_it_says_is_not_read():
 
 def ends(sender: int, receiver: int):
     """Both ends of a pipe whose owners are these processes, as far as they tell."""
-    sizes = Sizes(room=ROOM, stage=STAGE, pipe_room=ROOM, pipe_stage=STAGE)
+    sizes = Sizes(slot=ROOM, staging=STAGE, p2p_slot=ROOM, p2p_staging=STAGE)
     memory = mmap.mmap(-1, 1 << 20)
     regions = [(memory, 0), (memory, 1 << 19)]
     made = []
     for position in range(2):
-        port = core.Port(regions, [1, 2], position, ROOM, STAGE, False, True, pipe=True)
-        port.tell(
-            Neighbourhood(1 << 24, core, sizes=sizes).territory, lambda *segment: None, [sender, receiver]
+        endpoint = core.Endpoint(regions, [1, 2], position, ROOM, STAGE, False, pipe=True)
+        endpoint.advertise(
+            SharedMemoryRegistry(1 << 24, core, sizes=sizes).registered,
+            lambda *segment: None,
+            lambda objects: None,
+            [sender, receiver],
         )
-        port.read_from = 1
-        made.append(port)
+        endpoint.single_copy_from = 1
+        made.append(endpoint)
     return made
 
 
@@ -112,12 +117,12 @@ def ends(sender: int, receiver: int):
 def test_what_a_sender_has_given_up_is_not_taken_for_its_array():
     sender, receiver = ends(os.getpid(), os.getpid())
     into = np.zeros(1000)
-    sender.push(7, memoryview(np.ones(1000)).cast("B"))
-    assert sender.resume(0.01) is sender
-    sender.stop()  # from here on the program may do with the array what it likes
-    receiver.pull(7, memoryview(into).cast("B"))
-    assert receiver.resume(1.0) is receiver
-    assert receiver.cut
+    sender.start_send(7, memoryview(np.ones(1000)).cast("B"))
+    assert sender.progress(0.01) is sender
+    sender.abort()  # from here on the program may do with the array what it likes
+    receiver.start_recv(7, memoryview(into).cast("B"))
+    assert receiver.progress(1.0) is receiver
+    assert receiver.disconnected
     assert receiver.culprit == 0
 
 
@@ -128,27 +133,27 @@ def test_the_memory_of_a_process_that_has_ended_is_told_from_a_result():
     process.send_signal(signal.SIGKILL)
     process.wait(LIMIT)
     into = np.zeros(1000)
-    sender.push(7, memoryview(np.ones(1000)).cast("B"))
-    assert sender.resume(0.01) is sender
-    receiver.pull(7, memoryview(into).cast("B"))
-    assert receiver.resume(1.0) is receiver
-    assert receiver.cut
+    sender.start_send(7, memoryview(np.ones(1000)).cast("B"))
+    assert sender.progress(0.01) is sender
+    receiver.start_recv(7, memoryview(into).cast("B"))
+    assert receiver.progress(1.0) is receiver
+    assert receiver.disconnected
     assert not into.any()
 
 
 @readable
 def test_a_member_that_tells_of_less_than_it_has_is_an_error():
     sender, receiver = ends(os.getpid(), os.getpid())
-    sender.push(7, memoryview(np.ones(500)).cast("B"))
-    assert sender.resume(0.01) is sender
-    receiver.pull(7, memoryview(np.zeros(1000)).cast("B"))
-    with pytest.raises(RuntimeError, match="4000 bytes in its process, and 8000 were to be read"):
-        receiver.resume(1.0)
+    sender.start_send(7, memoryview(np.ones(500)).cast("B"))
+    assert sender.progress(0.01) is sender
+    receiver.start_recv(7, memoryview(np.zeros(1000)).cast("B"))
+    with pytest.raises(RuntimeError, match="4000 bytes of its process, and 8000 were to be read"):
+        receiver.progress(1.0)
 
 
 @pytest.mark.parametrize("processes", [[1], [1, 0], [1, 2**31], [1, -1]])
 def test_what_is_no_process_is_refused_before_anything_is_changed(processes):
-    port, _ = ends(os.getpid(), os.getpid())
+    endpoint, _ = ends(os.getpid(), os.getpid())
     with pytest.raises(ValueError, match="process"):
-        port.tell(core.Territory(), lambda *segment: None, processes)
-    assert port.reads
+        endpoint.advertise(core.RegisteredMemory(), lambda *segment: None, lambda objects: None, processes)
+    assert endpoint.can_read_peers

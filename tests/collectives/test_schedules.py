@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.simulator import Deadlock, simulate
 
-from dmesh.collectives.algorithms import movement, reducing
-from dmesh.collectives.algorithms.program import Buffer, bounds
-from dmesh.collectives.algorithms.synchronizing import barrier
+from dmesh.collectives.schedules import data_movement as movement
+from dmesh.collectives.schedules import reductions as reducing
+from dmesh.collectives.schedules.program import Buffer, bounds
+from dmesh.collectives.schedules.synchronization import barrier
 
 SIZES = st.integers(1, 9)
 COUNTS = st.integers(1, 13)
@@ -97,9 +98,12 @@ def test_permute(size, count, seed, data):
         assert output == (array(origin[rank], count) if rank in origin else [None] * count)
 
 
-@given(st.integers(0, 8), SEEDS)
-def test_transfer(count, seed):
-    programs = [movement.transfer_out(1, count), movement.transfer_in(0, count)]
+@given(st.integers(0, 8), SEEDS, st.booleans())
+def test_transfer(count, seed, buffered):
+    programs = [
+        movement.transfer_out(1, count, buffered=buffered),
+        movement.transfer_in(0, count, buffered=buffered),
+    ]
     outputs = simulate(programs, [array(0, count), []], chooser(seed))
     assert outputs == [[], array(0, count)]
 

@@ -21,13 +21,13 @@ from dmesh.errors import (
 )
 
 NATIVE = ["native"] if native.core() is not None else []
-WAYS = ["messages", *NATIVE, *(["wired"] if NATIVE else []), "pure"]
+WAYS = ["messages", *NATIVE, *(["wired"] if NATIVE else [])]
 needs_core = pytest.mark.skipif(not NATIVE, reason=f"no native core: {native.reason()}")
 
 
 @pytest.fixture(scope="module", params=WAYS)
 def ranks(request):
-    with cluster(3, arena=() if request.param == "messages" else (request.param,)) as made:
+    with cluster(3, shm=() if request.param == "messages" else (request.param,)) as made:
         made.common = request.param == "native"
         yield made
 
@@ -145,7 +145,7 @@ def test_there_must_be_a_group():
 
 @needs_core
 def test_memory_is_lent_again_once_all_have_forgotten_it():
-    with cluster(3, arena=("native",)) as ranks:
+    with cluster(3, shm=("native",)) as ranks:
 
         def body(communicator):
             group, held, lenders = communicator.world, None, set()
@@ -170,7 +170,7 @@ def test_memory_is_lent_again_once_all_have_forgotten_it():
 
 @needs_core
 def test_who_is_lost_is_not_waited_for_and_the_others_hold_what_they_have():
-    with cluster(3, arena=("native",)) as ranks:
+    with cluster(3, shm=("native",)) as ranks:
 
         def make(communicator):
             plan = plan_all_gather(np.empty(1000), group=communicator.world)
@@ -188,7 +188,7 @@ def test_who_is_lost_is_not_waited_for_and_the_others_hold_what_they_have():
         for plan, _ in (made[0], made[2]):
             with pytest.raises(CollectiveError, match="make another one"):
                 plan()
-        loans = ranks.communicators[0].neighbourhood.loans
+        loans = ranks.communicators[0].shared_memory.loans
         del made, plan, got, _
         gc.collect()
         again = ranks.all(make)
@@ -198,15 +198,15 @@ def test_who_is_lost_is_not_waited_for_and_the_others_hold_what_they_have():
 
 @needs_core
 def test_what_came_to_nothing_is_not_lent_for_ever():
-    with cluster(2, arena=("native",)) as ranks:
+    with cluster(2, shm=("native",)) as ranks:
 
         def mismatched(communicator):
             plan_all_gather(np.empty(3 + communicator.rank), group=communicator.world)
 
         for error in ranks.run(mismatched):
             assert isinstance(error, CollectiveMismatchError)
-        assert ranks.communicators[0].neighbourhood.loans._loans == []
-    with cluster(2, arena=("native@a", "native@b")) as ranks:
+        assert ranks.communicators[0].shared_memory.loans._loans == []
+    with cluster(2, shm=("native@a", "native@b")) as ranks:
         plans = ranks.all(lambda c: plan_all_gather(np.full(3, c.rank), group=c.world))
         assert not any(plan.is_common for plan in plans)
-        assert ranks.communicators[0].neighbourhood.loans._loans == []
+        assert ranks.communicators[0].shared_memory.loans._loans == []

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
-from dmesh.collectives.arena.neighbourhood import Neighbourhood, Sizes, leave
-from dmesh.collectives.arena.segment import Segment, Ticket, attach, unsupported
+from dmesh import native
+from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes, leave
+from dmesh.collectives.backends.shm.segment import Segment, Ticket, attach, unsupported
 
 pytestmark = pytest.mark.skipif(bool(unsupported()), reason=unsupported())
 
@@ -37,7 +38,7 @@ def test_another_process_sees_the_same_memory():
     segment = Segment(MIB)
     segment.memory[5000:5005] = b"hello"
     script = (
-        "import sys; from dmesh.collectives.arena.segment import *\n"
+        "import sys; from dmesh.collectives.backends.shm.segment import *\n"
         "memory = attach(Ticket.decode(bytes.fromhex(sys.argv[1])))\n"
         "print(memory[5000:5005].decode()); memory[6000:6002] = b'ok'"
     )
@@ -117,7 +118,7 @@ def test_it_stays_as_long_as_somebody_uses_it_and_no_longer():
 
 def test_nothing_is_left_of_a_process_that_was_killed():
     script = (
-        "import sys; from dmesh.collectives.arena.segment import *\n"
+        "import sys; from dmesh.collectives.backends.shm.segment import *\n"
         "segment = Segment(1 << 20); print(segment.ticket.encode().hex(), flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -132,11 +133,12 @@ def test_nothing_is_left_of_a_process_that_was_killed():
         attach(ticket)
 
 
+@pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
 def test_regions_are_bounded_and_come_back_empty():
-    sizes = Sizes(room=4096, stage=4096, pipe_room=64, pipe_stage=64)
+    sizes = Sizes(slot=4096, staging=4096, p2p_slot=64, p2p_staging=64)
     limit = 4096 + 3 * sizes.region(2) + 100
-    neighbourhood = Neighbourhood(limit, core=None, sizes=sizes)
-    regions = [neighbourhood.region((0, 1), 0) for _ in range(4)]
+    shared_memory = SharedMemoryRegistry(limit, native.core(), sizes=sizes)
+    regions = [shared_memory.region((0, 1), 0) for _ in range(4)]
     assert [region is not None for region in regions] == [True, True, True, False]
     third = regions[2]
     assert third is not None
@@ -146,9 +148,9 @@ def test_regions_are_bounded_and_come_back_empty():
         memory[note : note + 8] = b"\xff" * 8
     del third, regions[2]
     gc.collect()
-    assert neighbourhood.region((0, 1), 0) is None, "the other member may still read it"
-    leave([(memory, offset + sizes.left(1))], [salt])
-    again = neighbourhood.region((0, 1), 0)
+    assert shared_memory.region((0, 1), 0) is None, "the other member may still read it"
+    leave([(memory, offset + sizes.left(1))], [salt], os.getpid())
+    again = shared_memory.region((0, 1), 0)
     assert again is not None
     assert again.offset == offset
     assert all(memory[note : note + 8] == bytes(8) for note in notes)

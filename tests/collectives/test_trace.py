@@ -15,7 +15,7 @@ from dmesh.collectives import trace as tracing
 from dmesh.collectives.trace import Trace, head_of
 from dmesh.errors import ConfigurationError
 
-WAYS = [(), ("pure",), *([("native",), ("wired",)] if native.core() is not None else [])]
+WAYS = [(), *([("native",), ("wired",)] if native.core() is not None else [])]
 
 
 def begin(ranks: Cluster, directory: Path) -> list[Trace]:
@@ -23,7 +23,7 @@ def begin(ranks: Cluster, directory: Path) -> list[Trace]:
     for communicator in ranks.communicators:
         trace = Trace(str(directory), communicator.rank)
         trace.start(head_of(communicator.rank, "h", "boot", "run"))
-        communicator.flight.listen(trace)
+        communicator.events.add_reader(trace)
         traces.append(trace)
     return traces
 
@@ -39,7 +39,7 @@ def calls_of(trace: Trace) -> list[dict]:
 
 @pytest.fixture(params=WAYS, ids=lambda ways: "-".join(ways) or "messages")
 def ranks(request):
-    with cluster(2, arena=request.param) as made:
+    with cluster(2, shm=request.param) as made:
         yield made
 
 

@@ -14,18 +14,19 @@ from tests.collectives.ranks import cluster
 
 import dmesh
 from dmesh import native
-from dmesh.collectives import measurement, tuning, ways
-from dmesh.collectives.algorithms.movement import broadcast_scattered, broadcast_tree
-from dmesh.collectives.algorithms.reducing import (
+from dmesh.collectives import connect as ways
+from dmesh.collectives import measurement, schedules, tuning
+from dmesh.collectives.backends.shm.registry import Sizes
+from dmesh.collectives.measurement import Step, Table, best, crossover, measure, most_worth
+from dmesh.collectives.schedules.data_movement import broadcast_scattered, broadcast_tree
+from dmesh.collectives.schedules.reductions import (
     all_reduce_flat,
     all_reduce_scattered,
     reduce_flat,
     reduce_scattered,
 )
-from dmesh.collectives.arena.neighbourhood import Sizes
-from dmesh.collectives.measurement import Step, Table, best, crossover, measure, most_worth
-from dmesh.collectives.planner import Planner
 from dmesh.collectives.tuning import LARGEST_PIECE, LEAST_ROWS, MOST_BYTES, MOST_STREAMS, SHIPPED, Tuning
+from dmesh.collectives.validation import RequestBuilder
 from dmesh.errors import CollectiveError, CollectiveValueError, ConfigurationError
 
 needs_core = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
@@ -176,20 +177,28 @@ def test_a_file_that_was_named_and_is_missing_is_an_error_before_anything_is_sen
 
 
 def used(group):
-    """What a rank's ports have of their tuning."""
-    port, hierarchy = group._term.port, group._term.hierarchy
+    """What a rank's endpoints have of their tuning."""
+    endpoint, hierarchy = group._generation.endpoint, group.backend("hierarchical")
     if hierarchy is None:
-        return port.flat, port.room, port.streams
-    column = hierarchy.column_port
-    assert port.left_from == hierarchy.large
-    return port.flat, port.room, port.streams, column.flat, column.room, column.streams, hierarchy.large
+        return endpoint.one_step_bytes, endpoint.slot_bytes, endpoint.streams
+    _, column = hierarchy.endpoints
+    assert endpoint.max_all_reduce == hierarchy.minimum
+    return (
+        endpoint.one_step_bytes,
+        endpoint.slot_bytes,
+        endpoint.streams,
+        column.one_step_bytes,
+        column.slot_bytes,
+        column.streams,
+        hierarchy.minimum,
+    )
 
 
 @needs_core
 def test_all_members_take_the_tuning_of_the_first(caplog):
     caplog.set_level("INFO", "dmesh")
     different = tuple(Tuning(flat=1000 * rank, piece=64 * (rank + 1), streams=rank + 1) for rank in range(3))
-    with cluster(3, arena=("wired",), tuning=different) as ranks:
+    with cluster(3, shm=("wired",), tuning=different) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert [used(c.world) for c in ranks.communicators] == [(0, 64, 1)] * 3
 
@@ -200,10 +209,14 @@ def test_all_members_take_the_tuning_of_the_first(caplog):
             sent = group.send(np.ones(1000), group.ranks.index(following), async_op=True)
             got = group.recv(np.ones(1000), group.ranks.index((communicator.rank - 1) % 3))
             sent.result(30)
-            pipes = [port for port in (*group._term.outgoing, *group._term.incoming) if port is not None]
+            pipes = [
+                endpoint
+                for endpoint in (*group._generation.outgoing, *group._generation.incoming)
+                if endpoint is not None
+            ]
             return (
                 used(group),
-                {(port.room, port.streams) for port in pipes},
+                {(endpoint.slot_bytes, endpoint.streams) for endpoint in pipes},
                 got.sum(),
                 group.all_reduce(np.ones(999)).sum(),
             )
@@ -211,26 +224,28 @@ def test_all_members_take_the_tuning_of_the_first(caplog):
         for found, rooms, got, total in ranks.all(others):
             assert (found, got, total) == ((2000, 192, 3), 1000, 2997)
             assert rooms == {(192, 3)}
-    assert f"group world is wired with the tuning of rank 0 ({different[0]})." in caplog.text
-    assert f"group others is wired with the tuning of rank 2 ({different[2]})." in caplog.text
+    assert f"group world has dedicated connections with the tuning of rank 0 ({different[0]})." in caplog.text
+    assert (
+        f"group others has dedicated connections with the tuning of rank 2 ({different[2]})." in caplog.text
+    )
 
 
 @needs_core
 def test_shipped_defaults_are_not_worth_a_word(caplog):
     caplog.set_level("INFO", "dmesh")
-    with cluster(2, arena=("wired",)) as ranks:
+    with cluster(2, shm=("wired",)) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert [used(c.world) for c in ranks.communicators] == [(64 * 1024, 256 * 1024, 1)] * 2
-    assert "group world is wired. It shares no memory" in caplog.text
+    assert "group world has dedicated connections. It shares no memory" in caplog.text
 
 
 @needs_core
-@pytest.mark.parametrize("arena", [("no",), ("wired", "wired", "pure"), ("wired",)])
-def test_messages_take_the_tuning_of_the_first(caplog, arena):
-    """With wires, which structured elements do not use, or not: schedules that differ would not end."""
+@pytest.mark.parametrize("shm", [("no",), ("wired", "wired", "without"), ("wired",)])
+def test_messages_take_the_tuning_of_the_first(caplog, shm):
+    """Structured elements always go by messages: schedules that differ would not end."""
     caplog.set_level("INFO", "dmesh")
     different = (Tuning(message_flat=0, message_tree=0), Tuning(message_flat=MOST_BYTES), SHIPPED)
-    with cluster(3, arena=arena, tuning=different) as ranks:
+    with cluster(3, shm=shm, tuning=different) as ranks:
 
         def body(communicator):
             world, own = communicator.world, communicator.new_group([1, 2, 0], "own")
@@ -242,7 +257,7 @@ def test_messages_take_the_tuning_of_the_first(caplog, arena):
                     assert group.reduce(x, "sum", 1) is None or group.rank == 1
                     mine = (x if group.rank == 2 else np.zeros_like(x)).view([("only", "f4")])
                     assert (group.broadcast(mine, 2)["only"] == x).all()
-            return world._term.tuning, own._term.tuning
+            return world._generation.tuning, own._generation.tuning
 
         assert ranks.all(body) == [different[:2]] * 3
     assert f" with the tuning of rank 1 ({different[1]})." in caplog.text
@@ -251,22 +266,21 @@ def test_messages_take_the_tuning_of_the_first(caplog, arena):
 def test_a_large_group_takes_the_shipped_tuning(monkeypatch):
     """Its members tell each other nothing in the first call: what they have in common is what was shipped."""
     monkeypatch.setattr(ways, "MOST_MEMBERS", 2)
-    with cluster(3, arena=("no",), tuning=(Tuning(message_flat=0), Tuning(message_flat=MOST_BYTES))) as ranks:
+    with cluster(3, shm=("no",), tuning=(Tuning(message_flat=0), Tuning(message_flat=MOST_BYTES))) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert ranks.all(lambda c: c.world.all_reduce(np.ones(1000)).sum()) == [3000] * 3
-        assert [c.world._term.tuning for c in ranks.communicators] == [SHIPPED] * 3
+        assert [c.world._generation.tuning for c in ranks.communicators] == [SHIPPED] * 3
 
 
 def test_schedules_follow_the_tuning():
-    x, planner = np.ones(100, "f4"), Planner(4, 3)
-    below, at = Tuning(message_flat=399, message_tree=399), Tuning(message_flat=400, message_tree=400)
-    for plan, large, small in (
-        (planner.all_reduce(x, "sum", None), all_reduce_scattered(4, 3, 100), all_reduce_flat(4, 3, 100)),
-        (planner.reduce(x, "sum", 1, None), reduce_scattered(4, 3, 1, 100), reduce_flat(4, 3, 1, 100)),
-        (planner.broadcast(x, 1, None), broadcast_scattered(4, 3, 1, 100), broadcast_tree(4, 3, 1, 100)),
+    x, requests = np.ones(100, "f4"), RequestBuilder(4, 3)
+    for request, large, small in (
+        (requests.all_reduce(x, "sum", None), all_reduce_scattered(4, 3, 100), all_reduce_flat(4, 3, 100)),
+        (requests.reduce(x, "sum", 1, None), reduce_scattered(4, 3, 1, 100), reduce_flat(4, 3, 1, 100)),
+        (requests.broadcast(x, 1, None), broadcast_scattered(4, 3, 1, 100), broadcast_tree(4, 3, 1, 100)),
     ):
-        assert plan.schedule(below) == large != small
-        assert plan.schedule(at) == small
+        assert schedules.select(request, 4, 3, 399, 399) == large != small
+        assert schedules.select(request, 4, 3, 400, 400) == small
 
 
 @needs_core
@@ -274,7 +288,7 @@ def test_rows_and_columns_take_that_of_the_group():
     different = tuple(
         Tuning(flat=rank, piece=64 * (rank + 1), rows=100 + rank, streams=4 - rank) for rank in range(4)
     )
-    with cluster(4, arena=("native@a", "native@b"), tuning=different, sizes=Sizes(128, 2048)) as ranks:
+    with cluster(4, shm=("native@a", "native@b"), tuning=different, sizes=Sizes(128, 2048)) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert [used(c.world) for c in ranks.communicators] == [(0, 64, 4, 0, 64, 4, 200)] * 4
 
@@ -315,17 +329,15 @@ def test_results_have_the_same_bits_whatever_the_tuning(size):
     with cluster(size) as ranks:  # by messages
         expected = ranks.all(body)
     for extreme in EXTREMES:
-        with cluster(size, arena=("wired",), tuning=(extreme,)) as ranks:
+        with cluster(size, shm=("wired",), tuning=(extreme,)) as ranks:
             assert ranks.all(body) == expected, extreme
 
 
 @needs_core
 @pytest.mark.parametrize("rows", [LEAST_ROWS, MOST_BYTES])
 def test_rows_have_the_right_results_whatever_the_tuning(rows):
-    arena, sizes = ("native@a", "native@b"), Sizes(room=128, stage=2048)
-    with cluster(
-        4, arena=arena, tuning=(Tuning(flat=MOST_BYTES, piece=64, rows=rows),), sizes=sizes
-    ) as ranks:
+    shm, sizes = ("native@a", "native@b"), Sizes(slot=128, staging=2048)
+    with cluster(4, shm=shm, tuning=(Tuning(flat=MOST_BYTES, piece=64, rows=rows),), sizes=sizes) as ranks:
         ranks.all(lambda c: c.world.barrier())
         for count in (0, 1, 3, 31, 32, 33, 1000):
             for dtype in ("u1", "i4", "c16"):
@@ -379,10 +391,10 @@ def _small_arrays(monkeypatch):
 @needs_core
 @pytest.mark.usefixtures("_small_arrays")
 @pytest.mark.parametrize(
-    ("arena", "rows"), [(("wired",), {SHIPPED.rows}), (("native@a", "native@b"), {64, 128, 1024, 2048})]
+    ("shm", "rows"), [(("wired",), {SHIPPED.rows}), (("native@a", "native@b"), {64, 128, 1024, 2048})]
 )
-def test_all_ranks_find_the_same(arena, rows):
-    with cluster(4, arena=arena) as ranks:
+def test_all_ranks_find_the_same(shm, rows):
+    with cluster(4, shm=shm) as ranks:
         told = []
         found = ranks.all(lambda c: measure(c, 0.05, told.append if c.rank == 0 else lambda line: None))
         assert len(set(found)) == 1
@@ -402,26 +414,26 @@ def test_all_ranks_find_the_same(arena, rows):
         assert found[0].message_tree in {0, 64, 1024}
         assert found[0].message_flat in {0, *(1024 << shift for shift in range(8))}
         assert [c.tuning for c in ranks.communicators] == [SHIPPED] * 4
-        assert [c.neighbourhood is None for c in ranks.communicators] == [False] * 4
+        assert [c.shared_memory is None for c in ranks.communicators] == [False] * 4
 
 
 @pytest.mark.usefixtures("_small_arrays")
 @pytest.mark.parametrize("size", [2, 3])
-def test_without_wires_messages_are_measured(size):
+def test_without_dedicated_connections_messages_are_measured(size):
     """Between two, all ways send the same."""
-    with cluster(size, arena=("no",)) as ranks:
+    with cluster(size, shm=("no",)) as ranks:
         told = []
         found = ranks.all(lambda c: measure(c, 0.05, told.append if c.rank == 0 else lambda line: None))
         assert len(set(found)) == 1
         told = [what for what in told if isinstance(what, str)]
         assert (found[0].flat, found[0].piece, found[0].rows) == (SHIPPED.flat, SHIPPED.piece, SHIPPED.rows)
-        assert any("the clients have no wires" in line for line in told)
+        assert any("the clients have no dedicated connections" in line for line in told)
         assert (size == 2) == any("between two clients" in line for line in told)
         assert size > 2 or found[0] == SHIPPED
 
 
 def test_who_shares_memory_has_nothing_to_measure():
-    with cluster(2, arena=("pure",)) as ranks:
+    with cluster(2, shm=("native",)) as ranks:
         for error in ranks.run(lambda c: measure(c, 0.05, lambda line: None)):
             assert isinstance(error, CollectiveError)
             assert "the clients share memory" in str(error)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.collectives.ranks import Cluster, cluster
 
-from dmesh.collectives.arena.neighbourhood import Sizes
+from dmesh.collectives.backends.shm.registry import Sizes
 from dmesh.collectives.reduction import OPS, resolve
 from dmesh.collectives.tuning import Tuning
 from dmesh.errors import CollectiveTypeError
@@ -47,18 +47,18 @@ SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 FORMS = ["C", "F", "strided", "reversed", "swapped", "unaligned"]
 
 
-SMALL = Sizes(room=128, stage=5 * 512)
+SMALL = Sizes(slot=128, staging=5 * 512)
 """So that small arrays take the ways of large ones in arenas, too."""
 EARLY = Tuning(message_flat=64, message_tree=64)
 """With which small arrays take the ways of large ones, too."""
 WAYS = {
     "messages": {},
-    "native": {"arena": ("native",)},
-    "native in small pieces": {"arena": ("native",), "sizes": SMALL},
-    "native and pure": {"arena": ("native", "pure"), "sizes": SMALL},
-    "wired": {"arena": ("wired",)},
+    "native": {"shm": ("native",)},
+    "native in small pieces": {"shm": ("native",), "sizes": SMALL},
+    "mpi": {"shm": ("no",), "mpi": True},
+    "wired": {"shm": ("wired",)},
     "wired in small pieces, on several streams": {
-        "arena": ("wired",),
+        "shm": ("wired",),
         "tuning": (replace(EARLY, piece=64, streams=3),),
     },
 }

@@ -162,7 +162,7 @@ def test_where_it_hangs_is_a_line_of_the_users():
 
 
 @pytest.mark.parametrize(
-    "room", ["distribute/steps.py", "tpu/experimental.py", "data/dataset.py", "connecting.py"]
+    "room", ["distribute/steps.py", "tpu/experimental.py", "data/dataset.py", "runtime/connecting.py"]
 )
 def test_dmesh_itself_is_not_the_users_program_in_a_checkout_either(room):
     frames = ("/u/train.py:31 in step", f"/src/dmesh/client/dmesh/{room}:3 in wait")

@@ -12,6 +12,7 @@ from dmesh.errors import (
     BarrierError,
     BarrierMismatchError,
     BarrierTimeoutError,
+    CollectiveMismatchError,
     ConfigurationError,
     CoordinationError,
 )
@@ -189,3 +190,19 @@ def test_who_waits_is_told_for_whom(server, join, background, quick) -> None:
     background(second.barrier, "b")
     third.barrier("b", timeout=60)
     waiting.result(60)
+
+
+def test_a_wait_that_this_process_ends_by_itself(trio, background, eventually, arrived) -> None:
+    """As the data plane does when it knows that a participant will never come."""
+    waiting = background(trio[0].barrier, "b")
+    eventually(arrived(trio[0], "b", 1))
+    [arrival] = trio[0].barriers.waiting()
+    assert arrival.thread in trio[0].barriers.callers()
+    trio[0].barriers.fail("other", CollectiveMismatchError("of another barrier"))
+    trio[0].barriers.fail("b", CollectiveMismatchError("rank 1 has not called it"))
+    with pytest.raises(CollectiveMismatchError, match="rank 1 has not called it"):
+        waiting.result(60)
+    assert trio[0].barriers.waiting() == []
+    again = [background(agent.barrier, "b") for agent in trio]
+    for future in again:
+        future.result(60)

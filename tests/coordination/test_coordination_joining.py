@@ -256,7 +256,7 @@ def test_reporting_an_error_tells_everybody_and_fences_the_caller(server, join) 
 @pytest.mark.parametrize("message", ["", "  ", None])
 def test_an_error_needs_words(server, join, message) -> None:
     agent = join(server.address, 0, 1)
-    with pytest.raises(ConfigurationError, match="in words"):
+    with pytest.raises(ConfigurationError, match="a text that says what failed"):
         agent.report_error(message)
 
 

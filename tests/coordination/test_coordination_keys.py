@@ -10,8 +10,8 @@ from concurrent import futures
 import grpc
 import pytest
 
-from dmesh import context, coordination
-from dmesh.context import Context
+from dmesh import coordination
+from dmesh.coordination.agent_source import AgentSource
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.watches import KeyEvent
 from dmesh.errors import (
@@ -25,6 +25,8 @@ from dmesh.errors import (
     NotInitializedError,
     WatchCompactedError,
 )
+from dmesh.runtime import context
+from dmesh.runtime.context import Context
 from dmesh.v1 import coordination_pb2
 from dmesh.v1.coordination_pb2_grpc import (
     CoordinationServiceServicer,
@@ -324,7 +326,7 @@ def test_a_call_that_is_never_answered_is_given_up(flaky, join) -> None:
 
 @pytest.fixture
 def initialized(agent):
-    context.install(Context(settings=None, device_type="CPU", logical_devices={"CPU": 1}, agent=agent))
+    context.install(Context(0, AgentSource(agent)))
     yield
     context.clear()
 

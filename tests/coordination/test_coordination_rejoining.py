@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from tests.coordination.conftest import PATIENCE, identity
 
+from dmesh.config.settings import Settings
 from dmesh.coordination.agent import Agent
 from dmesh.coordination.barriers import Barriers
 from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
 from dmesh.coordination.members import ClusterState, Device, Member, MemberState, Process, Task
 from dmesh.coordination.notices import Notices
 from dmesh.errors import ClientIdTakenError
-from dmesh.membership import Client
-from dmesh.settings import Settings
+from dmesh.runtime.membership import Client
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 

@@ -531,3 +531,10 @@ def test_facts_about_this_process() -> None:
 def test_an_identity_must_be_one_of_the_clusters(job: str, index: int, match: str) -> None:
     with pytest.raises(errors.ConfigurationError, match=match):
         Identity.of_this_process(job, index, {"worker": ("a:1", "b:2")})
+
+
+def test_a_coordinator_that_refuses_at_once_is_said_to_have_had_no_time() -> None:
+    error = faults.unavailable("h:1", "Connection refused", 0.0, doing="asking it", ever_connected=False)
+    assert "the coordinator at h:1 did not answer (connection refused" in str(error)
+    error = faults.unavailable("h:1", "Connection refused", 0.0, doing="asking it", ever_connected=True)
+    assert "no contact with the coordinator at h:1 (connection refused" in str(error)

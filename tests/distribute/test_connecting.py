@@ -14,7 +14,7 @@ from dmesh.train import ClusterSpec
 def spec():
     """A cluster of one task, which this process can be."""
     yield ClusterSpec({"trainer": [f"127.0.0.1:{free_ports(1)[0]}"]})
-    if dmesh.context.current_or_none() is not None:
+    if dmesh.runtime.context.current_or_none() is not None:
         dmesh.shutdown_accelerator_system()
 
 
@@ -38,14 +38,14 @@ def test_joining_by_a_resolver(spec):
 def test_a_local_master_is_nothing_to_connect_to(capfd):
     experimental_connect_to_cluster(TFConfigClusterResolver())
     experimental_connect_to_cluster(SimpleClusterResolver(ClusterSpec({"w": ["a:1"]})))
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("master", ["", "local"])
 def test_a_local_master_of_a_cluster_is_a_mistake_that_the_user_hears_of(master, caplog):
     experimental_connect_to_cluster(SimpleClusterResolver(ClusterSpec({"w": ["a:1", "b:1"]}), master, "w", 0))
-    assert dmesh.context.current_or_none() is None  # as in TensorFlow
+    assert dmesh.runtime.context.current_or_none() is None  # as in TensorFlow
     assert f"SimpleClusterResolver has a cluster of 2 tasks, but its master is {master!r}" in caplog.text
 
 
@@ -70,4 +70,4 @@ RESOLVER = SimpleClusterResolver(ClusterSpec({"w": ["a:1", "b:1"]}), "c:1", "w",
 def test_what_it_refuses(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         experimental_connect_to_cluster(*arguments)
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None

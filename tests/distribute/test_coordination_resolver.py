@@ -3,7 +3,6 @@
 import pytest
 from tests.e2e.clients import free_ports
 
-from dmesh import tokens
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.members import Device, MemberState
@@ -15,8 +14,9 @@ from dmesh.errors import (
     ConfigurationError,
     CoordinatorUnavailableError,
 )
+from dmesh.security import tokens
+from dmesh.security.tokens import TokenSource
 from dmesh.testing.resolvers import ResolverConformance
-from dmesh.tokens import TokenSource
 from dmesh_server.embedded import start
 
 TOKEN = "t" * 32

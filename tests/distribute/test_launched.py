@@ -3,7 +3,7 @@
 import pytest
 from tests.distribute.launches import open_mpi, torchrun
 
-from dmesh.addresses import split_address
+from dmesh.config.addresses import split_address
 from dmesh.distribute.cluster_resolver import OpenMPIClusterResolver, TorchElasticClusterResolver
 from dmesh.distribute.cluster_resolver.variables import port_base
 from dmesh.errors import ArgumentTypeError, ClusterSpecError, ConfigurationError, ResolverError

@@ -15,10 +15,10 @@ from tests.distribute.launches import (
 )
 
 import dmesh
-from dmesh import launchers
+from dmesh.config import launchers
+from dmesh.config.launchers import LAUNCHERS, detect, find_cluster, load_settings
 from dmesh.distribute.cluster_resolver import ClusterResolver, SimpleClusterResolver, SlurmClusterResolver
 from dmesh.errors import AddressInUseError, ArgumentTypeError, ConfigurationError, ResolverError
-from dmesh.launchers import LAUNCHERS, detect, find_cluster, load_settings
 from dmesh.testing import FakeCluster
 from dmesh.train import ClusterSpec
 
@@ -264,7 +264,7 @@ def test_what_is_no_cluster_of_clients(resolver, message):
         load_settings(resolver, None)
     with pytest.raises(ConfigurationError, match=message):
         dmesh.initialize_accelerator_system("CPU", cluster_resolver=resolver)
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None
 
 
 def test_what_is_no_resolver(environ):
@@ -301,7 +301,8 @@ def test_who_does_not_know_all_addresses_lists_the_same_as_the_others():
     assert settings[0].jobs[0] == "h0:9000"
     assert [each.address for each in settings] == ["h0:9000", "h1:9000", "h2:9000"]
     with pytest.raises(
-        ConfigurationError, match="enable_coordination_service is False, but Partial does not say"
+        ConfigurationError,
+        match="enable_coordination_service is False, but Partial has no addresses of all clients",
     ):
         dmesh.initialize_accelerator_system("CPU", False, cluster_resolver=Partial(1))
 
@@ -313,7 +314,7 @@ def test_an_address_that_a_launcher_has_guessed_wrongly(environ):
         ConfigurationError, match=r"cannot listen on 198.51.100.1.*from Open MPI's mpirun, which does"
     ):
         dmesh.initialize_accelerator_system("CPU")
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None
 
 
 def test_a_launch_that_has_come_to_the_ports_of_another(environ):

@@ -218,7 +218,7 @@ def print_nothing(strategy) -> None:
 @pytest.mark.parametrize(("clients", "replicas"), [(1, 4), (4, 1), (2, 2)])
 @pytest.mark.parametrize("others_wait", [True, False])
 def test_a_replica_that_raises_ends_all_and_is_named(clients, replicas, others_wait) -> None:
-    ended = []
+    ended = Queue()
 
     def replica():
         if replica_id() == 1:
@@ -227,12 +227,13 @@ def test_a_replica_that_raises_ends_all_and_is_named(clients, replicas, others_w
             if others_wait:
                 get_replica_context().all_reduce("SUM", 1.0)
         except ReplicaError as error:
-            ended.append(str(error))
+            ended.put(str(error))
             raise
 
     errors = outcomes(clients, replicas, replica)
-    assert len(ended) == (clients * replicas - 1 if others_wait else 0)
-    assert all("no such row" in text for text in ended)
+    for _ in range(clients * replicas - 1 if others_wait else 0):
+        assert "no such row" in ended.get(timeout=20), "`run` does not wait for the other replicas to end"
+    assert ended.empty()
     at = 1 // replicas
     for client, error in enumerate(errors):
         if client == at:

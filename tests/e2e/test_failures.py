@@ -1,10 +1,12 @@
 """Clients that die, leave or fail while others need them: named on every survivor, and quickly."""
 
+import re
 import signal
+import sys
 import time
 
 import pytest
-from tests.e2e.clients import free_ports, run_clients, run_server
+from tests.e2e.clients import DEADLINE, Process, free_ports, run_clients, run_server
 
 REDUCE_FOR_EVER = """
 import numpy as np, dmesh
@@ -81,7 +83,7 @@ def test_the_cause_is_heard_before_its_consequences():
     script = """
 import signal, time, dmesh
 import numpy as np
-from dmesh.collectives.letters import Letters
+from dmesh.collectives.control import ControlHandler
 dmesh.initialize_accelerator_system()
 rank = dmesh.client_id()
 if rank == 0:
@@ -91,11 +93,11 @@ elif rank == 1:
     print("ready", flush=True)
     signal.pause()
 else:
-    receive = Letters.receive
+    receive = ControlHandler.receive
     def receive_late(*arguments):
         time.sleep(0.2)
         receive(*arguments)
-    Letters.receive = receive_late
+    ControlHandler.receive = receive_late
 print("ready", flush=True)
 try:
     dmesh.collectives.barrier(timeout=60)
@@ -145,7 +147,7 @@ if dmesh.client_id() != 1:
         for rank in (0, 2):
             line = clients[rank].wait_for("BarrierError", timeout=30)
             assert "/job:worker/task:1" in line
-            assert "without dmesh.shutdown_accelerator_system()" in line
+            assert "ended normally, without calling dmesh.shutdown_accelerator_system()" in line
 
 
 def test_a_clean_shutdown_is_no_crash():
@@ -251,3 +253,49 @@ except dmesh.errors.DMeshError as error:
         clients[1].signal(signal.SIGCONT)
         line = clients[1].wait_for(" | ", timeout=30)
         assert line.startswith(("FencedError", "CollectiveError", "PeerLostError"))
+
+
+SKIP = """
+import time
+import numpy as np, dmesh
+dmesh.initialize_accelerator_system()
+for _ in range({earlier}):
+    dmesh.collectives.all_reduce(np.ones(3))
+began = time.monotonic()
+try:
+    if dmesh.client_id() == {skipping}:
+        {instead}
+    else:
+        dmesh.collectives.all_reduce(np.ones(3))
+except dmesh.errors.CollectiveMismatchError as error:
+    print("MISMATCH", round(time.monotonic() - began, 2), error, flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("earlier", [0, 3])
+@pytest.mark.parametrize("skipping", [0, 1])
+@pytest.mark.parametrize(
+    ("instead", "place"),
+    [
+        ("dmesh.coordination.barrier('saved')", "barrier 'saved'"),
+        ("dmesh.shutdown_accelerator_system()", "the shutdown of the system"),
+    ],
+    ids=["barrier", "shutdown"],
+)
+def test_a_skipped_call_is_an_error_of_all_ranks_at_once(tmp_path, earlier, skipping, instead, place):
+    """A rank goes to a barrier instead of the call for which the others wait: it can never come to it."""
+    script = tmp_path / "train.py"
+    script.write_text(SKIP.format(earlier=earlier, skipping=skipping, instead=instead))
+    run = Process([sys.executable, "-m", "dmesh", "run", "-n", "3", str(script)], {})
+    assert run.wait(DEADLINE) == 1, run.err
+    found = re.findall(r"^\[\d\] MISMATCH ([\d.]+) (.*)$", run.out, re.M)
+    assert len(found) == 3, run.out + run.err
+    text = f"rank {skipping} has not called it and never will: it waits in {place}"
+    for seconds, message in found:
+        assert float(seconds) < 2.0, "0.8 on a machine that does nothing else"
+        assert f"collective #{earlier + 1} of group world: rank" in message
+        assert "called all_reduce(sum, float64, shape (3,))" in message
+        assert text in message
+    summary = run.err.partition("dmesh run: FAILED")[2]
+    assert text in summary, run.err

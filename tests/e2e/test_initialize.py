@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.clients import DEADLINE, free_ports, run_clients, run_server
 from tests.server.raw_client import Authorized, default_token
 
-import dmesh.context
+import dmesh.runtime.context
 from dmesh.v1 import common_pb2, coordination_pb2, coordination_pb2_grpc
 
 WORLD = """
@@ -29,7 +29,7 @@ print("bye")
 """
 
 JOIN = """
-import dmesh.context
+import dmesh.runtime.context
 try:
     dmesh.initialize_accelerator_system()
 except Exception as error:
@@ -43,9 +43,9 @@ else:
 @pytest.fixture(autouse=True)
 def _shut_down():
     yield
-    if dmesh.context.current_or_none() is not None:
+    if dmesh.runtime.context.current_or_none() is not None:
         dmesh.shutdown_accelerator_system()
-    dmesh.context.clear()
+    dmesh.runtime.context.clear()
 
 
 def wait_for_member(address: str, cluster: str) -> None:
@@ -188,7 +188,7 @@ def test_shut_down_without_initializing():
 def test_devices_that_do_not_exist(arguments, message):
     with pytest.raises(dmesh.errors.DeviceError, match=message):
         dmesh.initialize_accelerator_system(**arguments)
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_settings_that_make_no_sense(monkeypatch, environ, message):
         monkeypatch.setenv(name, value)
     with pytest.raises(dmesh.errors.ConfigurationError, match=message):
         dmesh.initialize_accelerator_system()
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None
 
 
 def test_own_port_is_taken(monkeypatch):
@@ -224,7 +224,7 @@ def test_own_port_is_taken(monkeypatch):
         monkeypatch.setenv("DMESH_COORDINATOR", "127.0.0.1:1")
         with pytest.raises(dmesh.errors.AddressInUseError, match=r"same DTENSOR_CLIENT_ID"):
             dmesh.initialize_accelerator_system()
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None
 
 
 def test_own_host_is_another_machine(monkeypatch):
@@ -244,7 +244,7 @@ def test_a_coordinator_that_does_not_answer(monkeypatch):
         monkeypatch.setenv("DMESH_INIT_TIMEOUT", "1")
         with pytest.raises(ConnectionError, match=rf"127\.0\.0\.1:{deaf.getsockname()[1]}"):
             dmesh.initialize_accelerator_system()
-    assert dmesh.context.current_or_none() is None
+    assert dmesh.runtime.context.current_or_none() is None
 
 
 # Mistakes that take two --------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_barriers_that_make_no_sense(arguments, message):
 def test_a_barrier_that_timed_out_may_be_used_again(coordination):
     """Names tell barriers apart, and each use stands for itself, with and without a coordination service."""
     script = f"""
-import dmesh.context
+import dmesh.runtime.context
 dmesh.initialize_accelerator_system(enable_coordination_service={coordination})
 mesh = dmesh.create_distributed_mesh([("x", 2)])
 mine = "left" if dmesh.client_id() == 0 else "right"

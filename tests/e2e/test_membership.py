@@ -4,9 +4,9 @@ import threading
 
 from tests.collectives.ranks import LIMIT, cluster
 
+from dmesh.config.settings import Settings
 from dmesh.coordination.members import Member, MemberState, Process
-from dmesh.membership import Client
-from dmesh.settings import Settings
+from dmesh.runtime.membership import Client
 
 LOST = Member("worker", 1, 7, MemberState.LOST, Process("host"), reason="killed by the test")
 
@@ -19,7 +19,7 @@ class Session:
     def __init__(self):
         self.left = threading.Event()
 
-    def leave(self, reason, timeout):
+    def leave(self, reason, timeout, *, clean=False):
         self.left.set()
 
 

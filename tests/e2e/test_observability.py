@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.faults.secured import DEADLINE, serving, write_tokens
 from tests.server.raw_client import RawClient
 
-from dmesh import tokens
+from dmesh.security import tokens
 
 
 async def test_a_server_can_be_looked_at_and_operated(tmp_path: Path) -> None:

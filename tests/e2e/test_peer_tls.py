@@ -13,12 +13,13 @@ from dmesh.cli import main
 COMPUTE = """
 import os
 import numpy as np, dmesh
+from dmesh.collectives.communicator import Communicator
 dmesh.initialize_accelerator_system(enable_coordination_service=os.environ.get("SERVER") != "none")
 rank, size = dmesh.client_id(), dmesh.num_clients()
 for count in (1, 10_000, 1_000_000):
     total = dmesh.collectives.all_reduce(np.arange(count) * (rank + 1.0))
     assert total.tobytes() == (np.arange(count) * float(size * (size + 1) // 2)).tobytes()
-transport = dmesh.context.current().client.communicator.transport
+transport = dmesh.runtime.context.current().get(Communicator).transport
 kinds = {type(link._socket).__name__ for link in [*transport._dialed.values(), *transport._accepted.values()]}
 print("sockets", sorted(kinds), flush=True)
 dmesh.shutdown_accelerator_system()
@@ -27,6 +28,7 @@ print("bye", flush=True)
 
 WAIT = """
 import numpy as np, dmesh
+from dmesh.collectives.communicator import Communicator
 dmesh.initialize_accelerator_system()
 dmesh.collectives.all_reduce(np.ones(3))
 print("in", flush=True)

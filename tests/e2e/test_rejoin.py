@@ -153,7 +153,7 @@ dmesh.shutdown_accelerator_system()
             client.wait_for("ready")
         former = clients[1]
         replace(1, DMESH_BIND_HOST="127.0.0.2")  # on one machine, they cannot have one port
-        clients[1].wait_for("waiting for the former holder of this seat to be gone", "err")
+        clients[1].wait_for("waiting until the process that had this client id before has left", "err")
         former.signal(signal.SIGKILL)
         clients[1].wait_for("ready True")
         for client in clients.values():

@@ -79,8 +79,8 @@ def test_one_too_many_is_refused_and_the_others_go_on():
         ({"DMESH_COORDINATOR": "127.0.0.1:1", "DMESH_NUM_CLIENTS": "0"}, "from 1 to 100000"),
         ({"DMESH_COORDINATOR": "127.0.0.1:1", "DTENSOR_CLIENT_ID": "4"}, "from 0 to 3"),
         ({"DMESH_COORDINATOR": "127.0.0.1:1", "DMESH_PORT_BASE": "70000"}, "DMESH_PORT_BASE"),
-        ({"DMESH_COORDINATOR": "127.0.0.1:1", "DMESH_BACKEND": "mpi"}, "its rank in the MPI launch"),
-        ({"DMESH_COORDINATOR": "127.0.0.1:1", "TPU_ACCELERATOR_TYPE": "v2-32"}, "which TPU cores it has"),
+        ({"DMESH_COORDINATOR": "127.0.0.1:1", "DMESH_BACKEND": "mpi"}, "in an MPI launch"),
+        ({"DMESH_COORDINATOR": "127.0.0.1:1", "TPU_ACCELERATOR_TYPE": "v2-32"}, "with TPU devices"),
     ],
 )
 def test_settings_that_cannot_work(monkeypatch, environ, message):

@@ -98,8 +98,8 @@ def test_the_collective_fails_on_all_ranks_in_time_and_names_the_pair(direction,
 PAIR = """
 import socket
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.tcp import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
 
 hosts, rank = {hosts}, {rank}
 peers = [Peer(at, (host + ":7777",), 5 + at, "task " + str(at)) for at, host in enumerate(hosts)]

@@ -20,10 +20,10 @@ import psutil
 import pytest
 from tests.faults.secured import DEADLINE, HOST, Authority, ask, serving
 
-from dmesh import tokens
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import ClientTls, Credentials
-from dmesh.tokens import TokenSource
+from dmesh.security import tokens
+from dmesh.security.tokens import TokenSource
 
 pytestmark = pytest.mark.faults
 

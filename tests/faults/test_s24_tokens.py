@@ -20,12 +20,12 @@ import httpx
 import pytest
 from tests.faults.secured import DEADLINE, ask, serving, write_tokens
 
-from dmesh import tokens
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.retry import Patience
 from dmesh.errors import AuthenticationError, ConfigurationError
-from dmesh.tokens import Role, Token, TokenSource
+from dmesh.security import tokens
+from dmesh.security.tokens import Role, Token, TokenSource
 from dmesh.v1 import common_pb2, coordination_pb2, coordination_pb2_grpc
 from dmesh_server.security.access import Access
 from dmesh_server.security.refusals import RefusalLog

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from tests.faults.secured import DEADLINE, ask, serving, write_tokens
 
-from dmesh import tokens
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import Credentials
 from dmesh.errors import PermissionDeniedError
-from dmesh.tokens import Role, TokenSource
+from dmesh.security import tokens
+from dmesh.security.tokens import Role, TokenSource
 from dmesh.v1 import coordination_pb2, key_value_pb2
 from dmesh_server.security.roles import RPC_ROLES, role_for_http, role_for_rpc
 

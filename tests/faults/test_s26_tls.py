@@ -17,14 +17,14 @@ import httpx
 import pytest
 from tests.faults.secured import DEADLINE, HOST, Authority, serving
 
-from dmesh import tokens
-from dmesh.certificates import IdentityFiles
 from dmesh.cli import main
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.tls_diagnosis import diagnose
 from dmesh.errors import AuthenticationError, ConfigurationError
-from dmesh.tokens import TokenSource
+from dmesh.security import tokens
+from dmesh.security.certificates import IdentityFiles
+from dmesh.security.tokens import TokenSource
 from dmesh_server.embedded import EmbeddedServer, start
 from dmesh_server.security import tls as server_tls
 

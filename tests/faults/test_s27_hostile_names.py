@@ -14,7 +14,7 @@ import pytest
 from tests.faults.secured import DEADLINE, Served, serving, write_tokens
 from tests.server.raw_client import PATIENCE, RawClient, refusal
 
-from dmesh import tokens
+from dmesh.security import tokens
 from dmesh.v1 import common_pb2, coordination_pb2
 from dmesh_server.web.pages import visible
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.faults.secured import DEADLINE, Served, serving, write_tokens
 
-from dmesh import tokens
+from dmesh.security import tokens
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 PATH = "/api/v1/clusters"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.faults.secured import DEADLINE, serving, write_tokens
 
-from dmesh import tokens
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import Credentials
-from dmesh.tokens import TokenSource
+from dmesh.security import tokens
+from dmesh.security.tokens import TokenSource
 
 PATHS = (
     "/../../../../etc/passwd", "/static/../../etc/passwd", "/static/%2e%2e/%2e%2e/etc/passwd",

@@ -12,9 +12,9 @@ import pytest
 from tests.e2e.clients import Process, free_ports
 from tests.faults.secured import DEADLINE, ask
 
-from dmesh import tokens
 from dmesh.errors import ConfigurationError
-from dmesh.tokens import TokenSource
+from dmesh.security import tokens
+from dmesh.security.tokens import TokenSource
 from dmesh_server.embedded import start
 
 pytestmark = pytest.mark.faults

@@ -1,6 +1,6 @@
-"""Scenario 33: strangers, liars and noise at the door of the data plane, while collectives go on inside.
+"""Scenario 33: outsiders, liars and noise at the door of the data plane, while collectives go on inside.
 
-Ranks 0 and 1 are processes that add up numbers all the time. The test plays everybody else: strangers who
+Ranks 0 and 1 are processes that add up numbers all the time. The test plays everybody else: outsiders who
 know nothing, and rank 2, which has the secret but breaks the rules.
 """
 
@@ -20,9 +20,8 @@ from typing import Any
 import pytest
 from tests.faults.processes import ClientProcess, errors, eventually, results
 
-from dmesh.collectives.messages import MAX_BYTES
-from dmesh.collectives.transport.frames import CHUNK_LIMIT, CONTROL_LIMIT, EAGER_LIMIT, Frame, Kind
-from dmesh.collectives.transport.handshake import (
+from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, CONTROL_LIMIT, EAGER_LIMIT, Frame, Kind
+from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     HELLO_SIZE,
     PROOF_SIZE,
@@ -32,6 +31,7 @@ from dmesh.collectives.transport.handshake import (
     Refused,
     Status,
 )
+from dmesh.collectives.control_messages import MAX_BYTES
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -40,15 +40,15 @@ INPUTS = 10_000
 SECRET, CLUSTER = b"the secret of the test", b"cluster 1"
 MIB = 2**20
 GROWTH = 10 * MIB
-EARLY_LIMIT = MIB
+UNEXPECTED_LIMIT = MIB
 PATIENCE = 60.0
 
 BEGIN = """
 import gc, socket
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.patience import Patience
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.tcp import TcpOptions, TcpTransport
+from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
 from dmesh.errors import CollectiveError
 
 secret, cluster = b"the secret of the test", b"cluster 1"
@@ -65,7 +65,9 @@ def peers_of(ports, incarnations):
 
 gone = []
 tell = lambda at, why: gone.append([at, why])
-options = TcpOptions(early_limit={early_limit}, handshake_timeout={handshake_timeout}, strangers={strangers})
+options = TcpOptions(
+    unexpected_limit={unexpected_limit}, handshake_timeout={handshake_timeout}, most_unproven={most_unproven}
+)
 transport = TcpTransport(rank, listener, lambda: secret, cluster, 100 + rank, options)
 communicator = Communicator(rank, peers_of({ports}, {incarnations}), transport, 60.0, on_gone=tell)
 pair = communicator.new_group([0, 1], "pair")
@@ -97,7 +99,12 @@ class Victims:
         self.generation = 0
         self.incarnations = [100, 101, 1002]
         self.ports = [client.do(BEGIN.format(rank=rank)) for rank, client in enumerate(clients)] + [1]
-        settings = {"early_limit": EARLY_LIMIT, "handshake_timeout": 0.5, "strangers": 128, **options}
+        settings = {
+            "unexpected_limit": UNEXPECTED_LIMIT,
+            "handshake_timeout": 0.5,
+            "most_unproven": 128,
+            **options,
+        }
         begin = CONNECT.format(ports=self.ports, incarnations=self.incarnations, **settings)
         results([client.submit(begin) for client in clients])
         self.check_progress()
@@ -194,7 +201,7 @@ def make_victims(make_client):
     return make
 
 
-# -- strangers ---------------------------------------------------------------------------------------------
+# -- outsiders ---------------------------------------------------------------------------------------------
 
 
 class Boom:
@@ -208,7 +215,7 @@ class Boom:
 
 
 def noise(chance: random.Random, victims: Victims, trace: str) -> bytes:
-    """What a stranger may say: nonsense, other protocols, and greetings that are nearly right."""
+    """What an outsider may say: nonsense, other protocols, and greetings that are nearly right."""
     hello = Dialer(*victims.claim(0, secret=b"guess", incarnation=chance.getrandbits(64))).begin()
     true = Dialer(*victims.claim(0)).begin()
     kind = chance.randrange(11)
@@ -238,7 +245,7 @@ def noise(chance: random.Random, victims: Victims, trace: str) -> bytes:
 
 
 @pytest.mark.timeout(900)
-def test_ten_thousand_strangers_cost_nothing_and_disturb_nobody(make_victims, chance, tmp_path, figures):
+def test_ten_thousand_outsiders_cost_nothing_and_disturb_nobody(make_victims, chance, tmp_path, figures):
     victims = make_victims()
     trace = str(tmp_path / "unpickled")
     warm_up = [noise(random.Random(seed), victims, trace) for seed in range(200)]
@@ -262,11 +269,11 @@ def test_ten_thousand_strangers_cost_nothing_and_disturb_nobody(make_victims, ch
     for attacker in attackers:
         attacker.join()
     assert not failures, failures[0]
-    figures.add("strangers a second", INPUTS / (time.monotonic() - began), "/s")
+    figures.add("outsiders a second", INPUTS / (time.monotonic() - began), "/s")
     victims.check_unharmed(before)
     assert not (tmp_path / "unpickled").exists()
     grown = max(now["rss"] - then["rss"] for now, then in zip(victims.sizes(), before, strict=True))
-    figures.add(f"resident memory after {INPUTS} strangers", grown / MIB, "MiB")
+    figures.add(f"resident memory after {INPUTS} outsiders", grown / MIB, "MiB")
     with victims.shake_hands(0):  # who has the secret gets in as ever
         pass
 
@@ -323,7 +330,7 @@ def test_who_is_not_exactly_a_peer_is_refused_and_told_why(claims, status, make_
 
 
 def test_a_crowd_that_says_nothing_or_very_slowly_keeps_nobody_out(make_victims, chance, figures):
-    victims = make_victims(handshake_timeout=30.0, strangers=32)
+    victims = make_victims(handshake_timeout=30.0, most_unproven=32)
     before = victims.sizes()
     hello = Dialer(*victims.claim(0, secret=b"guess")).begin()
     stop = threading.Event()
@@ -436,7 +443,9 @@ def test_messages_that_mean_nothing_are_ignored_and_fill_no_log(make_victims, ch
             sock.sendall(Frame(Kind.CONTROL, length=len(message)).encode() + message)
         last = Frame(Kind.DATA, 77, 1, 0, 0, b"x", victims.generation)
         sock.sendall(last.encode())
-        eventually(lambda: victims.clients[0].do("transport.mailbox.kept_bytes(2)"), "all of it to be read")
+        eventually(
+            lambda: victims.clients[0].do("transport.message_queue.buffered_bytes(2)"), "all of it to be read"
+        )
         assert victims.clients[0].do("gone") == []
     victims.check_unharmed(before)
     assert not trace.exists()
@@ -457,13 +466,13 @@ def test_a_flood_that_nobody_wants_is_kept_within_its_budget(generation, make_vi
                 sock.sendall(flood._replace(step=step).encode() + payload)
                 sent += len(payload)
         assert sent < 4096 * EAGER_LIMIT
-        kept = victims.clients[0].do("transport.mailbox.kept_bytes(2)")
-        assert kept <= EARLY_LIMIT + 2 * EAGER_LIMIT
+        kept = victims.clients[0].do("transport.message_queue.buffered_bytes(2)")
+        assert kept <= UNEXPECTED_LIMIT + 2 * EAGER_LIMIT
         victims.check_progress()
 
     victims.renew()
     victims.check_unharmed(before)
-    assert victims.clients[0].do("transport.mailbox.kept_bytes(2)") == 0
+    assert victims.clients[0].do("transport.message_queue.buffered_bytes(2)") == 0
 
 
 def test_frames_of_a_former_generation_are_dropped_and_not_kept(make_victims):
@@ -477,7 +486,7 @@ def test_frames_of_a_former_generation_are_dropped_and_not_kept(make_victims):
             sock.sendall(old._replace(step=step).encode() + payload)
         sock.sendall(Frame(Kind.GOODBYE).encode())
         eventually(lambda: victims.clients[0].do("gone"), "all of it to be read")
-        assert victims.clients[0].do("transport.mailbox.kept_bytes(2)") == 0
+        assert victims.clients[0].do("transport.message_queue.buffered_bytes(2)") == 0
     victims.check_unharmed(before)
 
 

@@ -19,8 +19,8 @@ import traceback
 import numpy as np
 
 import dmesh
-from dmesh import context
 from dmesh.coordination.agent import Agent, Identity
+from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.retry import Patience, RetryPolicy
 
 
@@ -111,7 +111,7 @@ def failed(error, *rest, **more) -> None:
 def join() -> None:
     if mode == "sdk":
         dmesh.initialize_accelerator_system()
-        names["agent"] = context.current().coordination()
+        names["agent"] = current_agent()
         listen(names["agent"])
         return
     agent = names["agent"]

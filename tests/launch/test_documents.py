@@ -9,7 +9,7 @@ import pytest
 from tests.repo.documents import PAGES, ROOT
 
 from dmesh.cli import main
-from dmesh.settings import VARIABLES
+from dmesh.config.settings import VARIABLES
 
 
 def test_the_readme_shows_the_first_program_as_it_is() -> None:

@@ -144,12 +144,33 @@ def test_the_first_failure_is_reported_first_and_gives_the_exit_code(start, scri
     assert "dmesh run: FAILED: rank 1 on host " in report
     summary = report[report.index("FAILED") :]
     assert "ended with exit code 7 after" in summary.splitlines()[0]
-    assert "    RuntimeError: of rank 1" in summary
-    assert "in fails" in summary
+    assert "  RuntimeError: of rank 1" in summary
+    assert "in fails" in report
     assert summary.index("RuntimeError: of rank 1") < summary.index("the others followed")
-    for rank in (0, 2):
-        assert f"    rank {rank} (pid " in summary
-    assert summary.count("was ended by dmesh run (SIGTERM)") == 2
+    assert "ranks 0, 2 were ended by dmesh run (SIGTERM)" in summary
+
+
+@pytest.mark.parametrize("lines", [0, 30])
+def test_a_traceback_out_of_sight_is_repeated_in_the_report(start, script, lines) -> None:
+    path = script(f"""
+        import os, signal
+        def fails():
+            raise RuntimeError("of rank 1")
+        if os.environ["RANK"] == "1":
+            fails()
+        def on_term(number, frame):
+            for number in range({lines}):
+                print("a line", flush=True)
+            os._exit(0)
+        signal.signal(signal.SIGTERM, on_term)
+        while True:
+            signal.pause()
+    """)
+    run = start("-n", "2", "--timeout-after-failure", "1", path)
+    assert run.wait() == 1
+    report = "\n".join(run.err)
+    assert report.count("in fails") == (2 if lines else 1)
+    assert report.count("RuntimeError: of rank 1") == 2
 
 
 def test_a_consequence_does_not_hide_the_cause(start, script) -> None:
@@ -207,9 +228,9 @@ def test_a_crash_in_native_code_has_a_signal_and_a_traceback(start, script) -> N
     run = start("-n", "1", script("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()"))
     assert run.wait() == 128 + signal.SIGSEGV
     summary = "\n".join(run.err)
+    assert "in crash" in summary
     summary = summary[summary.index("dmesh run: FAILED") :]
     assert "was killed by SIGSEGV" in summary
-    assert "in crash" in summary
 
 
 def test_who_ignores_sigterm_is_killed(start, script) -> None:

@@ -24,7 +24,8 @@ SHOW = """
     dmesh.initialize_accelerator_system()
     world = dmesh.collectives.world()
     world.barrier()
-    print("uses", world._term.tuning, *(["flat", world._term.port.flat] if world._term.port else []))
+    endpoint = world.endpoint
+    print("uses", world.backend("messages").tuning, *(["flat", endpoint.one_step_bytes] if endpoint else []))
     dmesh.shutdown_accelerator_system()
 """
 
@@ -60,7 +61,10 @@ def test_the_default_file_is_found(start, script, tmp_path) -> None:
     env = {"DMESH_SHARED_MEMORY": "0", "XDG_CONFIG_HOME": str(tmp_path / "config")}
     show = start("-n", "2", script(SHOW), env=env)
     assert show.wait() == 0, show.err
-    said, uses = f"group world is wired with the tuning of rank 0 ({made})", f"uses {made} flat 12345"
+    said, uses = (
+        f"group world has dedicated connections with the tuning of rank 0 ({made})",
+        f"uses {made} flat 12345",
+    )
     assert sum(said in line for line in show.out) == sum(uses in line for line in show.out) == 2
     show = start("-n", "2", script(SHOW), env={**env, "DMESH_TUNING": "0"})
     show.expect(f"uses {SHIPPED} flat {SHIPPED.flat}", 2)
@@ -126,7 +130,7 @@ def test_without_the_native_core_messages_are_measured(start, script, tmp_path) 
     assert (found.flat, found.piece, found.rows) == (SHIPPED.flat, SHIPPED.piece, SHIPPED.rows)
     text = "\n".join(tune.out)
     assert tune.err == []
-    assert "the clients have no wires" in text
+    assert "the clients have no dedicated connections" in text
     assert f"message_flat = {found.message_flat}" in text
     made = Tuning(message_flat=1, message_tree=2)
     write(tmp_path / "tuning.json", made)

@@ -1,20 +1,20 @@
 """Clusters that exist in the process-wide context only: no server, no peers, just what meshes look at."""
 
-from dataclasses import dataclass, field
-
 import pytest
 
-from dmesh import context
-from dmesh.context import Context
-from dmesh.coordination.members import Device, Member, MemberState, Process
-from dmesh.settings import Settings
+from dmesh.collectives.communicator import Communicator
+from dmesh.config.settings import Settings
+from dmesh.coordination.members import Device, Member, Members, MemberState, Process
+from dmesh.devices.device import LogicalDevices
+from dmesh.runtime import context
+from dmesh.runtime.context import Context
 
 
-@dataclass
-class FakeContext(Context):
-    """A context whose collectives are the arguments that they were asked for with."""
+class FakeCommunicator:
+    """A data plane whose groups are the arguments that they were asked for with."""
 
-    asked: list = field(default_factory=list)
+    def __init__(self):
+        self.asked = []
 
     def mesh_group(self, fingerprint, axis, ranks):
         self.asked.append((fingerprint, axis, ranks))
@@ -26,6 +26,15 @@ def member(index, counts, job="worker"):
     return Member(
         job, index, 1000 + index, MemberState.CONNECTED, Process(f"host{index}", 40 + index), devices
     )
+
+
+def install(client_id, settings, counts, members):
+    """Makes this process that client; returns its collectives."""
+    state = Context(client_id, settings, LogicalDevices("CPU", counts), members)
+    communicator = FakeCommunicator()
+    state.put(communicator, Communicator)
+    context.install(state)
+    return communicator
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +52,9 @@ def join():
         gpus = gpus or [0] * len(cpus)
         counts = [{"CPU": c, "GPU": g} for c, g in zip(cpus, gpus, strict=True)]
         jobs = tuple(f"host{i}:{10000 + i}" for i in range(len(cpus)))
-        state = FakeContext(
-            Settings(jobs=jobs, client_id=client_id, job_name=job),
-            "CPU",
-            {**counts[client_id], "TPU": 0},
-            members=tuple(member(i, c, job) for i, c in enumerate(counts)) if known else (),
-        )
-        context.install(state)
-        return state
+        settings = Settings(jobs=jobs, client_id=client_id, job_name=job)
+        members = Members(member(i, c, job) for i, c in enumerate(counts)) if known else None
+        return install(client_id, settings, {**counts[client_id], "TPU": 0}, members)
 
     return join
 
@@ -60,8 +64,6 @@ def alone():
     """Makes this process the only client, in local mode."""
 
     def alone(cpus=1, gpus=0):
-        state = FakeContext(Settings(), "CPU", {"CPU": cpus, "GPU": gpus, "TPU": 0})
-        context.install(state)
-        return state
+        return install(0, Settings(), {"CPU": cpus, "GPU": gpus, "TPU": 0}, None)
 
     return alone

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from dmesh.device import DeviceSpec
+from dmesh.devices.device import DeviceSpec
 from dmesh.layout import MATCH, UNSHARDED, Layout
 from dmesh.mesh import Mesh
 from dmesh.mesh.fields import RESERVED_NAMES

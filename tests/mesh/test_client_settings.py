@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.addresses import split_address
+from dmesh.config.addresses import split_address
+from dmesh.config.settings import VARIABLES, Settings
 from dmesh.errors import ConfigurationError
-from dmesh.settings import VARIABLES, Settings
 
 TWO = {"DTENSOR_JOBS": "host1:10000,host2:10000"}
 

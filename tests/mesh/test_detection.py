@@ -2,8 +2,8 @@
 
 import pytest
 
-from dmesh import detection
-from dmesh.detection import Gpu, detect_gpus, gpus_from_nvml, gpus_from_proc, visible_gpus
+from dmesh.devices import detection
+from dmesh.devices.detection import Gpu, detect_gpus, gpus_from_nvml, gpus_from_proc, visible_gpus
 
 THREE = tuple(Gpu(i, "A100", f"GPU-{i}{i}-x") for i in range(3))
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh import device
-from dmesh.detection import Gpu
-from dmesh.device import (
+from dmesh.devices import device
+from dmesh.devices.detection import Gpu
+from dmesh.devices.device import (
     DeviceSpec,
     device_name,
     local_devices,

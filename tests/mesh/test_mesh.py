@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.mesh.meshes import devices, grid, meshes
 
-from dmesh.device import DeviceSpec
+from dmesh.devices.device import DeviceSpec
 from dmesh.errors import MeshError
 from dmesh.mesh import Mesh, MeshDimension
 

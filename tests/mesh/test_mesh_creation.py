@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.mesh.meshes import grid
 
-from dmesh import context, device
-from dmesh.device import DeviceSpec
+from dmesh.devices import device
+from dmesh.devices.device import DeviceSpec
 from dmesh.errors import DeviceError, MeshError, NotInitializedError
 from dmesh.mesh import Mesh, create_distributed_mesh, create_mesh, default_mesh, get_default_mesh
+from dmesh.runtime import context
 
 
 @pytest.fixture(autouse=True)

@@ -20,12 +20,12 @@ def ranks(dims, clients, axis):
 
 
 def test_the_group_is_asked_of_the_collectives(join):
-    state = join(1, cpus=[2, 2, 2, 2])
+    communicator = join(1, cpus=[2, 2, 2, 2])
     mesh = create_distributed_mesh([("batch", 4), ("model", 2)])
     assert mesh.group("batch") == ("group", "batch", (0, 1, 2, 3))
     assert mesh.group("model") == ("group", "model", (1,))
     assert mesh.group("batch") == ("group", "batch", (0, 1, 2, 3))
-    assert state.asked[0] == state.asked[2] == (mesh.fingerprint, "batch", (0, 1, 2, 3))
+    assert communicator.asked[0] == communicator.asked[2] == (mesh.fingerprint, "batch", (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize(

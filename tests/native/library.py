@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NATIVE = Path(__file__).parents[2] / "client" / "native"
+CORE = Path(__file__).parents[2] / "client" / "native" / "core"
 SOURCES = ("reduce.c", "copy.c", "kernels_baseline.c", "kernels_avx2.c")
 FLAGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-fno-math-errno", "-ffp-contract=off")
 STREAM = 1
@@ -42,14 +42,14 @@ def build(program: Path, *arguments: str | Path) -> Path:
     """Compiles the kernels, with what is given beside them."""
     command = compiler()
     assert command is not None
-    sources = [NATIVE / name for name in SOURCES]
-    subprocess.run([command, *FLAGS, *arguments, "-I", NATIVE, *sources, "-o", program], check=True)
+    sources = [CORE / name for name in SOURCES]
+    subprocess.run([command, *FLAGS, *arguments, "-I", CORE, *sources, "-o", program], check=True)
     return program
 
 
 def enumerators(name: str) -> dict[str, int]:
     """The constants of one of the header's enumerations, which count from 0."""
-    text = re.sub(r"/\*.*?\*/", "", (NATIVE / "reduce.h").read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", (CORE / "reduce.h").read_text(), flags=re.S)
     body = re.search(rf"enum {name} {{(.*?)}}", text, re.S)
     assert body is not None
     names = [part.strip().removeprefix("DMESH_") for part in body[1].split(",") if part.strip()]

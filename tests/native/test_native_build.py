@@ -121,7 +121,7 @@ def test_an_sdist_has_the_sources_and_nothing_compiled(tmp_path):
     assert done.returncode == 0, done.stdout
     with tarfile.open(made(tmp_path)) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "client" / "native").iterdir()}
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "client" / "native").glob("*/*.[ch]")}
     assert sources
     assert sources | {"hatch_build.py", "client/dmesh/_native.pyi"} <= names
     assert [name for name in names if name.endswith((".so", ".o"))] == []
@@ -131,7 +131,7 @@ def test_an_sdist_has_the_sources_and_nothing_compiled(tmp_path):
 def test_in_place_it_is_built_when_the_sources_changed_and_gone_when_they_do_not_compile(tmp_path):
     shutil.copy(ROOT / "hatch_build.py", tmp_path)
     native = shutil.copytree(ROOT / "client" / "native", tmp_path / "client" / "native")
-    header = native / "reduce.h"  # of all that takes long to optimize
+    header = native / "core" / "reduce.h"  # of all that takes long to optimize
     header.write_text('#pragma GCC optimize ("O0")\n' + header.read_text())
     module = tmp_path / "client" / "dmesh" / f"_native{SUFFIX}"
 
@@ -146,7 +146,7 @@ def test_in_place_it_is_built_when_the_sources_changed_and_gone_when_they_do_not
     assert build().returncode == 0
     assert module.stat() == first, "nothing has changed, nothing is built"
 
-    source = tmp_path / "client" / "native" / "module.c"
+    source = tmp_path / "client" / "native" / "python" / "module.c"
     source.write_text(source.read_text() + "\nthis is no C\n")
     later = first.st_mtime + 10
     os.utime(source, (later, later))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.repo import import_cycles
 
 import dmesh
 
@@ -77,6 +78,7 @@ def test_nothing_unpickles_or_evaluates():
 PUBLIC_MODULES = [
     "dmesh",
     "dmesh.collectives",
+    "dmesh.collectives.backends",
     "dmesh.coordination",
     "dmesh.data",
     "dmesh.data.experimental",
@@ -85,6 +87,7 @@ PUBLIC_MODULES = [
     "dmesh.distribute.experimental",
     "dmesh.errors",
     "dmesh.testing",
+    "dmesh.testing.backends",
     "dmesh.testing.cloud",
     "dmesh.tpu",
     "dmesh.tpu.experimental",
@@ -170,6 +173,15 @@ def test_every_module_can_be_imported_by_itself():
         for module in pkgutil.walk_packages(root.__path__, f"{package}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+
+
+def test_few_modules_lie_outside_of_the_rooms():
+    loose = [path.stem for path in (ROOT / "client" / "dmesh").glob("*.py") if path.stem != "__init__"]
+    assert len(loose) <= 12, f"what has a room belongs into it: {sorted(loose)}"
+
+
+def test_no_module_is_in_an_import_cycle(capsys):
+    assert import_cycles.main() == 0, capsys.readouterr().out
 
 
 def test_changelog_names_the_version():

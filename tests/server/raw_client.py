@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import grpc
 
-from dmesh import tokens
+from dmesh.security import tokens
 from dmesh.v1 import common_pb2, coordination_pb2, coordination_pb2_grpc, key_value_pb2_grpc
 from dmesh_server.core.model import Limits
 from dmesh_server.rpc.errors import ERROR_METADATA

@@ -16,7 +16,7 @@ from tests.faults.secured import write_tokens
 from tests.server.raw_client import PATIENCE, PATIENT, RawClient
 from tests.server.web_server import Web, join_all, serving_web
 
-from dmesh import tokens
+from dmesh.security import tokens
 from dmesh_server.chronicle import Chronicle, ServerNote
 from dmesh_server.runtime import Runtime
 from dmesh_server.store.memory import MemoryStore

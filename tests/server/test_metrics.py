@@ -112,8 +112,8 @@ async def test_a_scrape_of_a_large_cluster_is_small(web: Web) -> None:
 
 
 async def test_they_can_be_opened_to_all(served) -> None:
-    from dmesh import tokens
-    from dmesh.tokens import TokenSource
+    from dmesh.security import tokens
+    from dmesh.security.tokens import TokenSource
     from dmesh_server.security.access import Access
 
     access = Access(TokenSource("test", value=tokens.generate()))

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.secured import write_tokens
 from tests.server.raw_client import PATIENCE
 
-from dmesh import tokens
+from dmesh.security import tokens
 from dmesh.testing import ManualClock
 from dmesh_server.listening import Address
 from dmesh_server.security.access import Access

@@ -11,7 +11,7 @@ import httpx
 from tests.faults.secured import write_tokens
 from tests.server.raw_client import PATIENCE
 
-from dmesh import tokens
+from dmesh.security import tokens
 from dmesh_server.core.effects import Attached, Registered
 from dmesh_server.core.events import Register
 from dmesh_server.core.model import Caller, Device, Job, Process, Task

@@ -16,12 +16,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.collectives.ranks import LIMIT, Cluster, cluster
 
 from dmesh import native
-from dmesh.collectives.following import Scopes
+from dmesh.collectives.events import _Tap
 from dmesh.collectives.trace import Trace, head_of
 from dmesh.telemetry import collective_spans
 from dmesh.telemetry.collective_spans import CollectiveSpans, _epoch, _named, _Pace
 
-WAYS = [(), ("pure",), *([("native",), ("wired",)] if native.core() is not None else [])]
+WAYS = [(), *([("native",), ("wired",)] if native.core() is not None else [])]
 
 
 class Spans:
@@ -32,16 +32,15 @@ class Spans:
         self.provider = TracerProvider(shutdown_on_exit=False)
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = self.provider.get_tracer("program")
-        self.followers = []
+        self.readers = []
         for communicator in ranks.communicators:
-            follower = CollectiveSpans(self.provider.get_tracer("dmesh"), {"dmesh.rank": communicator.rank})
-            follower.begin()
-            communicator.listen(follower)
-            self.followers.append(follower)
+            reader = CollectiveSpans(self.provider.get_tracer("dmesh"), {"dmesh.rank": communicator.rank})
+            communicator.events.add_reader(reader)
+            self.readers.append(reader)
 
     def of(self, rank: int) -> list[ReadableSpan]:
         """Returns a rank's spans of calls, by their begin."""
-        self.followers[rank].close()
+        self.readers[rank].close()
         found = [
             one for one in self.exporter.get_finished_spans() if one.attributes.get("dmesh.rank") == rank
         ]
@@ -52,7 +51,7 @@ class Spans:
 
 @pytest.fixture(params=WAYS, ids=lambda ways: "-".join(ways) or "messages")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with cluster(2, arena=request.param) as made:
+    with cluster(2, shm=request.param) as made:
         yield made
 
 
@@ -131,7 +130,7 @@ def test_a_trace_in_a_file_and_spans_are_made_side_by_side(ranks: Cluster, tmp_p
     for communicator in ranks.communicators:
         writer = Trace(str(tmp_path), communicator.rank)
         writer.start(head_of(communicator.rank, "h", "boot", "run"))
-        communicator.listen(writer)
+        communicator.events.add_reader(writer)
         traces.append(writer)
     ranks.all(lambda c: [c.world.all_reduce(np.zeros(2)) for _ in range(700)])
     for rank, writer in enumerate(traces):
@@ -153,7 +152,7 @@ def test_a_processor_that_fails_disturbs_nothing(ranks: Cluster, caplog: pytest.
     assert caplog.text.count("a span of all_reduce") == 2  # once for each rank
 
 
-def test_what_surrounds_a_thread_stays_the_same_object() -> None:
+def test_the_context_of_a_thread_stays_the_same_object() -> None:
     """Otherwise each call would be noted as a change."""
     assert context.get_current() is context.get_current()
     seen = []
@@ -163,16 +162,27 @@ def test_what_surrounds_a_thread_stays_the_same_object() -> None:
     assert seen[0] is seen[1]
 
 
+class Stream:
+    """A stream of calls, as the ring sees it."""
+
+    number = completed = issued = 1
+    endpoint = None
+
+    def on_complete(self, told: object) -> None:
+        """Does nothing."""
+
+
 def test_a_change_that_comes_while_changes_are_read_displaces_none_of_them() -> None:
     """A full deque drops its first for a new one, which may have been about to be read."""
     scope = ["before"]
-    scopes = Scopes(lambda: scope[0])
-    port = SimpleNamespace(finished=1)
-    scopes.look(port)
+    stream = Stream()
+    tap = _Tap(lambda tap: None, stream)
+    tap.open(lambda: scope[0])
+    tap.completed_in_scope()
 
     def change() -> None:
-        scope[0], port.finished = "later", 9
-        scopes.look(port)
+        scope[0], stream.finished = "later", 9
+        tap.completed_in_scope()
 
     class Full(deque):
         """Is changed by another thread between the look at its first change and the taking of it."""
@@ -186,11 +196,11 @@ def test_a_change_that_comes_while_changes_are_read_displaces_none_of_them() -> 
                 self.changing.join(0.2)  # it waits for this thread, as it should
             return super().popleft()
 
-    full = scopes._changes = Full(scopes._changes, maxlen=1)
-    assert scopes.of(5) == "before"
+    full = tap._changes = Full(tap._changes, maxlen=1)
+    assert tap.scope_of(5) == "before"
     full.changing.join(LIMIT)
     assert not full.changing.is_alive()
-    assert scopes.of(9) == "later"
+    assert tap.scope_of(9) == "later"
 
 
 @pytest.mark.parametrize(

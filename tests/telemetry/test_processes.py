@@ -16,7 +16,7 @@ from tests.faults.secured import serving
 from tests.server.raw_client import RawClient
 from tests.telemetry.collector import Collector, Got, collecting
 
-from dmesh import tokens
+from dmesh.security import tokens
 from dmesh.telemetry.provider import FLUSH
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub

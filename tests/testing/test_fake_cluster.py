@@ -35,12 +35,14 @@ def test_a_program_runs_as_every_client() -> None:
 
 
 def test_nothing_of_it_is_left_in_the_test() -> None:
+    before = set(threading.enumerate())  # other tests of this process may have left theirs
     with FakeCluster(2) as cluster:
         cluster.run(ordinary_program, 1.0)
         with pytest.raises(NotInitializedError):
             dmesh.collectives.world()
         assert dmesh.num_clients() == 1
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dmesh-")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("dmesh-")]
 
 
 def test_coordination_is_the_real_thing() -> None:

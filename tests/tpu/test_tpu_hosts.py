@@ -12,9 +12,9 @@ def test_hosts_of_a_tpu_as_they_are_set_up():
         for client in (0, 1)
     }
     program = (
-        "import dmesh\n"
+        "import dmesh\nfrom dmesh.tpu.topology import Topology\n"
         "assert dmesh.initialize_accelerator_system() == 'TPU'\n"
-        "print(dmesh.context.current().topology.device_coordinates[:, 0].tolist())\n"
+        "print(dmesh.runtime.context.find(Topology).device_coordinates[:, 0].tolist())\n"
         "dmesh.shutdown_accelerator_system()\n"
     )
     environ = {"TPU_ACCELERATOR_TYPE": "v4-16", "TPU_TOPOLOGY": "2x2x2", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.tpu.systems import system
 
 import dmesh
-from dmesh import context
-from dmesh.context import Context
+from dmesh.config.settings import Settings
+from dmesh.devices.device import LogicalDevices
 from dmesh.errors import MeshError, NotInitializedError
-from dmesh.settings import Settings
+from dmesh.runtime import context
+from dmesh.runtime.context import Context
 from dmesh.testing import FakeCluster
 from dmesh.tpu import TpuSystem
 from dmesh.tpu.rings import chip_ring, core_ring
@@ -35,7 +36,7 @@ def become(topology, client=0):
     jobs = tuple(f"host{task}:1" for task in range(topology.num_tasks))
     devices = {"CPU": topology.num_tpus_per_task, "GPU": 0, "TPU": topology.num_tpus_per_task}
     settings = Settings(jobs=jobs, client_id=client, job_name="worker")
-    context.install(Context(settings, "TPU", devices, topology=topology))
+    context.install(Context(client, settings, LogicalDevices("TPU", devices), topology))
     return topology
 
 

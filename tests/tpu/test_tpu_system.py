@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.e2e.clients import free_ports, run_clients
 
 import dmesh
-from dmesh import context
 from dmesh.coordination.members import Device, Member, MemberState, Process
+from dmesh.devices.device import LogicalDevices
 from dmesh.errors import (
     AlreadyInitializedError,
     ArgumentTypeError,
@@ -23,6 +23,7 @@ from dmesh.errors import (
     TopologyError,
     TpuNotFoundError,
 )
+from dmesh.runtime import context
 from dmesh.testing import FakeCluster
 from dmesh.tpu import TpuSystem
 from dmesh.tpu.experimental import Topology, initialize_tpu_system, shutdown_tpu_system
@@ -79,7 +80,7 @@ def test_one_process_has_all_cores(v2):
 
 def test_dtensors_functions_do_the_same(v2):
     assert dmesh.initialize_tpu_system() == "TPU"  # an alias of initialize_accelerator_system
-    assert context.current().topology == TpuSystem.of("v2-8").topology()
+    assert context.find(Topology) == TpuSystem.of("v2-8").topology()
     dmesh.shutdown_tpu_system()
     assert dmesh.initialize_accelerator_system("tpu", num_logical_cpu_devices=9) == "TPU"
     assert (dmesh.num_local_devices("TPU"), dmesh.num_local_devices("CPU")) == (8, 9)
@@ -90,7 +91,7 @@ def test_arguments_describe_a_system_too():
     assert dmesh.num_local_devices("TPU") == 4
     dmesh.shutdown_accelerator_system()
     dmesh.initialize_accelerator_system("TPU", tpu=TpuSystem.of("v2-16", "4x2"))
-    assert context.current().topology.mesh_shape.tolist() == [4, 2, 1, 2]
+    assert context.find(Topology).mesh_shape.tolist() == [4, 2, 1, 2]
 
 
 def test_resolvers_know_the_type(v2):
@@ -112,7 +113,7 @@ def test_a_system_that_is_initialized_gets_tpu_devices(v2):
     assert initialize_tpu_system().num_tpus_per_task == 8
     assert (dmesh.num_local_devices("TPU"), dmesh.num_local_devices("CPU")) == (8, 8)
     shutdown_tpu_system()
-    assert (dmesh.num_local_devices("TPU"), context.current().device_type) == (0, "CPU")
+    assert (dmesh.num_local_devices("TPU"), context.find(LogicalDevices).type) == (0, "CPU")
     with pytest.raises(TpuNotFoundError, match="no TPU system is initialized"):
         shutdown_tpu_system()
     assert initialize_tpu_system(Resolver("v5e-4")).num_tpus_per_task == 4
@@ -359,7 +360,7 @@ try:
     dmesh.initialize_accelerator_system("TPU")
 except dmesh.errors.TopologyError as error:
     print("TopologyError", error)
-print(dmesh.context.current_or_none())
+print(dmesh.runtime.context.current_or_none())
 """
 
 

@@ -1,4 +1,4 @@
-"""How the clocks of several hosts stand to each other, found out from calls that all end together. No IO.
+"""Offsets between the clocks of several hosts, found from calls that all end together. No IO.
 
 Nobody can end an all-reduce before everybody has begun it. So of two ranks that took part, the end on the one
 is not before the beginning on the other, and the other way round: each call bounds the difference of their
@@ -21,14 +21,14 @@ Call = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """What is to be added to the times of one clock."""
+    """Correction to the times of one clock."""
 
     seconds: float
     """The difference to the clock of reference."""
     uncertainty: float
     """Seconds by which it may be wrong at most; infinite if nothing bounds it."""
     origin: str
-    """How it was found: `reference`, `calls`, or `wall clock`."""
+    """Method that found it: `reference`, `calls`, or `wall clock`."""
 
 
 def align(

@@ -80,7 +80,7 @@ def _issue(args: argparse.Namespace) -> int:
 
 def _authority() -> ModuleType:
     try:
-        from dmesh import authority
+        from dmesh.security import authority
     except ImportError as error:
         raise MissingExtraError(
             f"`dmesh certs` needs the security extra ({error}): pip install 'dmesh[security]'"

@@ -1,4 +1,4 @@
-"""What `dmesh doctor` looks at. Each check looks at one thing, changes nothing, and says what to do."""
+"""Checks of `dmesh doctor`. Each check looks at one thing, changes nothing, and says what to do."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dmesh import native, tokens
+from dmesh import native
 from dmesh._version import __version__
-from dmesh.certificates import check_identity, read_pem
 from dmesh.cli.observing import Observer, named_coordinator
+from dmesh.config.settings import Settings, split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.coordination.members import ClusterState
 from dmesh.errors import ConfigurationError, DMeshError
-from dmesh.settings import Settings, split_address
+from dmesh.security import tokens
+from dmesh.security.certificates import check_identity, read_pem
 from dmesh.v1 import coordination_pb2
 
 _SOON = 14.0
@@ -33,14 +34,14 @@ Verdict = Literal["ok", "warn", "fail", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found about one thing."""
+    """Result of one check."""
 
     name: str
-    """What was looked at."""
+    """Subject of the check."""
     verdict: Verdict
-    """Whether it is well; `skip` if there was nothing to look at."""
+    """Verdict; `skip` if there was nothing to look at."""
     message: str
-    """What was found, and what to do if it is not well."""
+    """Findings, and advice if it is not well."""
 
 
 def examine(environ: Mapping[str, str], coordinator: str | None = None) -> Iterator[Check]:

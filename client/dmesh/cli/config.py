@@ -43,7 +43,7 @@ def execute(args: argparse.Namespace) -> int:
         ConfigurationError: A setting cannot work.
     """
     from dmesh.cli.output import tell_json, tell_table
-    from dmesh.settings import VARIABLES, Settings
+    from dmesh.config.settings import VARIABLES, Settings
 
     settings = Settings.load()
     values = {field: _value(field, getattr(settings, field)) for field in VARIABLES}

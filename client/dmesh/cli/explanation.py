@@ -1,4 +1,4 @@
-"""Why a cluster waits: drawn from what its server sees and what its members last said. No IO here."""
+"""Causes for which a cluster waits: drawn from its server's view and its members' reports. No IO here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Suspect:
     state: str
     """`connected`, `lost`, `blocked`, `stuck`, `vacant` ..."""
     reason: str
-    """Why it is lost, failed, blocked or stuck; empty otherwise."""
+    """Cause of its being lost, failed, blocked or stuck; empty otherwise."""
     last: str
     """Its last call in the group that waits for it, or in any; empty if unknown."""
     last_sequence: int
@@ -42,7 +42,7 @@ class Suspect:
     idle: float | None
     """Seconds since its program got on; None if it never said."""
     where: str
-    """Where its main thread stands, `FILE:LINE in FUNCTION`; empty if unknown."""
+    """Position of its main thread, `FILE:LINE in FUNCTION`; empty if unknown."""
     operation: str
     """In what operation of dmesh its main thread is; empty for none."""
     said: float | None
@@ -56,13 +56,13 @@ class Wait:
     kind: str
     """`members`, `barrier`, `collective` or `liveness`."""
     what: str
-    """What it is, in words: `collective #6 of group world, all_reduce(...)`."""
+    """Name, in words: `collective #6 of group world, all_reduce(...)`."""
     group: str
     """Name of the group, or of the barrier."""
     sequence: int
     """Number of the collective, or of the barrier's instance."""
     call: str
-    """What was called; empty for what is no collective."""
+    """The call; empty for a wait that is no collective."""
     since: float
     """For how many seconds already, if it still lasts."""
     seen: float
@@ -71,7 +71,7 @@ class Wait:
     present: tuple[int, ...]
     """Ranks that are there."""
     suspects: tuple[Suspect, ...]
-    """Who is waited for."""
+    """Members that are waited for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How far the members of each group have come, put together from what each of them said."""
+"""Progress of each group's members, put together from their reports."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class GroupView:
     name: str
     """As people call it."""
     size: int
-    """How many ranks take part."""
+    """Number of ranks that take part."""
     generation: int
     """Sequence numbers of one generation are not those of another."""
     told: int
-    """How many of them have told of it."""
+    """Number of them that have reported."""
     first: int
     """Number of the last call that all of those have made."""
     last: int

@@ -1,4 +1,4 @@
-"""How verbs that look at a running cluster reach its coordination server, and what they find there."""
+"""Access of commands to the coordination server of a running cluster, and the data that they read there."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import Message
 
-from dmesh.addresses import split_address
+from dmesh.config.addresses import split_address
+from dmesh.config.settings import JOB_NAME_PATTERN, read_jobs
 from dmesh.coordination import faults
 from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import ClusterState, Task
 from dmesh.errors import ConfigurationError, DMeshError
-from dmesh.settings import JOB_NAME_PATTERN, read_jobs
-from dmesh.tokens import TokenSource
+from dmesh.security.tokens import TokenSource
 from dmesh.v1 import common_pb2, coordination_pb2, progress_pb2
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dmesh.launch.registry import Run
 
 DEFAULT_ADDRESS = "127.0.0.1:8470"
-"""Where `dmesh serve` listens by default."""
+"""Default address of `dmesh serve`."""
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
 
@@ -45,7 +45,7 @@ class Picture:
     state: ClusterState
     """Its members, vacant seats and barriers under way."""
     reports: Mapping[Task, progress_pb2.MemberProgress]
-    """What its members last said of their own progress; those of earlier holders of a seat are left out."""
+    """Latest progress reports of its members; those of earlier members of a task are left out."""
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -185,7 +185,7 @@ class Observer:
 
     @property
     def certain(self) -> bool:
-        """Whether it is clear without a name which cluster is meant."""
+        """True if no name is needed to know which cluster is meant."""
         return self._cluster is not None or len(_living(self.clusters())) == 1
 
     def clusters(self) -> list[progress_pb2.ClusterSummary]:

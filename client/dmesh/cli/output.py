@@ -1,4 +1,4 @@
-"""How verbs talk: tables and text for people, JSON for programs. Coloured on a terminal, with rich."""
+"""Output of commands: tables and text for people, JSON for programs. Coloured on a terminal, with rich."""
 
 from __future__ import annotations
 

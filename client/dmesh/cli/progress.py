@@ -1,4 +1,4 @@
-"""How far a verb is that takes its time: a bar on a terminal, with rich; nothing where nobody looks.
+"""Progress of a long command: a bar on a terminal, with rich; nothing elsewhere.
 
 It is drawn on standard error, and gone when the work is done: what the verb prints is the same with it.
 """

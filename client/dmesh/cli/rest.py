@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from dmesh import tokens
 from dmesh.cli.observing import DEFAULT_ADDRESS, named_coordinator
+from dmesh.config.settings import split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.errors import (
     AuthenticationError,
@@ -19,10 +19,10 @@ from dmesh.errors import (
     CoordinatorUnavailableError,
     PermissionDeniedError,
 )
-from dmesh.settings import split_address
+from dmesh.security import tokens
 
 DEFAULT_PORT = 8471
-"""Where `dmesh serve` serves HTTP by default."""
+"""Default HTTP address of `dmesh serve`."""
 _PATIENCE = 10.0
 _MOST_BYTES = 16 << 20
 _REFUSALS = {401: AuthenticationError, 403: PermissionDeniedError}

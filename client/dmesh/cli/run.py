@@ -39,7 +39,7 @@ them ended is printed at the end: failures are listed with the cause first."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds the verb to the command line."""
+    """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "run",
         help="start N clients of a program on this machine",
@@ -88,7 +88,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Runs the verb; returns the process's exit code.
+    """Run the verb; return the process's exit code.
 
     Raises:
         ConfigurationError: The command line or the environment cannot work; nothing was started.

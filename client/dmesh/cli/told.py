@@ -1,4 +1,4 @@
-"""What an explanation is drawn from: messages of the wire, or whatever else knows the same."""
+"""Sources of an explanation: messages of the wire, or other objects with the same fields."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PastCall(Protocol):
 
 
 class Group(Protocol):
-    """How far a member is in a group, as in `dmesh.v1.GroupProgress`."""
+    """Progress of a member in a group, as in `dmesh.v1.GroupProgress`."""
 
     @property
     def id(self) -> int:
@@ -61,11 +61,11 @@ class Group(Protocol):
 
     @property
     def size(self) -> int:
-        """How many take part."""
+        """Number of ranks that take part."""
 
     @property
     def ranks(self) -> Iterable[int]:
-        """Who takes part; empty for all."""
+        """Ranks that take part; empty for all."""
 
     @property
     def issued(self) -> int:
@@ -77,7 +77,7 @@ class Group(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why no call can be made any more; empty otherwise."""
+        """Reason for which no call can be made any more; empty otherwise."""
 
     @property
     def last(self) -> Call:
@@ -85,7 +85,7 @@ class Group(Protocol):
 
 
 class Report(Protocol):
-    """What a member said, as in `dmesh.v1.ProgressReport`."""
+    """Report of a member, as in `dmesh.v1.ProgressReport`."""
 
     @property
     def groups(self) -> Iterable[Group]:
@@ -101,7 +101,7 @@ class Report(Protocol):
 
     @property
     def where(self) -> str:
-        """Where its main thread stands; empty if unknown."""
+        """Position of its main thread; empty if unknown."""
 
     @property
     def operation(self) -> str:
@@ -109,7 +109,7 @@ class Report(Protocol):
 
 
 class Told(Protocol):
-    """What a member said and when, as in `dmesh.v1.MemberProgress`."""
+    """Report of a member and its time, as in `dmesh.v1.MemberProgress`."""
 
     @property
     def age_ms(self) -> int:
@@ -117,7 +117,7 @@ class Told(Protocol):
 
     @property
     def report(self) -> Report:
-        """What it said."""
+        """The report."""
 
 
 class Picture(Protocol):
@@ -133,4 +133,4 @@ class Picture(Protocol):
 
     @property
     def reports(self) -> Mapping[Task, Told]:
-        """What its members said last."""
+        """Latest reports of its members."""

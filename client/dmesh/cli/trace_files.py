@@ -18,10 +18,10 @@ _MOST_FILES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """What one rank has written."""
+    """Trace of one rank."""
 
     path: Path
-    """Where it stands."""
+    """Path of the file."""
     rank: int
     """The client's id."""
     run: str
@@ -29,11 +29,11 @@ class RankTrace:
     clock: str
     """Says which clock its times are of."""
     wall: float
-    """What the wall clock shows when that clock shows 0."""
+    """Time of the wall clock when that clock shows 0."""
     events: Sequence[Mapping[str, Any]]
     """The events, without the one that says whose they are."""
     complete: bool
-    """Whether the trace was ended properly."""
+    """True if the trace was ended properly."""
     left_out: int
     """Calls that were left out because the file was full."""
     lost: int

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Measures collectives between hosts in several ways: over wires (connections of the native core), if there are
-some, and by messages. Says what it found, and writes a tuning file, which clients on this machine use from
+Measures collectives between hosts: over dedicated connections, if the clients have the native core, and by
+messages. Says what it found, and writes a tuning file, which clients on this machine use from
 their next start on. By itself it starts clients on this machine, which talk over loopback. Where DTENSOR_JOBS
 is set it is a client of that cluster, and measures its network: start it on all hosts as you start your
 program. Every client then writes its file."""
@@ -118,14 +118,16 @@ def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
 def _take_part(out: Path, seconds: float, audience: Presenter | Messenger) -> int:
     """Measures as one client of a cluster."""
     import dmesh
+    from dmesh.collectives.communicator import Communicator
     from dmesh.collectives.measurement import measure
     from dmesh.collectives.tuning import write
+    from dmesh.runtime import context
 
     jobs = os.environ["DTENSOR_JOBS"].split(",")
     os.environ["DMESH_TUNING"] = "0"  # the file is about to be written: whether there is one does not matter
     dmesh.initialize_accelerator_system()
     tells = dmesh.client_id() == 0
-    communicator = dmesh.collectives.world().communicator
+    communicator = context.current().get(Communicator)
     found = measure(communicator, seconds, audience.tell if tells else lambda what: None)
     write(out, found)
     if tells:

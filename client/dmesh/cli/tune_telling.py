@@ -1,4 +1,4 @@
-"""What `dmesh tune` says while it measures, and at its end: to people, to programs, and to its own launcher.
+"""Output of `dmesh tune` during and after its measurement: for people, for programs, and for its launcher.
 
 The one that measures is a process of its own, started by the one that the user has started. It tells that one
 everything, line by line as JSON, which shows it as the user asked for.
@@ -17,7 +17,7 @@ from dmesh.collectives.measurement import Step, Table
 from dmesh.launch.labels import Output
 
 _MARK = "dmesh-tune: "
-"""How lines for the launcher begin: others, of a library, may be JSON, too."""
+"""Prefix of lines for the launcher: others, of a library, may be JSON, too."""
 
 
 class Presenter:
@@ -36,7 +36,7 @@ class Presenter:
 
     @property
     def finished(self) -> bool:
-        """Whether it has shown what came out."""
+        """True once it has shown the result."""
         return self._finished
 
     def tell(self, what: str | Table | Step) -> None:

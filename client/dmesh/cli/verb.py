@@ -1,4 +1,4 @@
-"""How the parsers of verbs are made: all alike."""
+"""Parsers of the commands, all made alike."""
 
 from __future__ import annotations
 

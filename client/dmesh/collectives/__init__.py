@@ -5,23 +5,15 @@ total = dmesh.collectives.all_reduce(gradients)                   # of all clien
 rows = dmesh.collectives.all_gather(x, group=mesh.group("batch"))  # of those along a mesh dimension
 ```
 
-`dmesh.collectives.functions` says what holds for all of them: dtypes, `out=`, time-outs, asynchronous calls,
+`dmesh.collectives.api` says what holds for all of them: dtypes, `out=`, time-outs, asynchronous calls,
 errors.
 """
 
 from __future__ import annotations
 
+from dmesh.collectives.api import all_reduce, barrier, reduce, reduce_scatter
 from dmesh.collectives.bucketing import all_reduce_many
-from dmesh.collectives.functions import (
-    all_reduce,
-    barrier,
-    new_group,
-    reduce,
-    reduce_scatter,
-    world,
-)
-from dmesh.collectives.group import Group
-from dmesh.collectives.movements import (
+from dmesh.collectives.data_movement import (
     all_gather,
     all_to_all,
     broadcast,
@@ -31,6 +23,7 @@ from dmesh.collectives.movements import (
     scatter,
     send,
 )
+from dmesh.collectives.group import Group
 from dmesh.collectives.persistent import PlannedAllReduce, plan_all_reduce
 from dmesh.collectives.shared_results import (
     PlannedAllGather,
@@ -40,6 +33,7 @@ from dmesh.collectives.shared_results import (
     plan_broadcast,
     plan_shared_all_reduce,
 )
+from dmesh.collectives.world import new_group, world
 
 __all__ = [
     "all_gather",

@@ -1,4 +1,4 @@
-"""Checks what callers pass, before anything is sent, and brings it into the form in which it can be."""
+"""Checks of callers' arguments, before anything is sent, and conversion into sendable arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from dmesh.collectives.signature import describe_dtype
+from dmesh.collectives.descriptor import describe_dtype
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
-# How much work may go into finding out whether two arrays with interleaved memory really share an element.
+# Limit of the search for an element that two arrays with interleaved memory share.
 _OVERLAP_EFFORT = 10_000
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def as_input(x: ArrayLike, what: str) -> NDArray[Any]:
-    """Returns `x` as a C-contiguous array of native byte order: itself if it is one, else a copy.
+    """Return `x` as a C-contiguous array of native byte order: itself if it is one, else a copy.
 
     Args:
         x: An array or what NumPy makes one of.
@@ -33,14 +33,12 @@ def as_input(x: ArrayLike, what: str) -> NDArray[Any]:
     """
     if isinstance(x, np.ma.MaskedArray):
         raise CollectiveValueError(
-            f"{what} does not know what a mask means; pass x.filled(value), or x.data and x.mask separately"
+            f"{what} cannot take a masked array; pass x.filled(value), or x.data and x.mask separately"
         )
     try:
         array = np.asarray(x)
     except ValueError as error:
-        raise CollectiveValueError(
-            f"{what} needs an array, but {type(x).__name__} is none: {error}"
-        ) from error
+        raise CollectiveValueError(f"{what} needs an array, got {describe_type(x)}: {error}") from error
     except TypeError as error:  # such as an array on a GPU, for an operation that knows only NumPy's
         raise CollectiveTypeError(
             f"{what} cannot make a NumPy array of {describe_type(x)}: {error}"
@@ -49,7 +47,7 @@ def as_input(x: ArrayLike, what: str) -> NDArray[Any]:
 
 
 def native(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Returns an array in C order and native byte order; see `as_input`."""
+    """Return an array in C order and native byte order; see `as_input`."""
     dtype = array.dtype
     if dtype.hasobject:
         raise CollectiveTypeError(
@@ -65,7 +63,7 @@ def native(array: NDArray[Any], what: str) -> NDArray[Any]:
 def check_out(
     out: NDArray[Any] | None, dtype: np.dtype[Any], shape: tuple[int, ...], x: NDArray[Any] | None, what: str
 ) -> None:
-    """Checks the array that a caller wants the result in.
+    """Check the array that a caller wants the result in.
 
     Args:
         out: The array, or None.
@@ -116,7 +114,7 @@ def _overlap(x: NDArray[Any], out: NDArray[Any]) -> bool:
 
 
 def check_position(value: int, size: int, name: str, what: str) -> int:
-    """Returns a position in a group (`root`, `src`, `dst`) as an int.
+    """Return a position in a group (`root`, `src`, `dst`) as an int.
 
     Raises:
         CollectiveValueError: It is no integer from 0 to size - 1.
@@ -136,13 +134,13 @@ def check_position(value: int, size: int, name: str, what: str) -> int:
 
 
 def describe_type(x: object) -> str:
-    """Returns the type of something as its user knows it: `list`, `cupy.ndarray`."""
+    """Return the type of something as its user knows it: `list`, `cupy.ndarray`."""
     kind = type(x)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def check_other(position: int, rank: int, size: int, name: str, what: str) -> int:
-    """Returns the position of another rank than this one (`src`, `dst`) as an int.
+    """Return the position of another rank than this one (`src`, `dst`) as an int.
 
     Raises:
         CollectiveValueError: It is no integer from 0 to size - 1, or this rank's.
@@ -154,7 +152,7 @@ def check_other(position: int, rank: int, size: int, name: str, what: str) -> in
 
 
 def check_only_root(out: object, rank: int, root: int, what: str) -> None:
-    """Checks that `out` is given on the root alone.
+    """Check that `out` is given on the root alone.
 
     Raises:
         CollectiveValueError: It is given on another rank.
@@ -166,7 +164,7 @@ def check_only_root(out: object, rank: int, root: int, what: str) -> None:
 
 
 def check_pairs(pairs: Iterable[tuple[int, int]], size: int, what: str) -> tuple[tuple[int, int], ...]:
-    """Returns the (source, target) pairs of a permutation, sorted.
+    """Return the (source, target) pairs of a permutation, sorted.
 
     Raises:
         CollectiveValueError: A position is out of range, or twice a source or a target.
@@ -183,12 +181,12 @@ def check_pairs(pairs: Iterable[tuple[int, int]], size: int, what: str) -> tuple
     for name, values in (("source", [s for s, _ in checked]), ("target", [t for _, t in checked])):
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
-            raise CollectiveValueError(f"position {twice[0]} is more than once a {name} in {what}")
+            raise CollectiveValueError(f"{what} got position {twice[0]} more than once as a {name}")
     return tuple(sorted(checked))
 
 
 def check_timeout(timeout: float | None, default: float) -> float:
-    """Returns how many seconds a collective may take.
+    """Return how many seconds a collective may take.
 
     Raises:
         CollectiveValueError: It is not a positive number.
@@ -204,7 +202,7 @@ def check_timeout(timeout: float | None, default: float) -> float:
 
 
 def check_blocks(x: NDArray[Any], size: int, what: str) -> None:
-    """Checks that an array has exactly one row for each rank along its first axis.
+    """Check that an array has exactly one row for each rank along its first axis.
 
     Raises:
         CollectiveValueError: It has not.
@@ -217,7 +215,7 @@ def check_blocks(x: NDArray[Any], size: int, what: str) -> None:
 
 
 def check_divisible(x: NDArray[Any], axis: int, size: int, what: str) -> int:
-    """Checks that an array can be cut into one equal block for each rank along an axis; returns the axis.
+    """Check that an array can be cut into one equal block for each rank along an axis; returns the axis.
 
     Raises:
         CollectiveValueError: It cannot, or has no such axis.
@@ -225,14 +223,14 @@ def check_divisible(x: NDArray[Any], axis: int, size: int, what: str) -> int:
     axis = check_axis(axis, x.ndim, what)
     if x.shape[axis] % size:
         raise CollectiveValueError(
-            f"{what} cuts axis {axis} into one block for each of the group's {size} ranks, "
-            f"but shape {x.shape} cannot be divided so"
+            f"{what} divides axis {axis} among the group's {size} ranks, but its length "
+            f"{x.shape[axis]} (shape {x.shape}) is not a multiple of {size}"
         )
     return axis
 
 
 def check_axis(axis: int, ndim: int, what: str) -> int:
-    """Returns an axis as a number from 0 to ndim - 1.
+    """Return an axis as a number from 0 to ndim - 1.
 
     Raises:
         CollectiveValueError: There is no such axis.
@@ -251,7 +249,7 @@ def check_axis(axis: int, ndim: int, what: str) -> int:
 
 
 def as_half(compress: DTypeLike, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the type of 16 bits in which arrays are to travel.
+    """Return the type of 16 bits in which arrays are to travel.
 
     Raises:
         CollectiveTypeError: It is none, or the arrays are not of float32 or float64.
@@ -259,7 +257,9 @@ def as_half(compress: DTypeLike, dtype: np.dtype[Any]) -> np.dtype[Any]:
     try:
         narrow = BFLOAT16 if compress == "bfloat16" else np.dtype(compress)
     except TypeError as error:
-        raise CollectiveTypeError(f"compress={compress!r} is no dtype: {error}") from None
+        raise CollectiveTypeError(
+            f"compress must be float16 or bfloat16, got {compress!r}: {error}"
+        ) from None
     if narrow not in (np.dtype(np.float16), BFLOAT16):
         raise CollectiveTypeError(f"compress must be float16 or bfloat16, not {narrow}")
     if dtype not in (np.dtype(np.float32), np.dtype(np.float64)):

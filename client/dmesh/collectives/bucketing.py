@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dmesh.collectives.arguments import as_input, check_out
-from dmesh.collectives.functions import resolve as resolve_group
 from dmesh.collectives.group import Group
-from dmesh.collectives.plan import Array
 from dmesh.collectives.reduction import canonical_op, resolve
+from dmesh.collectives.request import Array
+from dmesh.collectives.world import group_or_world
 from dmesh.errors import CollectiveValueError
 
 _WHAT = "all_reduce_many"
@@ -101,7 +101,7 @@ def all_reduce_many(
     """Reduces each of many arrays as `all_reduce` does, but in as few collectives as possible.
 
     The results have the same bits, but where several clients on each of several hosts fold large arrays row
-    by row (see docs/wires.md): together they may be large enough for that, and one by one not.
+    by row (see docs/tcp.md): together they may be large enough for that, and one by one not.
 
     Args:
         arrays: This rank's contributions: any number, of any shapes and dtypes; equal in number, shapes and
@@ -112,7 +112,7 @@ def all_reduce_many(
             one piece of memory, which lives as long as any of them.
         bucket_bytes: Bytes that are sent together at most; an array that is larger is sent by itself. Must be
             the same on all ranks.
-        timeout: Of each of the collectives, seconds; see the module `functions`.
+        timeout: Of each of the collectives, seconds; see the module `api`.
         async_op: Return a future of the results at once. The arrays may be changed when it is done.
 
     Returns:
@@ -123,7 +123,7 @@ def all_reduce_many(
         CollectiveValueError: An array is none, `out` has another length, or `bucket_bytes` is not positive.
         CollectiveError: As for `all_reduce`.
     """
-    members = resolve_group(group)
+    members: Any = group_or_world(group)  # an overload cannot be chosen by a bool
     op = canonical_op(op)
     given = list(arrays)
     inputs = [as_input(x, _WHAT) for x in given]

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from dmesh._log import logger
-from dmesh.collectives.arena.neighbourhood import Neighbourhood
 from dmesh.collectives.arguments import check_position
+from dmesh.collectives.backends.mpi_world import MpiWorld
+from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
+from dmesh.collectives.backends.tcp.transport import Peer, Transport
+from dmesh.collectives.control import RELAY_LIMIT, ControlHandler
+from dmesh.collectives.control_messages import Farewell, Message, clean, encode
+from dmesh.collectives.events import EventRing
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.flight import FlightRecorder, Listener
 from dmesh.collectives.group import Group, group_id
-from dmesh.collectives.letters import RELAY_LIMIT, Letters
-from dmesh.collectives.messages import Farewell, Message, clean, encode
-from dmesh.collectives.observer import NoObserver, Observer
-from dmesh.collectives.patience import Patience
 from dmesh.collectives.roster import Roster, ranks_text
-from dmesh.collectives.transport.base import Peer, Transport
+from dmesh.collectives.skipped import Barriers, NoBarriers
 from dmesh.collectives.tuning import SHIPPED, Tuning
+from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -30,9 +31,15 @@ from dmesh.errors import (
     PeerLostError,
 )
 
+LEFT = (
+    "it has left the cluster: its program has ended, or has called dmesh.shutdown_accelerator_system() alone"
+)
+"""Reason given for a client that has said goodbye without naming one."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
+"""Seconds between looks at whether the asynchronous calls of a client that ends are complete."""
 _JOINING = (
-    "this process has taken the seat of a client that was lost, and takes part in collectives from its first "
-    'barrier with all other clients on: call dmesh.coordination.barrier("...") as they do'
+    "this process has replaced a lost client, and cannot use collectives before its first barrier with all "
+    'other clients: call dmesh.coordination.barrier("...") as they do'
 )
 
 
@@ -46,18 +53,18 @@ class Communicator:
         timeout: Seconds that a collective may take if its caller says nothing else.
         on_gone: Told once of each client that is gone, and why, when the collectives have been told. Any
             thread; must not block.
-        patience: When a waiting rank asks and announces.
-        observer: Told what calls do.
-        stuck_after: Seconds of waiting after which, and again after as many more, the observer is told for
-            whom a call waits; 0 for never.
+        wait_policy: When a waiting rank asks and announces.
+        stuck_after: Seconds of waiting after which, and again after as many more, a call's wait is reported
+            (`EventRing.on_waiting`); 0 for never.
         joined: If this process takes the seat of one that was lost: the cluster's epoch when it was
         registered,
             or any later one before its first barrier. It can make no calls before its first `renew`. 0 if it
             has been there from the beginning.
-        neighbourhood: What it shares with clients on its host; None for nothing: all groups exchange messages
+        shared_memory: What it shares with clients on its host; None for nothing: all groups exchange messages
             then, and say nothing of their tuning.
-        tuning: Of this client's machine. Without a neighbourhood it must be the same on all clients; else
+        tuning: Of this client's machine. Without shared memory it must be the same on all clients; else
             each group takes that of its first member.
+        mpi: MPI launch that carries the arrays; None if TCP does.
         clock: Seconds, monotonic.
 
     Raises:
@@ -72,32 +79,34 @@ class Communicator:
         timeout: float,
         *,
         on_gone: Callable[[int, str], None] | None = None,
-        patience: Patience | None = None,
-        observer: Observer | None = None,
+        wait_policy: WaitPolicy | None = None,
         stuck_after: float = 0.0,
         joined: int = 0,
-        neighbourhood: Neighbourhood | None = None,
+        shared_memory: SharedMemoryRegistry | None = None,
         tuning: Tuning = SHIPPED,
+        mpi: MpiWorld | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roster = Roster(rank, peers)
         self.rank = rank
         self.transport = transport
         self.timeout = timeout
-        self.patience = patience or Patience()
-        self.observer = observer or NoObserver()
+        self.wait_policy = wait_policy or WaitPolicy()
         self.stuck_after = stuck_after
         self.generation = max(joined - 1, 0)
         """In which life of the groups this client is."""
-        self.neighbourhood = neighbourhood
+        self.shared_memory = shared_memory
+        self.mpi = mpi
         self.tuning = tuning
-        """What groups whose first call is yet to come are told of by this client."""
+        """Tuning that this client offers to groups whose first call is yet to come."""
         self.neighbours = _neighbours(rank, peers)
-        """How many clients there are on this host, this one included, as far as their addresses tell."""
+        """Number of clients on this host, this one included, according to their addresses."""
         self._joining = None if not joined else Failure(Cause.JOINING, _JOINING)
         self._on_gone = on_gone
         self.clock = clock
-        self.flight = FlightRecorder(clock=clock)
+        self.events = EventRing(clock)
+        self.barriers: Barriers = NoBarriers()
+        """The barriers of the coordination service, if there is one."""
         self.lock = threading.Lock()  # never held while a group is called
         self._making = threading.Lock()
         self._renewing = threading.Lock()
@@ -106,7 +115,7 @@ class Communicator:
         self._mesh_groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
         self._watched: set[int] = set()
-        self.letters = Letters(self)
+        self.control = ControlHandler(self)
         self._closed: Failure | None = None
         self.world = self._add(group_id("world"), self._roster.ranks, "world")
         """The group of all clients."""
@@ -173,7 +182,7 @@ class Communicator:
 
     def _add(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
         with self.lock:
-            group = Group(self, number, ranks, name, self._joining)
+            group = Group(self, number, ranks, name, self.register, self._joining)
             self.groups[number] = self._numbers[number] = group
             failure = self._known_failure(group)
             left = {rank: reason for rank, reason in self._roster.left.items() if rank in ranks}
@@ -184,10 +193,10 @@ class Communicator:
         return group
 
     def _known_failure(self, group: Group) -> Failure | None:
-        """What is already known to be wrong with a group that begins."""
+        """Return the failure that is already known of a group that begins; None if there is none."""
         if self._closed is not None:
             return self._closed
-        early = self.letters.early_failure(self.generation, group.id)
+        early = self.control.early_failure(self.generation, group.id)
         if early is not None and early[0] in group.ranks:
             return early[1]
         for rank in group.ranks:
@@ -205,11 +214,9 @@ class Communicator:
         with self.lock:
             return self.groups.get(number)
 
-    def listen(self, listener: Listener) -> None:
-        """Tells `listener`, too, of every call from now on. To be called while none is under way."""
-        self.flight.listen(listener)
-        for group in self.all_groups():
-            listener.watch(group)
+    def find_locked(self, number: int) -> Group | None:
+        """Return the group of an id, if this client has made it; with the lock held."""
+        return self.groups.get(number)
 
     def all_groups(self) -> list[Group]:
         """Returns the groups that this client has made and still holds."""
@@ -273,15 +280,47 @@ class Communicator:
             if self._closed is not None or not self._roster.lose(rank, reason, incarnation, hearsay=hearsay):
                 return
         self._excuse(rank)
-        self.transport.forsake(rank)
         for group in self._groups_with(rank):
             group.lose(rank, reason)
         self._note_gone(rank, reason)
 
+    def finished(self, rank: int, reason: str, incarnation: int = 0) -> None:
+        """Take note that a client's program has ended normally. Any thread.
+
+        Its last calls are complete, and what it has sent for them is here or on its way. Calls that need more
+        of it fail.
+
+        Args:
+            rank: The client.
+            reason: How its program ended.
+            incarnation: Which process of it; 0 for the present one.
+        """
+        with self.lock:
+            current = self._roster.process_of(rank)
+        if current is not None and incarnation in (0, current):
+            self._leave(rank, clean(reason))
+
+    def left(self, rank: int, reason: str, incarnation: int = 0) -> None:
+        """Take note that the coordination service calls a client's leave a clean one. Any thread.
+
+        The data plane hears more exactly when: behind what the client sent before, if it sent anything.
+        """
+        if not self.transport.hears_from(rank):
+            self.finished(rank, reason, incarnation)
+
+    def _leave(self, rank: int, reason: str) -> bool:
+        with self.lock:
+            news = self._roster.leave(rank, reason)
+            reason = self._roster.left[rank]
+        self._excuse(rank)
+        for group in self._groups_with(rank):
+            group.member_left(rank, reason)
+        return news
+
     def _excuse(self, rank: int) -> None:
         """Waits no more for a client that is gone to say that it is done with this client's memory."""
-        if self.neighbourhood is not None:
-            self.neighbourhood.excuse(rank)
+        if self.shared_memory is not None:
+            self.shared_memory.excuse(rank)
 
     def _note_gone(self, rank: int, reason: str) -> None:
         if self._on_gone is not None:
@@ -345,7 +384,7 @@ class Communicator:
             over = Failure(
                 Cause.RENEWED,
                 f"generation {generation} of the collectives has begun, because the cluster's members have "
-                f"changed: what was under way in generation {self.generation} is over",
+                f"changed: calls of generation {self.generation} have ended",
             )
             # Now, so that none of them takes the end of its channel for an error of its own.
             for group in groups:
@@ -364,7 +403,7 @@ class Communicator:
             self.generation = generation
             self._joining = None
             groups = list(self.groups.values())
-            heard = self.letters.begin(generation)
+            heard = self.control.begin(generation)
             left = dict(self._roster.left)
         for rank in self.world.ranks:
             if former[rank] != self.process_of(rank):  # replaced, and its end was perhaps not heard of here
@@ -379,7 +418,7 @@ class Communicator:
             if self._closed is not None:
                 group.close(self._closed)
         for source, number, failure in heard:
-            self.letters.aborted(source, generation, number, failure)
+            self.control.aborted(source, generation, number, failure)
         for rank in self._watched:
             self.transport.watch(rank)
 
@@ -399,6 +438,24 @@ class Communicator:
         for group in groups:
             group.close(ended)
 
+    def finish(self, reason: str, seconds: float, *, dial: bool = False) -> None:
+        """Complete the asynchronous calls that have been made, and tell the others that no more will come.
+
+        Args:
+            reason: How this client's program ends.
+            seconds: Limit for the calls; they fail by themselves at their own limits.
+            dial: Whether clients are told with whom this one has had no connection so far.
+        """
+        deadline = self.clock() + seconds
+        pause = _SHORTEST_PAUSE
+        while any(group.busy for group in self.all_groups()) and self.clock() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        if self.world.size <= RELAY_LIMIT:
+            for rank in self.world.ranks:
+                if rank != self.rank and (dial or self.transport.sends_to(rank)):
+                    self.tell(rank, Farewell(reason, clean=True))
+
     def close(self, linger: float, reason: str = "") -> None:
         """Says goodbye and ends everything; pending collectives of other threads fail. Idempotent.
 
@@ -411,9 +468,11 @@ class Communicator:
                 if rank != self.rank:
                     self.tell(rank, Farewell(reason))
         self._end(Failure(Cause.CLOSED, "the collectives of this client have been shut down"))
-        if self.neighbourhood is not None:
-            self.neighbourhood.close()
+        if self.shared_memory is not None:
+            self.shared_memory.close()
         self.transport.close(linger)
+        if self.mpi is not None:
+            self.mpi.close()
 
     # -- what groups need ------------------------------------------------------------------------------------
 
@@ -434,36 +493,29 @@ class Communicator:
 
     def busy(self) -> str:
         """Returns what this client has been doing for longest; empty if nothing."""
-        for record in self.flight.records():
-            if record.began is not None and record.ended is None:
-                text = record.call
-                if record.group:  # else it is a barrier of the coordination service
-                    text += f", #{record.sequence} of group {record.group}"
-                ask = record.waits_for
-                waits_for = () if ask is None else ask()
-                return f"{text}, and waits for {ranks_text(waits_for)}" if waits_for else text
-        return ""
+        record = self.events.oldest_running()
+        if record is None:
+            return ""
+        text = record.call
+        if record.group:  # else it is a barrier of the coordination service
+            text += f", #{record.sequence} of group {record.group}"
+        waits_for = record.waits_for()
+        return f"{text}, and waits for {ranks_text(waits_for)}" if waits_for else text
 
     # -- what the transport reports; on its thread -----------------------------------------------------------
 
     def on_control(self, peer: int, message: bytes) -> None:
         """A message came from another client."""
-        self.letters.receive(peer, message)
+        self.control.receive(peer, message)
 
     def on_peer_lost(self, peer: int, reason: str) -> None:
         """A client's connection ended without a goodbye."""
         self.lose(peer, reason)
 
     def on_peer_left(self, peer: int) -> None:
-        """A client said goodbye."""
-        reason = "it has left the cluster"
-        with self.lock:
-            news = self._roster.leave(peer, reason)
-        self._excuse(peer)
-        for group in self._groups_with(peer):
-            group.member_left(peer, reason)
-        if news:
-            self._note_gone(peer, reason)
+        """Take note of a client's goodbye."""
+        if self._leave(peer, LEFT):
+            self._note_gone(peer, self._roster.left[peer])
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         """A client's message for one of this client's calls is of another call."""

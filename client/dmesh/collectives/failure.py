@@ -1,4 +1,4 @@
-"""Why a group failed: one value that every member gets, and the exceptions that are made of it."""
+"""Failure of a group: one value that every member gets, and the exceptions that are made of it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from dmesh.errors import (
 
 
 class Cause(enum.Enum):
-    """What kind of failure it was."""
+    """Kind of failure."""
 
     MISMATCH = "mismatch"
     """Ranks called different collectives."""
     TIMEOUT = "timeout"
     """A rank's time ran out; `Failure.ranks` are those it waited for."""
     LOST = "lost"
-    """A member died or left; `Failure.ranks` is that member."""
+    """A member died or failed; `Failure.ranks` is that member."""
+    LEFT = "left"
+    """A call needed a member whose program had ended normally; `Failure.ranks` is that member.
+
+    The cluster has not lost it: groups whose calls do not need it go on.
+    """
     BROKEN = "broken"
     """A rank could not go on, for a reason of its own."""
     CLOSED = "closed"
@@ -29,7 +34,7 @@ class Cause(enum.Enum):
     RENEWED = "renewed"
     """The generation is over: lost clients have been replaced, and all groups begin anew."""
     JOINING = "joining"
-    """This client has taken the seat of a lost one, and has not come to a barrier with the others yet."""
+    """This client has replaced a lost one, and has not passed a barrier with the others yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +44,15 @@ class Failure:
     cause: Cause
     """The kind."""
     message: str
-    """What happened, for people; the same on every rank."""
+    """Description for people, the same on every rank."""
     ranks: tuple[int, ...] = ()
-    """Whom it is about."""
+    """Ranks that it is about."""
     reason: str = ""
-    """Of a loss: how it showed."""
+    """For a loss: how it was detected. For a skipped call: the barrier in which that rank waits;
+    `ranks` begins with the rank that has made the call."""
 
     def during(self, what: str) -> CollectiveError:
-        """Returns a new exception for the call that was under way.
+        """Return a new exception for the call that was under way.
 
         Args:
             what: The call, such as `all_reduce(...), collective #3 of group world`.
@@ -56,7 +62,7 @@ class Failure:
         return self._error(f"{self.message} (during {what})")
 
     def afterwards(self, group: str) -> CollectiveError:
-        """Returns a new exception for a call on a group that failed before."""
+        """Return a new exception for a call on a group that failed before."""
         if self.cause in (Cause.CLOSED, Cause.RENEWED, Cause.JOINING):
             return self._error(self.message)
         return self._error(
@@ -71,7 +77,7 @@ class Failure:
                 return CollectiveMismatchError(message)
             case Cause.TIMEOUT:
                 return CollectiveTimeoutError(message, self.ranks)
-            case Cause.LOST:
+            case Cause.LOST | Cause.LEFT:
                 return PeerLostError(message, self.ranks[0] if self.ranks else -1)
             case Cause.BROKEN | Cause.CLOSED | Cause.RENEWED | Cause.JOINING:
                 return CollectiveError(message)

@@ -1,8 +1,8 @@
-"""Measures which tuning suits the machines of a cluster: what `dmesh tune` does on each rank.
+"""Measurement of the tuning that is best for a cluster; each rank of `dmesh tune` runs it.
 
-Each way of doing a collective gets a group of its own, of all clients, with its own tuning. The ways take
-turns, round by round, so that whatever else the machines do meets all of them. What a call takes is what it
-takes the slowest rank. All ranks see the same figures, and so choose the same.
+Each alternative gets a group of all clients with a tuning of its own. The alternatives take turns, round by
+round, so that other load of the machines affects all of them. A call's time is the slowest rank's time. All
+ranks see the same figures, and so choose the same values.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dmesh.collectives.algorithms import FLAT_TOTAL_LIMIT
+from dmesh.collectives.backends.hierarchical import HierarchicalBackend
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
+from dmesh.collectives.schedules import FLAT_TOTAL_LIMIT
 from dmesh.collectives.tuning import LEAST_ROWS, MOST_BYTES, SHIPPED, Tuning
 from dmesh.errors import CollectiveError, CollectiveValueError
 
@@ -27,48 +28,48 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 _KIB = 1024
 _ROUNDS = 5
 _MOST_CALLS = 1000
-"""Of one way and size in one round."""
+"""Largest number of calls of one alternative and size in one round."""
 _MARGIN = 1.05
-"""How many times as fast other pieces must be than those of 0, which suit groups of other sizes, too."""
+"""Speed-up that other pieces need over those of 0, which adapt to the size of the group."""
 _STREAMS_MARGIN = 1.1
-"""How many times as fast more streams must be than fewer, which cost fewer connections."""
+"""Speed-up that more streams need over fewer, which cost fewer connections."""
 _STREAMS = (1, 2, 4)
 _PIECES = tuple(32 * _KIB << shift for shift in range(6))
 _LARGE = (1024 * _KIB, 4096 * _KIB, 16384 * _KIB)
-"""Arrays by which pieces are judged."""
+"""Bytes of the arrays that pieces are compared with."""
 _SMALLEST = _KIB
 _ROWS = tuple(16 * _KIB << shift for shift in range(7))
-"""Bytes for each member of a row."""
+"""Bytes for each rank of a host."""
 _TREES = tuple(4 * _KIB << shift for shift in range(9))
-"""Arrays that are broadcast."""
+"""Bytes of the arrays that are broadcast."""
 _PARTS = 7
-"""Of the time: two for pieces, one for each of the others."""
+"""Parts of the time: two for pieces, one for each other value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What was measured of some ways."""
+    """Measured times of some alternatives."""
 
     title: str
     ways: tuple[str, ...]
     seconds: Mapping[int, tuple[float, ...]]
-    """Median of a call in each of them, by bytes of the array."""
+    """Median of a call with each alternative, by bytes of the array."""
 
     def lines(self) -> Iterator[str]:
-        """Yields it as people read it, in microseconds."""
+        """Yield the lines of the table for people, in microseconds."""
         yield f"{self.title}, us"
         yield "".join(f"{name:>12}" for name in ("bytes", *self.ways))
         for nbytes, row in self.seconds.items():
             yield f"{nbytes:>12}" + "".join(f"{1e6 * seconds:>12.1f}" for seconds in row)
 
     def column(self, way: int) -> list[float]:
-        """Returns the seconds of one way, by rising sizes."""
+        """Return the seconds of one alternative, by rising sizes."""
         return [row[way] for row in self.seconds.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far it is with one table."""
+    """Progress of the measurement of one table."""
 
     title: str
     done: int
@@ -80,11 +81,11 @@ Tell = Callable[[str | Table | Step], None]
 
 
 def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
-    """Measures, and returns what to use; must be called by all clients.
+    """Measure, and return the best tuning; all clients must call this.
 
     Args:
         communicator: Of this client.
-        seconds: About how long, as rank 0 has it. Each way is tried a few times even if that takes longer.
+        seconds: Approximate duration; rank 0's value counts. Each alternative runs a few times in any case.
         tell: Told what came out, lines and tables, and how far it is; a program prints it on one rank.
 
     Raises:
@@ -93,57 +94,57 @@ def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
     """
     before = communicator.tuning
     if communicator.world.size == 1:
-        raise CollectiveValueError("there is but one client; collectives are measured between two or more")
+        raise CollectiveValueError("there is only one client; collectives are measured between two or more")
     part = seconds / _PARTS
     try:
-        # By wires alone, whether or not there are rows.
+        # Dedicated connections alone, even if hierarchical all-reduces are possible.
         suiting = _group(communicator, Tuning(rows=MOST_BYTES))
-        port = suiting._term.port
-        if port is None:
+        endpoint = suiting.endpoint
+        if endpoint is None:
             tell(
                 f"flat = {SHIPPED.flat}, piece = {SHIPPED.piece}, rows = {SHIPPED.rows}, "
-                f"streams = {SHIPPED.streams}: not measured, but shipped; the clients have no wires, and "
-                "exchange messages. A log line of level INFO says why"
+                f"streams = {SHIPPED.streams}: shipped defaults, not measured: the clients have no dedicated "
+                "connections, and exchange messages. A log line of level INFO says why"
             )
             tell("")
-            wires = SHIPPED
-        elif not port.wired:
+            tuning = SHIPPED
+        elif not endpoint.over_tcp:
             raise CollectiveError(
                 "the clients share memory, so there is nothing to tune; DMESH_SHARED_MEMORY=0 keeps clients "
                 "of one host from it"
             )
         else:
-            wires = _measure_wires(communicator, port.room, part, tell)
-        return _measure_messages(communicator, wires, part, tell)
+            tuning = _measure_connections(communicator, endpoint.slot_bytes, part, tell)
+        return _measure_messages(communicator, tuning, part, tell)
     finally:
         communicator.tuning = before
 
 
-def _measure_wires(communicator: Communicator, share: int, part: float, tell: Tell) -> Tuning:
-    """Returns what suits wires.
+def _measure_connections(communicator: Communicator, share: int, part: float, tell: Tell) -> Tuning:
+    """Return the best values for dedicated connections.
 
     Args:
         communicator: Of this client.
-        share: Bytes of the pieces that suit the number of members.
+        share: Bytes of the pieces that 0 stands for with this number of members.
         part: Seconds for each of the values, twice for pieces.
         tell: Told what came out.
     """
-    wired = Tuning(rows=MOST_BYTES)
+    flat_only = Tuning(rows=MOST_BYTES)
     others = communicator.world.size - 1
-    tunings = {"0": wired} | {str(p): replace(wired, piece=p) for p in _PIECES if p != share}
+    tunings = {"0": flat_only} | {str(p): replace(flat_only, piece=p) for p in _PIECES if p != share}
     groups = {way: _group(communicator, tuning) for way, tuning in tunings.items()}
     pieces = _race(communicator, tell, "all-reduce by bytes of a piece", groups, _LARGE, 2 * part)
     piece = int(pieces.ways[best([pieces.column(way) for way in range(len(pieces.ways))], _MARGIN)])
-    suits = "" if piece else f": what suits the number of members, here {share}"
+    suits = "" if piece else f": chosen by the number of members, here {share}"
     _tell(tell, pieces, f"piece = {piece}{suits}")
 
-    tunings = {str(count): replace(wired, piece=piece, streams=count) for count in _STREAMS}
+    tunings = {str(count): replace(flat_only, piece=piece, streams=count) for count in _STREAMS}
     groups = {way: _group(communicator, tuning) for way, tuning in tunings.items()}
-    counts = _race(communicator, tell, "all-reduce by streams of a wire", groups, _LARGE[1:], part)
+    counts = _race(communicator, tell, "all-reduce by streams for each pair", groups, _LARGE[1:], part)
     streams = _STREAMS[most_worth([counts.column(way) for way in range(len(_STREAMS))], _STREAMS_MARGIN)]
-    _tell(tell, counts, f"streams = {streams}: connections of which a wire consists")
+    _tell(tell, counts, f"streams = {streams}: connections between each pair of ranks")
 
-    cut = replace(wired, piece=piece, streams=streams)
+    cut = replace(flat_only, piece=piece, streams=streams)
     groups = {
         "one step": _group(communicator, replace(cut, flat=MOST_BYTES)),
         "two steps": _group(communicator, replace(cut, flat=0)),
@@ -152,44 +153,55 @@ def _measure_wires(communicator: Communicator, share: int, part: float, tell: Te
     steps = _race(communicator, tell, "all-reduce in one step and in two", groups, sizes, part)
     flat = _limit(steps) * others
     _tell(tell, steps, f"flat = {flat}: bytes to all of {others} others, up to which it is one step")
-    rows = _measure_rows(communicator, replace(cut, flat=flat), part, tell)
+    rows = _measure_hierarchy(communicator, replace(cut, flat=flat), part, tell)
     return replace(cut, flat=flat, rows=rows)
 
 
-def _measure_rows(communicator: Communicator, tuning: Tuning, part: float, tell: Tell) -> int:
+def _measure_hierarchy(communicator: Communicator, tuning: Tuning, part: float, tell: Tell) -> int:
     groups = {
-        "wires": _group(communicator, tuning),
-        "by rows": _group(communicator, replace(tuning, rows=LEAST_ROWS)),
+        "flat": _group(communicator, tuning),
+        "hierarchical": _group(communicator, replace(tuning, rows=LEAST_ROWS)),
     }
-    hierarchy = groups["by rows"]._term.hierarchy
-    if hierarchy is None:
+    hierarchy = groups["hierarchical"].backend("hierarchical")
+    if not isinstance(hierarchy, HierarchicalBackend):
         tell(
-            f"rows = {SHIPPED.rows}: not measured, but shipped; there are not several hosts with as many "
-            "clients each, at least two"
+            f"rows = {SHIPPED.rows}: shipped default, not measured: hierarchical all-reduces need several "
+            "hosts with equally many clients, at least two"
         )
         tell("")
         return SHIPPED.rows
-    members = len(hierarchy.row)
+    members = len(hierarchy.intra_ranks)
     sizes = [nbytes * members for nbytes in _ROWS]
-    table = _race(communicator, tell, "all-reduce over wires, and by rows and columns", groups, sizes, part)
+    table = _race(
+        communicator,
+        tell,
+        "all-reduce, flat and hierarchical (intra-host, then inter-host)",
+        groups,
+        sizes,
+        part,
+    )
     count = crossover(table.column(0), table.column(1))
     rows = _ROWS[count] if count < len(_ROWS) else 2 * _ROWS[-1]
-    _tell(tell, table, f"rows = {rows}: bytes for each of {members} members, from which on it goes by rows")
+    _tell(
+        tell,
+        table,
+        f"rows = {rows}: bytes for each of {members} ranks of a host, from which on it is hierarchical",
+    )
     return rows
 
 
 def _measure_messages(communicator: Communicator, tuning: Tuning, part: float, tell: Tell) -> Tuning:
-    """Returns a tuning with what suits messages."""
+    """Return a tuning with the best values for messages."""
     size = communicator.world.size
     if size == 2:
         tell(
-            f"message_flat = {SHIPPED.message_flat}, message_tree = {SHIPPED.message_tree}: not measured, "
-            "but shipped; between two clients all ways send as much, among three or more they do not"
+            f"message_flat = {SHIPPED.message_flat}, message_tree = {SHIPPED.message_tree}: shipped "
+            "defaults, not measured: between two clients, all alternatives send equally much"
         )
         tell("")
         return tuning
-    # Those who share nothing, as far as these groups know, exchange messages.
-    neighbourhood, communicator.neighbourhood = communicator.neighbourhood, None
+    # Groups without shared memory and dedicated connections exchange messages.
+    shared_memory, communicator.shared_memory = communicator.shared_memory, None
     try:
         groups = {
             "one step": _group(communicator, replace(tuning, message_flat=MOST_BYTES)),
@@ -211,29 +223,29 @@ def _measure_messages(communicator: Communicator, tuning: Tuning, part: float, t
         _tell(tell, trees, f"message_tree = {tree}: bytes of an array, up to which it goes through a tree")
         return replace(tuning, message_flat=flat, message_tree=tree)
     finally:
-        communicator.neighbourhood = neighbourhood
+        communicator.shared_memory = shared_memory
 
 
 def _doublings(most: int) -> list[int]:
-    """Returns sizes of arrays from the smallest one on."""
+    """Return sizes of arrays from the smallest one on."""
     sizes = (_SMALLEST << shift for shift in itertools.count())
     return list(itertools.takewhile(lambda nbytes: nbytes <= most, sizes))
 
 
 def _limit(table: Table) -> int:
-    """Returns up to how many bytes the first of two ways is to be taken; 0 if never."""
+    """Return the largest bytes for which the first of two alternatives is better; 0 if there are none."""
     count = crossover(table.column(0), table.column(1))
     return list(table.seconds)[count - 1] if count else 0
 
 
 def crossover(small: Sequence[float], large: Sequence[float]) -> int:
-    """Returns for how many of the first sizes a way for small arrays is to be taken, then one for large ones.
+    """Return the number of sizes for which the alternative for small arrays is better.
 
-    The choice is that with the least product of times: one size that was measured badly does not move it far.
+    The choice has the least product of times, so one badly measured size does not move it far.
 
     Args:
-        small: Seconds of the way for small arrays, by rising sizes.
-        large: Of the other one.
+        small: Seconds of the alternative for small arrays, by rising sizes.
+        large: Seconds of the other one.
     """
     gains = [math.log(s) - math.log(b) for s, b in zip(small, large, strict=True)]
     costs = list(itertools.accumulate(gains, initial=0.0))
@@ -241,11 +253,11 @@ def crossover(small: Sequence[float], large: Sequence[float]) -> int:
 
 
 def best(times: Sequence[Sequence[float]], margin: float) -> int:
-    """Returns the way with the least geometric mean of times among those that clearly beat the first one.
+    """Return the fastest alternative, by the geometric mean, of those that clearly beat the first one.
 
     Args:
-        times: Seconds of each way, by sizes.
-        margin: How many times as fast as the first one another must be at each size; if none is, it is that.
+        times: Seconds of each alternative, by sizes.
+        margin: Speed-up that is needed at each size; if no alternative has it, the first one is returned.
     """
     clear = [
         way
@@ -256,11 +268,11 @@ def best(times: Sequence[Sequence[float]], margin: float) -> int:
 
 
 def most_worth(times: Sequence[Sequence[float]], margin: float) -> int:
-    """Returns the last way that clearly beats the one that would be taken without it.
+    """Return the last alternative that clearly beats the one that would be chosen without it.
 
     Args:
-        times: Seconds of each way, each more costly than the one before, by sizes.
-        margin: How many times as fast a way must be at each size.
+        times: Seconds of each alternative, each more costly than the one before, by sizes.
+        margin: Speed-up that is needed at each size.
     """
     taken = 0
     for way, found in enumerate(times):
@@ -270,10 +282,10 @@ def most_worth(times: Sequence[Sequence[float]], margin: float) -> int:
 
 
 def _group(communicator: Communicator, tuning: Tuning) -> Group:
-    """Makes a group of all clients, with a tuning."""
+    """Make a group of all clients, with a tuning."""
     communicator.tuning = tuning
     group = communicator.new_group(communicator.world.ranks, "tune")
-    group.barrier()  # a group's first call finds its way
+    group.barrier()  # a group's first call chooses its backends
     return group
 
 
@@ -294,7 +306,7 @@ def _race(
     seconds: float,
     do: Callable[[Group, Floats], None] = _all_reduce,
 ) -> Table:
-    """Measures calls with arrays of some sizes in some groups, by turns."""
+    """Measure calls with arrays of some sizes in some groups, in turns."""
     slot = seconds / (_ROUNDS * len(groups) * len(sizes))
     times: dict[int, list[list[float]]] = {nbytes: [[] for _ in groups] for nbytes in sizes}
     total = (_ROUNDS + 1) * len(sizes)
@@ -316,7 +328,7 @@ def _race(
 
 
 def _batch(group: Group, x: Floats, count: int, do: Callable[[Group, Floats], None]) -> float:
-    """Returns the seconds of one of some calls that follow each other."""
+    """Return the seconds of one call, as the mean of some calls in a row."""
     group.barrier()
     began = time.perf_counter()
     for _ in range(count):

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dmesh.collectives.arguments import as_input
-from dmesh.collectives.functions import resolve as resolve_group
 from dmesh.collectives.group import Group
-from dmesh.collectives.plan import Array
 from dmesh.collectives.reduction import canonical_op, resolve
+from dmesh.collectives.request import Array
+from dmesh.collectives.world import group_or_world
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 _WHAT = "plan_all_reduce"
@@ -32,7 +32,7 @@ class PlannedAllReduce:
         self.input = empty_for(group, like.shape, like.dtype)
         """A place for contributions, from which others on the host can read them without a copy."""
         self.result = empty_for(group, like.shape, result)
-        """What the last call gave; the next one overwrites it."""
+        """Result of the last call; the next one overwrites it."""
         self._group = group
         self._op = op
 
@@ -55,7 +55,7 @@ class PlannedAllReduce:
 
         Args:
             x: This rank's contribution; None for what stands in `input`.
-            timeout: Seconds; see the module `functions`.
+            timeout: Seconds; see the module `api`.
             async_op: Return a future at once.
 
         Returns:
@@ -101,7 +101,7 @@ def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = N
         SharedMemoryError: There is no more memory to share (`DMESH_SHARED_MEMORY`).
         NotInitializedError: No group was given, and the system has not been initialized.
     """
-    members = resolve_group(group)
+    members = group_or_world(group)
     array = as_input(like, _WHAT)
     op = canonical_op(op)
     return PlannedAllReduce(members, array, op, resolve(op, array.dtype).result)
@@ -130,6 +130,6 @@ def check_planned(x: Array, like: Array, plan: object) -> None:
 
 def empty_for(group: Group, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Returns an array that others on the host can read and write, where this client shares memory."""
-    neighbourhood = group.communicator.neighbourhood
-    pool = None if neighbourhood is None else neighbourhood.pool
+    shared_memory = group.communicator.shared_memory
+    pool = None if shared_memory is None else shared_memory.pool
     return np.empty(shape, dtype) if pool is None else pool.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""What each reduction means for each dtype.
+"""Reductions: their dtypes, and how contributions are folded.
 
 | op | bool | integers | floats | complex | timedelta64 | datetime64 |
 |---|---|---|---|---|---|---|
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.collectives.signature import describe_dtype
+from dmesh.collectives.descriptor import describe_dtype
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 _ALIASES = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
@@ -62,7 +62,7 @@ _MEANINGFUL = {
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One op for one dtype: in what it is exchanged, folded and returned."""
+    """Reduction of one dtype: the dtypes that travel, are folded, and are returned."""
 
     op: str
     """Canonical name of the op."""
@@ -75,7 +75,7 @@ class Reduction:
     _ufunc: np.ufunc = field(repr=False)
 
     def fold(self, contribution: NDArray[Any], accumulator: NDArray[Any], first: bool) -> None:
-        """Folds the next rank's contribution into the accumulator, in place."""
+        """Fold the next rank's contribution into the accumulator, in place."""
         with np.errstate(all="ignore"):
             if first:
                 np.copyto(accumulator, contribution, casting="unsafe")
@@ -90,7 +90,7 @@ class Reduction:
                 self._ufunc(accumulator, contribution, out=accumulator)
 
     def finish(self, accumulator: NDArray[Any], result: NDArray[Any], contributions: int) -> None:
-        """Writes the result of a fold; `result` may be the accumulator, which is used up in any case."""
+        """Write the result of a fold; `result` may be the accumulator, which is overwritten in any case."""
         with np.errstate(all="ignore"):
             if self.op == "mean":
                 np.true_divide(accumulator, contributions, out=accumulator)
@@ -99,7 +99,7 @@ class Reduction:
 
 
 def canonical_op(op: str) -> str:
-    """Returns the canonical name of a reduction.
+    """Return the canonical name of a reduction.
 
     Raises:
         CollectiveValueError: There is no such reduction.
@@ -112,7 +112,7 @@ def canonical_op(op: str) -> str:
 
 @lru_cache(maxsize=512)
 def resolve(op: str, dtype: np.dtype[Any]) -> Reduction:
-    """Decides what a reduction means for a dtype, before anything is sent.
+    """Return the reduction of a dtype, or refuse it before anything is sent.
 
     Args:
         op: Canonical name of the reduction.
@@ -139,6 +139,11 @@ def resolve(op: str, dtype: np.dtype[Any]) -> Reduction:
         # ml_dtypes has no bitwise operations; a byte's low bits wrap around as the short integer would.
         accumulator = np.dtype(np.uint8 if dtype.name.startswith("uint") else np.int8)
     return Reduction(op, dtype, accumulator, result, ufunc)
+
+
+def plain_reduction(op: str, dtype: np.dtype[Any]) -> Reduction:
+    """Return a reduction whose contributions travel, are folded and are returned in one dtype."""
+    return Reduction(op, dtype, dtype, dtype, _UFUNCS[op])
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

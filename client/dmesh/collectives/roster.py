@@ -1,25 +1,25 @@
-"""Whom a client's collectives concern: the processes behind the ranks, and which of them are gone."""
+"""Clients of a communicator: the process of each rank, and the ranks that are lost or have left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dmesh.collectives.transport.base import Peer
+from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.errors import CollectiveValueError
 
 NAMED = 8
-"""At most so many ranks are named in one message."""
+"""Largest number of ranks that one message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is known of a process that is lost."""
+    """Loss of a process."""
 
     reason: str
-    """How it showed."""
+    """Symptom by which it was detected."""
     hearsay: bool
-    """Whether others have said so, and not this client's own connection with it."""
+    """True if other clients reported it, and not this client's own connection."""
 
 
 class Roster:
@@ -47,7 +47,7 @@ class Roster:
         self._left: dict[int, str] = {}
 
     def check_successors(self, peers: Sequence[Peer]) -> None:
-        """Checks the clients of a new generation before anything changes.
+        """Check the clients of a new generation before anything changes.
 
         Raises:
             CollectiveValueError: They have other ranks, or this client is another process.
@@ -75,7 +75,7 @@ class Roster:
                 )
 
     def renew(self, peers: Sequence[Peer]) -> None:
-        """Goes on with the clients of a new generation.
+        """Go on with the clients of a new generation.
 
         Who is lost stays lost if its process is the same, unless that was hearsay: others may have meant its
         predecessor.
@@ -94,7 +94,7 @@ class Roster:
         return tuple(peer for peer in self._peers.values() if peer.rank != self._rank)
 
     def lose(self, rank: int, reason: str, incarnation: int = 0, *, hearsay: bool = False) -> bool:
-        """Notes that a client is lost; False if that is known, or about none of the present processes.
+        """Note that a client is lost; False if that is known, or about none of the present processes.
 
         Args:
             rank: The client.
@@ -111,33 +111,33 @@ class Roster:
         return known is None
 
     def leave(self, rank: int, reason: str) -> bool:
-        """Notes that a client has said goodbye; False if it is known to be lost."""
-        self._left[rank] = reason
+        """Note that a client has said goodbye, unless that is known; False if it is known to be lost."""
+        self._left.setdefault(rank, reason)
         return rank not in self._lost
 
     def process_of(self, rank: int) -> int | None:
-        """Which process a client is: its incarnation, 0 if that is unknown; None if it is lost."""
+        """Return the incarnation of a client's process: 0 if it is unknown, None if the client is lost."""
         peer = self._peers.get(rank)
         return None if rank in self._lost else 0 if peer is None else peer.incarnation
 
     def lost(self, rank: int) -> str | None:
-        """How it showed that a client is lost; None if it is not."""
+        """Return how the loss of a client was detected; None if it is not lost."""
         loss = self._lost.get(rank)
         return None if loss is None else loss.reason
 
     @property
     def left(self) -> Mapping[int, str]:
-        """Who has said goodbye, and how."""
+        """Ranks that have said goodbye, and their reasons."""
         return self._left
 
     def describe(self, rank: int) -> str:
-        """Names a client to a person."""
+        """Return the name of a client for people."""
         peer = self._peers.get(rank)
         return f"rank {rank}" if peer is None else f"rank {rank}, {peer.description}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Names ranks to a person, not too many of them."""
+    """Return the names of some ranks for people, of `NAMED` at most."""
     shown = ", ".join(str(rank) for rank in ranks[:NAMED])
     more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dmesh._log import logger
-from dmesh.collectives.arena.lending import PLACE_SIZE, borrow
 from dmesh.collectives.arguments import as_input, check_position
-from dmesh.collectives.functions import resolve as resolve_group
+from dmesh.collectives.backends.shm.lending import PLACE_SIZE, borrow
+from dmesh.collectives.descriptor import MAX_LENGTH, text_from
 from dmesh.collectives.group import Group
 from dmesh.collectives.persistent import check_planned, empty_for
-from dmesh.collectives.plan import Array
 from dmesh.collectives.reduction import canonical_op, resolve
-from dmesh.collectives.signature import MAX_LENGTH, signature
+from dmesh.collectives.request import Array
+from dmesh.collectives.world import group_or_world
 from dmesh.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -51,7 +51,7 @@ class SharedPlan:
         self.generation = group.generation
         """The generation of the group in which it can be called."""
         self.is_common = found is not None
-        """Whether the result is in common memory; else each rank has its own."""
+        """True if the result is in common memory; else each rank has its own."""
         self._results = (
             [np.empty(shape, dtype), np.empty(shape, dtype)] if found is None else _cut(found, shape, dtype)
         )
@@ -61,6 +61,7 @@ class SharedPlan:
         return f"<{type(self).__name__}: {self._what} in {self._group.label}>"
 
     def _check(self) -> None:
+        self._group.refuse_forked_child()
         if self._group.generation != self.generation:
             raise CollectiveError(
                 f"{self!r} was made before the members of {self._group.label} changed: make another one"
@@ -82,7 +83,10 @@ class PlannedAllGather(SharedPlan):
 
     def __init__(self, group: Group, like: Array) -> None:
         super().__init__(
-            group, signature("plan_all_gather", like=like), (group.size, *like.shape), like.dtype
+            group,
+            text_from("plan_all_gather", [], like.dtype, like.shape),
+            (group.size, *like.shape),
+            like.dtype,
         )
         self._own = None if self.is_common else np.empty(like.shape, like.dtype)
 
@@ -99,7 +103,7 @@ class PlannedAllGather(SharedPlan):
 
         Args:
             x: This rank's contribution; None for what stands in `input`.
-            timeout: Seconds; see the module `functions`.
+            timeout: Seconds; see the module `api`.
 
         Returns:
             A read-only array of shape (ranks, *shape), which holds until the next call.
@@ -123,13 +127,16 @@ class PlannedBroadcast(SharedPlan):
 
     def __init__(self, group: Group, like: Array, root: int) -> None:
         super().__init__(
-            group, signature("plan_broadcast", f"root={root}", like=like), like.shape, like.dtype
+            group,
+            text_from("plan_broadcast", [f"root={root}"], like.dtype, like.shape),
+            like.shape,
+            like.dtype,
         )
         self._root = root
 
     @property
     def input(self) -> Array:
-        """Where the root can put what the next call gives to all; in common memory it is the result."""
+        """Array that the next call gives to all, for the root to fill; in common memory it is the result."""
         return self._results[self._turn]
 
     def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
@@ -137,7 +144,7 @@ class PlannedBroadcast(SharedPlan):
 
         Args:
             x: On the root: the array; None for what stands in `input`. Not looked at elsewhere.
-            timeout: Seconds; see the module `functions`.
+            timeout: Seconds; see the module `api`.
 
         Returns:
             A read-only array, which holds until the next call.
@@ -161,7 +168,9 @@ class PlannedSharedAllReduce(SharedPlan):
     """An all-reduce that is ready to be called; made by `plan_shared_all_reduce`."""
 
     def __init__(self, group: Group, like: Array, op: str, result: np.dtype[Any]) -> None:
-        super().__init__(group, signature("plan_shared_all_reduce", op, like=like), like.shape, result)
+        super().__init__(
+            group, text_from("plan_shared_all_reduce", [op], like.dtype, like.shape), like.shape, result
+        )
         self.input = empty_for(group, like.shape, like.dtype)
         """A place for contributions, from which others on the host can read them without a copy."""
         self._op = op
@@ -172,7 +181,7 @@ class PlannedSharedAllReduce(SharedPlan):
         Args:
             x: This rank's contribution; None for what stands in `input`. It is not changed, and not copied
                 either if it is in shared memory.
-            timeout: Seconds; see the module `functions`.
+            timeout: Seconds; see the module `api`.
 
         Returns:
             A read-only array, which holds until the next call.
@@ -221,7 +230,7 @@ def plan_all_gather(like: ArrayLike, *, group: Group | None = None) -> PlannedAl
         CollectiveError: As for `all_gather`.
         NotInitializedError: No group was given, and the system has not been initialized.
     """
-    return PlannedAllGather(resolve_group(group), as_input(like, "plan_all_gather"))
+    return PlannedAllGather(group_or_world(group), as_input(like, "plan_all_gather"))
 
 
 def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None) -> PlannedBroadcast:
@@ -236,7 +245,7 @@ def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None
         CollectiveValueError: `like` is no array, or there is no such root.
         CollectiveError: As for `plan_all_gather`.
     """
-    members = resolve_group(group)
+    members = group_or_world(group)
     root = check_position(root, members.size, "root", "plan_broadcast")
     return PlannedBroadcast(members, as_input(like, "plan_broadcast"), root)
 
@@ -257,7 +266,7 @@ def plan_shared_all_reduce(
         SharedMemoryError: There is no more memory for the contributions (`DMESH_SHARED_MEMORY`).
         CollectiveError: As for `plan_all_gather`.
     """
-    members = resolve_group(group)
+    members = group_or_world(group)
     array = as_input(like, "plan_shared_all_reduce")
     op = canonical_op(op)
     return PlannedSharedAllReduce(members, array, op, resolve(op, array.dtype).result)
@@ -283,33 +292,33 @@ def _read_only(array: Array) -> Array:
 def _common(group: Group, what: str, nbytes: int) -> Array | None:
     """Finds out whether all members plan the same; gives them memory in common, or None if that cannot be."""
     communicator, members, me = group.communicator, group.size, group.rank
-    neighbourhood = communicator.neighbourhood
+    shared_memory = communicator.shared_memory
     memory: Array | None = None
     place, refusal = bytes(PLACE_SIZE), ""
-    if neighbourhood is None or neighbourhood.loans is None or not nbytes:
+    if shared_memory is None or shared_memory.loans is None or not nbytes:
         refusal = "this client shares no memory"
     elif me == _LENDER:
         processes = {rank: communicator.process_of(rank) for rank in group.ranks}
         try:
-            memory, place = neighbourhood.loans.lend(
+            memory, place = shared_memory.loans.lend(
                 nbytes, group.ranks, me, lambda rank: communicator.process_of(rank) != processes[rank]
             )
         except SharedMemoryError as error:
             refusal = str(error)
     with contextlib.ExitStack() as undo:
         if memory is not None:
-            assert neighbourhood is not None
-            assert neighbourhood.loans is not None
-            undo.callback(neighbourhood.loans.take_back, place)
+            assert shared_memory is not None
+            assert shared_memory.loans is not None
+            undo.callback(shared_memory.loans.take_back, place)
         text = what.encode().ljust(4 * MAX_LENGTH)[: 4 * MAX_LENGTH]
         told = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
         _compare(group, [bytes(row[: 4 * MAX_LENGTH]).rstrip().decode(errors="replace") for row in told])
         able = [bool(row[4 * MAX_LENGTH]) for row in told]
         if all(able) and me != _LENDER:
-            assert neighbourhood is not None
+            assert shared_memory is not None
             try:
                 theirs = bytes(told[_LENDER][4 * MAX_LENGTH + 1 :])
-                memory = borrow(neighbourhood, theirs, nbytes, members, me)
+                memory = borrow(shared_memory, theirs, nbytes, members, me)
             except (OSError, ValueError) as error:
                 refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
         # If this call fails, others may have agreed already: then they say themselves when they are done.

@@ -1,6 +1,6 @@
-"""A trace of this client's calls as a file that Chrome's tracing page and Perfetto read (`DMESH_TRACE`).
+"""Trace file of a client's calls, for Chrome's tracing page and Perfetto (`DMESH_TRACE`).
 
-One event a line, so that what was written before a crash can be read.
+One event a line, so that the file can be read after a crash.
 """
 
 from __future__ import annotations
@@ -8,35 +8,36 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from dmesh._log import logger
-from dmesh.collectives.following import Followed, Follower
+from dmesh.collectives.call_record import CallRecord
+from dmesh.collectives.event_readers import EventReader
 from dmesh.errors import ConfigurationError
 
 FORMAT = 1
-"""Version of what stands in the head."""
+"""Version of the head event."""
 HEAD = "dmesh_trace"
-"""Name of the event that says whose trace it is."""
+"""Name of the first event, which identifies the client."""
 MOST_BYTES = 64 << 20
-"""Size of a trace; what comes later is left out."""
+"""Size of a trace; later events are left out."""
 
 
-class Trace(Follower):
-    """Writes what a client calls into a file.
+class Trace(EventReader):
+    """Writer of a client's trace file.
 
     Args:
-        directory: Where; made if it is not there.
-        rank: The client's id, which the file is named after.
+        directory: Directory of the file; made if it is missing.
+        rank: The client's id, which is part of the file's name.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
 
     def __init__(self, directory: str, rank: int) -> None:
-        super().__init__("dmesh-trace")
+        super().__init__()
         self.path = Path(directory) / f"rank-{rank:05d}.json"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,93 +51,88 @@ class Trace(Follower):
         self._size = 0
         self._written = 0
         self._left_out = 0
+        self._broken = False
         self._threads: dict[int, int] = {}
 
     def start(self, head: Mapping[str, object]) -> None:
-        """Writes whose trace it is, and begins to write events.
+        """Write the head. Calls follow, see `EventRing.add_reader`.
 
         Args:
-            head: What else `dmesh trace merge` and people may want to know: host, process, run.
+            head: Facts of the process for `dmesh trace merge` and people; see `head_of`.
         """
-        told = {
-            "format": FORMAT,
-            "rank": self._rank,
-            "monotonic": time.monotonic(),
-            "wall": time.time(),
-            **head,
-        }
+        clocks = {"monotonic": time.monotonic(), "wall": time.time()}
         name = f"rank {self._rank} (host {head.get('host', '?')}, pid {head.get('pid', '?')})"
-        self._write({"name": HEAD, "ph": "M", "pid": self._rank, "tid": 0, "args": told})
-        self._write({"name": "process_name", "ph": "M", "pid": self._rank, "tid": 0, "args": {"name": name}})
-        order = {"sort_index": self._rank}
-        self._write({"name": "process_sort_index", "ph": "M", "pid": self._rank, "tid": 0, "args": order})
-        self.begin()
+        self._describe(HEAD, {"format": FORMAT, "rank": self._rank, **clocks, **head})
+        self._describe("process_name", {"name": name})
+        self._describe("process_sort_index", {"sort_index": self._rank})
 
     def close(self) -> None:
-        """Writes what is left, and ends the file. Idempotent."""
-        if self.begun:
-            super().close()
-        else:
-            self._file.close()  # closed already, or never begun
+        """Write the calls that are left, and end the file. Idempotent."""
+        super().close()
+        self._file.close()
 
-    def _full(self, calls: int) -> bool:
-        full = self._size >= MOST_BYTES
-        if full:
-            self._left_out += calls
-        return full
+    def read(self, calls: Sequence[CallRecord]) -> None:
+        """Write calls."""
+        self._save(lambda: list(map(self._add, calls)))
 
-    # The thread ---------------------------------------------------------------------------------------------
+    def finish(self) -> None:
+        """Write the end."""
 
-    def _run(self) -> None:
+        def end() -> None:
+            self._describe("dmesh_trace_end", {"left_out": self._left_out, "lost": self.lost})
+            self._file.write(b"\n]\n")
+
+        self._save(end)
+
+    def _save(self, write: Callable[[], object]) -> None:
+        if self._broken:
+            return
         try:
-            super()._run()
+            write()
+            self._file.flush()
         except OSError as error:
+            self._broken = True
             logger.warning("the trace %s ends here: %s", self.path, error.strerror)
-        finally:
-            self._file.close()
 
-    def _pause(self) -> None:
-        self._file.flush()
-
-    def _take(self, followed: Followed) -> None:
-        lane, group, call, number, nbytes, began, elapsed, waited, error, *_ = followed
+    def _add(self, record: CallRecord) -> None:
         if self._size >= MOST_BYTES:
             if not self._left_out:
                 logger.warning("the trace %s is full: later calls are left out", self.path)
             self._left_out += 1
             return
+        assert record.began is not None
+        assert record.ended is not None
+        stream, group = record.stream, record.group or "barriers"
         arguments: dict[str, Any] = {
-            "call": call, "group": group, "lane": f"{lane:016x}", "sequence": number, "nbytes": nbytes,
+            "call": record.call, "group": group, "lane": f"{stream:016x}", "sequence": record.sequence,
+            "nbytes": record.nbytes,
         }  # fmt: skip
-        if waited is not None:
-            arguments["waited_us"] = round(waited * 1e6, 3)
-        if error:
-            arguments["error"] = error[:200]
+        if record.timed:
+            arguments["waited_us"] = round(record.waited * 1e6, 3)
+        if record.error:
+            arguments["error"] = record.error[:200]
         self._write(
             {
-                "name": (call.partition("(")[0] or call) if lane else "barrier",
-                "cat": "collective" if lane else "barrier",
+                "name": (record.call.partition("(")[0] or record.call) if stream else "barrier",
+                "cat": "collective" if stream else "barrier",
                 "ph": "X",
-                "ts": round(began * 1e6, 3),
-                "dur": round(elapsed * 1e6, 3),
+                "ts": round(record.began * 1e6, 3),
+                "dur": round((record.ended - record.began) * 1e6, 3),
                 "pid": self._rank,
-                "tid": self._thread_of(lane, group),
+                "tid": self._thread_of(stream, group),
                 "args": arguments,
             }
         )
 
-    def _thread_of(self, lane: int, group: str) -> int:
-        number = self._threads.get(lane)
+    def _thread_of(self, stream: int, group: str) -> int:
+        number = self._threads.get(stream)
         if number is None:
-            number = self._threads[lane] = len(self._threads) + 1
-            name = {"name": group}
-            self._write({"name": "thread_name", "ph": "M", "pid": self._rank, "tid": number, "args": name})
+            number = self._threads[stream] = len(self._threads) + 1
+            self._describe("thread_name", {"name": group}, number)
         return number
 
-    def _end(self) -> None:
-        told = {"left_out": self._left_out, "lost": self._lost}
-        self._write({"name": "dmesh_trace_end", "ph": "M", "pid": self._rank, "tid": 0, "args": told})
-        self._file.write(b"\n]\n")
+    def _describe(self, name: str, about: Mapping[str, object], thread: int = 0) -> None:
+        self._write({"name": name, "ph": "M", "pid": self._rank, "tid": thread, "args": about})
 
     def _write(self, event: Mapping[str, object]) -> None:
         line = (b",\n" if self._written else b"[\n") + json.dumps(event, separators=(",", ":")).encode()
@@ -146,12 +142,12 @@ class Trace(Follower):
 
 
 def head_of(rank: int, host: str, boot_id: str, run: str) -> dict[str, object]:
-    """Returns what a trace says of its process.
+    """Return the facts of this process for the head of a trace.
 
     Args:
         rank: The client's id.
-        host: Its host's name.
-        boot_id: Of the running kernel: processes of one have the same clock.
-        run: The same for all clients of one run, and for no other run.
+        host: The host's name.
+        boot_id: Id of the running kernel: processes with the same one have the same clock.
+        run: Id of the run, the same for all its clients.
     """
     return {"rank": rank, "host": host, "pid": os.getpid(), "boot_id": boot_id, "run": run}

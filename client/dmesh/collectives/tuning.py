@@ -1,6 +1,6 @@
-"""Where one way of doing a collective between hosts begins to beat another: numbers that depend on machines.
+"""Tuning of collectives between hosts: the sizes at which one algorithm becomes faster than another.
 
-Shipped defaults do for most; `dmesh tune` measures, and writes a file of a few lines:
+The shipped defaults are good for most machines. `dmesh tune` measures, and writes a file of a few lines:
 
 ```
 {
@@ -14,8 +14,8 @@ Shipped defaults do for most; `dmesh tune` measures, and writes a file of a few 
 }
 ```
 
-Only `rows` has an influence on results: it decides in which order floating-point numbers are folded (see
-`dmesh.collectives.hierarchy`). All members of a group use the values of its first member.
+Only `rows` changes results: it decides in which order floating-point numbers are folded (see
+`dmesh.collectives.backends.hierarchical`). All members of a group use the values of its first member.
 """
 
 from __future__ import annotations
@@ -29,26 +29,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dmesh import tokens
 from dmesh.errors import ConfigurationError
+from dmesh.security import tokens
 
 _FORMAT = 1
 _LARGEST_FILE = 4096
 _ADVICE = "make one with `dmesh tune`, or set DMESH_TUNING to 0 for the shipped defaults"
 
 MOST_BYTES = 2**48
-"""Largest of the values that have no other limit: more than any array has."""
+"""Limit of values that have no other limit: larger than any array."""
 LARGEST_PIECE = 4 * 1024 * 1024
 """Largest `piece`: a group keeps two for each member."""
 MOST_STREAMS = 8
-"""Largest `streams`; `DMESH_STREAMS` of client/native/wires.h."""
+"""Largest `streams`; `DMESH_STREAMS` of client/native/core/tcp.h."""
+SEND_BUFFER = 16 * 1024
+"""Largest `send`, in bytes, that may return before the receiver's `recv`; a larger one waits for it.
+
+On shared memory, dedicated connections and messages alike, so that a program whose ranks send to each other
+before they receive behaves the same everywhere."""
 LEAST_ROWS = 64
-"""Smallest `rows`: each member of a row has some elements to fold."""
+"""Smallest `rows`: each rank of a host has some elements to fold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Thresholds of collectives on wires and by messages, in bytes, and of how many connections a wire is.
+    """Thresholds for dedicated connections and messages, in bytes, and connections for each pair of ranks.
 
     Raises:
         ConfigurationError: A value is out of its range; names the field.
@@ -58,10 +63,11 @@ class Tuning:
     """Bytes that one rank sends in all, up to which an all-reduce, a reduce or a broadcast takes one step,
     in which whole arrays travel; 0 for never. Arrays larger than a piece take two in any case."""
     piece: int = 0
-    """Bytes of the pieces in which arrays travel, a multiple of 64; 0 for what suits the number of
-    members."""
+    """Bytes of the pieces in which arrays travel, a multiple of 64; 0 to choose
+    them by the number of members."""
     rows: int = 512 * 1024
-    """Bytes for each member of a row from which on all-reduces go by rows and columns, if there are any."""
+    """Bytes for each rank of a host from which on all-reduces are hierarchical, where the group has that:
+    intra-host in shared memory, inter-host over dedicated connections."""
     message_flat: int = 32 * 1024
     """Bytes of an array up to which an all-reduce or a reduce by messages takes one step; 0 for never.
     Beyond it, bandwidth costs more than steps."""
@@ -69,8 +75,8 @@ class Tuning:
     """Bytes of an array up to which a broadcast by messages goes whole through a binomial tree; 0 for never.
     Larger ones are dealt out, and exchanged."""
     streams: int = 1
-    """Connections of which each wire consists: more are faster where a network gives one connection less than
-    it has in all. Arrays of one piece use but one."""
+    """Dedicated connections between each pair of ranks: more are faster where a network limits the bandwidth
+    of one connection. Arrays of one piece use only one."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -94,15 +100,15 @@ class Tuning:
 
 
 SHIPPED = Tuning()
-"""What holds where nobody has measured."""
+"""Shipped defaults."""
 
 
 def find(named: str | None, environ: Mapping[str, str] | None = None) -> Tuning:
-    """Finds this process's values.
+    """Return this process's tuning.
 
     Args:
         named: The value of `DMESH_TUNING`: a file, or 0 for the shipped defaults; None if it is not set.
-        environ: Where the default path comes from; the process's environment if None.
+        environ: Environment with the default path; the process's environment if None.
 
     Raises:
         ConfigurationError: The file cannot be read or understood, or it was named and is not there.
@@ -112,18 +118,18 @@ def find(named: str | None, environ: Mapping[str, str] | None = None) -> Tuning:
     if named is not None:
         return read(Path(named), f"DMESH_TUNING ({named})")
     default = default_path(environ)
-    # A link that leads nowhere is there, too: somebody meant it to be a table.
+    # A broken link counts as a file, so that reading it is an error: it was meant to be a tuning file.
     return SHIPPED if default is None or not os.path.lexists(default) else read(default)
 
 
 def default_path(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Returns `${XDG_CONFIG_HOME:-~/.config}/dmesh/tuning.json`; None if there is no home directory."""
+    """Return `${XDG_CONFIG_HOME:-~/.config}/dmesh/tuning.json`; None if there is no home directory."""
     token = tokens.default_path(environ)
     return None if token is None else token.with_name("tuning.json")
 
 
 def read(path: Path, origin: str | None = None) -> Tuning:
-    """Reads a file.
+    """Read a file.
 
     Args:
         path: The file.
@@ -134,7 +140,7 @@ def read(path: Path, origin: str | None = None) -> Tuning:
     """
     origin = f"the tuning file {origin or path}"
     try:
-        # A pipe would be waited for.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigurationError(f"{origin} is not a file; {_ADVICE}")
@@ -169,7 +175,7 @@ def read(path: Path, origin: str | None = None) -> Tuning:
 
 
 def write(path: Path, tuning: Tuning) -> None:
-    """Writes a file: whoever reads it finds the whole of it, or what was there before.
+    """Write a file atomically: readers find the new content, or the old one.
 
     Raises:
         ConfigurationError: It cannot be written.

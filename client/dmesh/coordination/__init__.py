@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
-from dmesh import context
 from dmesh.coordination.activity import TRACKER, Activity
+from dmesh.coordination.agent_source import current_agent as _agent
 from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.key_value import CompareAndSetResult, Snapshot
 from dmesh.coordination.members import Device, Liveness, Member, MemberState, Process, Task
@@ -31,9 +31,6 @@ from dmesh.coordination.preemption import PreemptionNotice
 from dmesh.coordination.preemption_signals import SignalHook, announce_in_background
 from dmesh.coordination.watches import KeyEvent, Watch
 from dmesh.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dmesh.coordination.agent import Agent
 
 __all__ = [
     "Activity",
@@ -70,10 +67,6 @@ __all__ = [
 ]
 
 
-def _agent() -> Agent:
-    return context.current().coordination()
-
-
 def barrier(
     name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
 ) -> None:
@@ -93,6 +86,7 @@ def barrier(
         BarrierError: A participant left, failed or was lost; `members` has it.
         BarrierCancelledError: A participant cancelled it.
         BarrierMismatchError: The callers name different participants, or this process is not one of them.
+        CollectiveMismatchError: A participant waits for this process in a collective, and cannot come.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
     _refuse_reserved(name, "barrier names")

@@ -1,4 +1,4 @@
-"""What this process is doing, for those who wait for it: kept so cheaply that every operation can say so.
+"""Current activity of this process, for the clients that wait for it; cheap enough for every operation.
 
 An operation is noted by whoever begins it (`with activity.TRACKER.during(...)`), and rendered only when
 somebody asks, which is when the others have been waiting for a long time. A thread of the agent answers, so
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -31,23 +31,19 @@ _NOT_THE_USERS = (
     "/dmesh/data/",
     "/dmesh/distribute/",
     "/dmesh/mesh/",
+    "/dmesh/runtime/",
     "/dmesh/tpu/",
-    "/dmesh/synchronization.py",
-    "/dmesh/bootstrap.py",
-    "/dmesh/connecting.py",
-    "/dmesh/membership.py",
-    "/dmesh/system.py",
     "/site-packages/",
     "/dist-packages/",
     "/lib/python",
     "<frozen ",
 )
-"""What the path of a file has in it that is not of the user's own program."""
+"""Parts of paths by which files outside of the user's own program are recognized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process was doing when it was asked."""
+    """Activity of a process when it was asked."""
 
     operation: str
     """In words, such as `barrier 'loaded'`; empty if its main thread was in no operation of dmesh."""
@@ -58,7 +54,7 @@ class Activity:
 
     @property
     def where(self) -> str:
-        """Where in the user's program it was: `train.py:31 in step`; empty if unknown."""
+        """Position in the user's program: `train.py:31 in step`; empty if unknown."""
         for frame in reversed(self.stack):
             if not any(part in frame for part in _NOT_THE_USERS):
                 return _short(frame)
@@ -77,10 +73,10 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a process stands, in short."""
+    """Position of a process, in short."""
 
     where: str
-    """Where its main thread is in the user's program, `FILE:LINE in FUNCTION`; empty if unknown."""
+    """Position of its main thread in the user's program, `FILE:LINE in FUNCTION`; empty if unknown."""
     operation: str
     """In words; empty if its main thread is in no operation of dmesh."""
     age: float
@@ -92,11 +88,14 @@ def _short(frame: str) -> str:
     return f"{(path or function).rpartition('/')[2]}{separator}{function if path else ''}"
 
 
-class Progress(Protocol):
-    """What counts its own progress, because it cannot take the time to tell of every bit of it."""
+class ActivitySource(Protocol):
+    """A part of the program that keeps its own record of operations, such as the collectives' event ring."""
 
     def progress(self) -> tuple[int, float]:
-        """Returns how often it got on, and when it did last, in seconds of the monotonic clock."""
+        """Return how many operations have ended, and when the last did, in seconds of the monotonic clock."""
+
+    def operations(self) -> Mapping[int, object]:
+        """Return the operations under way by thread; their `str` names them to people."""
 
 
 class ActivityTracker:
@@ -112,16 +111,18 @@ class ActivityTracker:
         self._count = 0
         self._progressed_at = clock()
         # A tuple that is replaced as a whole: other threads may be going through it.
-        self._sources: tuple[weakref.ref[Progress], ...] = ()
+        self._sources: tuple[weakref.ref[ActivitySource], ...] = ()
 
-    def watch(self, source: Progress) -> None:
-        """Counts as progress what `source` says, too, as long as it lives. One thread at a time."""
+    def watch(self, source: ActivitySource) -> None:
+        """Include the operations and the progress of `source`, as long as it lives. One thread at a time."""
         living = (reference for reference in self._sources if reference() is not None)
         self._sources = (*living, weakref.ref(source))
 
+    def _living(self) -> list[ActivitySource]:
+        return [source for reference in self._sources if (source := reference()) is not None]
+
     def _progress(self) -> list[tuple[int, float]]:
-        sources = [reference() for reference in self._sources]
-        return [source.progress() for source in sources if source is not None]
+        return [source.progress() for source in self._living()]
 
     @property
     def progress(self) -> int:
@@ -130,8 +131,8 @@ class ActivityTracker:
 
     @property
     def waiting(self) -> bool:
-        """Whether a thread of this process is in an operation."""
-        return bool(self._operations)
+        """True while a thread of this process is in an operation."""
+        return bool(self._operations) or any(source.operations() for source in self._living())
 
     def mark(self) -> None:
         """Notes that the program got on."""
@@ -172,7 +173,9 @@ class ActivityTracker:
         return Position(_where(frame), self._operation(), self._age())
 
     def _operation(self) -> str:
-        operation = self._operations.get(_main_thread())
+        thread = _main_thread()
+        found = (source.operations().get(thread) for source in self._living())
+        operation = next((one for one in found if one is not None), self._operations.get(thread))
         return "" if operation is None else _clean(str(operation), _LONGEST_OPERATION)
 
     def _age(self) -> float:

@@ -169,13 +169,14 @@ class Agent(KeyValueMethods):
                 self.leave("gave up while joining", timeout=_GIVE_UP)
             raise
 
-    def leave(self, reason: str = "", timeout: float = 10.0) -> None:
+    def leave(self, reason: str = "", timeout: float = 10.0, *, clean: bool = False) -> None:
         """Gives the seat up and closes the agent, whether or not the coordinator could be told.
 
         Args:
             reason: Empty for a clean leave. Otherwise this process ends without a proper shutdown, and is
-                FAILED for this reason.
+                FAILED for this reason, unless `clean` is set.
             timeout: Seconds to try to tell the coordinator.
+            clean: The leave is clean although it has a reason: the program ended normally.
 
         Raises:
             CoordinatorUnavailableError: It could not be told, and will notice by itself.
@@ -185,6 +186,7 @@ class Agent(KeyValueMethods):
             request_id=secrets.token_hex(16),
             reason=reason[:_MAX_MESSAGE],
             passed=self._barriers.passed(),
+            clean=clean,
         )
         try:
             if self._session.leave():
@@ -320,7 +322,7 @@ class Agent(KeyValueMethods):
         response = self._calls.call(
             self._link.coordination.GetClusterState,
             request,
-            doing="asking who is there",
+            doing="asking for the members",
             timeout=timeout,
             mutates=False,
         )
@@ -340,7 +342,7 @@ class Agent(KeyValueMethods):
         From then on the coordinator accepts nothing from it: every call raises `FencedError`.
         """
         if not isinstance(message, str) or not message.strip():
-            raise ConfigurationError(f"say in words what failed, not {message!r}")
+            raise ConfigurationError(f"message must be a text that says what failed, got {message!r}")
         request = pb.ReportErrorRequest(
             caller=self._caller, request_id=secrets.token_hex(16), message=message[:_MAX_MESSAGE]
         )
@@ -369,6 +371,11 @@ class Agent(KeyValueMethods):
 
     # Barriers -----------------------------------------------------------------------------------------------
 
+    @property
+    def barriers(self) -> Barriers:
+        """The barriers at which this process waits."""
+        return self._barriers
+
     def past_barriers(self, most: int) -> list[Arrival]:
         """Returns the last arrivals of this process at barriers, oldest first, those that wait included."""
         return self._barriers.past(most)
@@ -388,6 +395,7 @@ class Agent(KeyValueMethods):
             BarrierError: A participant left, failed or was lost; `members` has it.
             BarrierCancelledError: A participant cancelled it.
             BarrierMismatchError: The callers name different participants, or this process is not one of them.
+            CollectiveMismatchError: A participant waits for this process in a collective, and cannot come.
             CoordinatorUnavailableError: The coordinator has been silent for its lease and a margin.
         """
         limit_ms = barriers.timeout_ms(timeout)
@@ -403,6 +411,8 @@ class Agent(KeyValueMethods):
                 self._barriers.give_up(arrival)
                 if self._on_barrier is not None:
                     self._on_barrier(arrival)
+            if arrival.error is not None:
+                raise arrival.error
             if arrival.fault is not None:
                 span.over(arrival.fault.status)
                 raise arrival.fault.exception()

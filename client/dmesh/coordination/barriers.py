@@ -16,7 +16,7 @@ from dmesh.coordination.faults import Fault
 from dmesh.coordination.members import Task
 from dmesh.coordination.tracing import Carried
 from dmesh.coordination.waiting import take
-from dmesh.errors import BarrierMismatchError, ConfigurationError
+from dmesh.errors import BarrierMismatchError, ConfigurationError, DMeshError
 from dmesh.v1 import coordination_pb2 as pb
 
 RESERVED_PREFIX = "dmesh/"
@@ -106,19 +106,23 @@ class Arrival:
     name: str
     """The barrier's name."""
     instance: int
-    """Which use of the name it is."""
+    """Number of the use of the name."""
     request: pb.EnterBarrier
-    """What the server is told, now and after every reconnection."""
+    """Message to the server, sent now and after every reconnection."""
     settled: bool = False
-    """Whether there is an outcome."""
+    """True once there is an outcome."""
     fault: Fault | None = None
-    """Why it failed; None if everybody arrived. Valid once settled."""
+    """Cause of its failure; None if every participant arrived. Valid once settled."""
     epoch: int = 0
     """The cluster's epoch when it was over, the same for all participants. Valid once settled."""
     called: float = field(default_factory=time.monotonic)
-    """When this process arrived, seconds of the monotonic clock."""
+    """Time of this process's arrival, seconds of the monotonic clock."""
     ended: float | None = None
-    """When its wait was over; None while it waits."""
+    """End of its wait, seconds of the monotonic clock; None while it waits."""
+    thread: int = field(default_factory=threading.get_ident)
+    """Id of the thread that waits."""
+    error: DMeshError | None = None
+    """Error with which this process ends the wait by itself. Valid once settled."""
     _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
 
     def wait(self, seconds: float) -> bool:
@@ -155,6 +159,7 @@ class Barriers:
         self._past: deque[Arrival] = deque(maxlen=MAX_PAST)
         self._passed: dict[str, tuple[pb.EnterBarrier, int, int]] = {}
         self._life = 0
+        self._callers: set[int] = set()
         self._send: Callable[[pb.EnterBarrier], None] | None = None
         self._first = 0
 
@@ -225,6 +230,7 @@ class Barriers:
             arrival = Arrival(name, instance, request)
             self._waiting[name] = arrival
             self._past.append(arrival)
+            self._callers.add(arrival.thread)
             if self._send is not None:
                 self._send(request)
             return arrival
@@ -241,6 +247,19 @@ class Barriers:
         """Returns the arrivals that have no outcome yet, oldest first."""
         with self._lock:
             return list(self._waiting.values())
+
+    def callers(self) -> set[int]:
+        """Return the ids of the threads that have called barriers."""
+        with self._lock:
+            return set(self._callers)
+
+    def fail(self, name: str, error: DMeshError) -> None:
+        """End this process's wait at a barrier with an error; the arrival itself stands."""
+        with self._lock:
+            arrival = self._waiting.pop(name, None)
+        if arrival is not None:
+            arrival.error = error
+            arrival.settle(None)
 
     def past(self, most: int = MAX_PAST) -> list[Arrival]:
         """Returns the last arrivals, oldest first, those that wait included."""

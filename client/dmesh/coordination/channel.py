@@ -1,4 +1,4 @@
-"""How a gRPC channel to a coordinator is set up, and when the coordinator was last heard of."""
+"""Set-up of a gRPC channel to a coordinator, and the time of its last sign of life."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def channel_options(patience: Patience = DEFAULT_PATIENCE, *, use_proxy: bool = 
 
 
 class Contact:
-    """When somebody was last heard of, and since when attempts to reach it fail. Thread-safe."""
+    """Time of a peer's last sign of life, and since when attempts to reach it fail. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -91,13 +91,13 @@ class Contact:
 
     @property
     def blocked(self) -> bool:
-        """Whether there is a connection, so that the other side is there even if it is silent."""
+        """True if there is a connection, so that the other side is there even if it is silent."""
         with self._lock:
             return self._connected
 
     @property
     def ever(self) -> bool:
-        """Whether there ever was an answer."""
+        """True if there ever was an answer."""
         with self._lock:
             return self._ever
 

@@ -1,4 +1,4 @@
-"""What can be set for a whole cluster: by the first client that registers, for all of them."""
+"""Settings of a whole cluster: the first client that registers chooses them for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NEVER_MS = -1
 
 
 class RestartPolicy(enum.Enum):
-    """What happens when a member is lost or fails."""
+    """Consequence of a member's loss or failure."""
 
     FAIL_FAST = "fail-fast"
     """The job fails for all."""
@@ -35,13 +35,13 @@ class ClusterSettings:
     """
 
     restart_policy: RestartPolicy | None = None
-    """What happens when a member is lost or fails."""
+    """Consequence of a member's loss or failure."""
     heartbeat_interval: float | None = None
-    """How often clients send a heartbeat, seconds."""
+    """Interval of the clients' heartbeats, seconds."""
     lease: float | None = None
     """Silence after which a member is blocked, or, without a connection, lost; seconds."""
     stuck_after: float | None = None
-    """How long others wait for a member before it is asked what it is doing, seconds; 0: it never is."""
+    """Seconds that others wait for a member before it is asked what it is doing; 0: it never is."""
 
     def __post_init__(self) -> None:
         for name, least in (("heartbeat_interval", 0.001), ("lease", 0.001), ("stuck_after", 0.0)):
@@ -51,7 +51,7 @@ class ClusterSettings:
 
     @property
     def rejoin(self) -> bool:
-        """Whether another process may take the seat of a lost member."""
+        """True if another process may take the task of a lost member."""
         return self.restart_policy is RestartPolicy.REJOIN
 
     def to_proto(self) -> pb.ClusterSettings:
@@ -77,7 +77,7 @@ class ClusterSettings:
 
 
 NO_WISHES = ClusterSettings()
-"""Whatever the cluster has."""
+"""Settings that accept whatever the cluster has."""
 
 
 def _milliseconds(seconds: float | None) -> int:

@@ -1,4 +1,4 @@
-"""What this process shows a coordinator: the token with every call, over an encrypted channel if so set."""
+"""Credentials of this process: the token with every call to a coordinator, over TLS if so set."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from dmesh import tokens
 from dmesh._log import logger
-from dmesh.certificates import IdentityFiles, check_identity, read_pem
 from dmesh.coordination.channel import ChannelOptions
 from dmesh.errors import ConfigurationError
-from dmesh.tokens import TokenSource
-from dmesh.watched_files import WatchedFiles
+from dmesh.security import tokens
+from dmesh.security.certificates import IdentityFiles, check_identity, read_pem
+from dmesh.security.tokens import TokenSource
+from dmesh.security.watched_files import WatchedFiles
 
 Metadata = tuple[tuple[str, str], ...]
 _Listener = Callable[[grpc.ChannelConnectivity], None]
@@ -29,7 +29,7 @@ few days or hours; a stream that outlasts this many replacements is built up aga
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How the channel to a coordinator is encrypted."""
+    """Encryption of the channel to a coordinator."""
 
     ca: Path
     """`DMESH_TLS_CA`: authority that signed the coordinator's certificate."""
@@ -99,7 +99,7 @@ class Credentials:
         """
         self._source = source
         self.tls = tls
-        """How the channel is encrypted; None for not at all."""
+        """Encryption of the channel; None for none."""
         self._lock = threading.Lock()
         path = source.path if source is not None else None
         self._files = WatchedFiles([path]) if path is not None else None

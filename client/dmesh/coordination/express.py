@@ -32,7 +32,7 @@ and the like forget connections that are silent for minutes, which the stream's 
 
 _AT_ONCE: int | None = getattr(socket, "MSG_DONTWAIT", None)
 AVAILABLE = _AT_ONCE is not None
-"""Whether this system can do what is needed."""
+"""True if this system supports express connections."""
 
 
 class Express:
@@ -63,7 +63,7 @@ class Express:
         self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.carrying = False
-        """Whether it has begun to carry messages; stays True when it ends."""
+        """True once it has begun to carry messages; stays True when it ends."""
         self._closed = False
         self._broke = False
         self._late: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What went wrong in a call: from a gRPC status or an error message to an exception of `dmesh.errors`."""
+"""Faults of calls: from a gRPC status or an error message to an exception of `dmesh.errors`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _STATUS: Mapping[int, grpc.StatusCode] = {
         grpc.StatusCode.FAILED_PRECONDITION,
     ),
 }
-"""What the server's status is for each kind of error; an answer in a session comes without one."""
+"""The server's status for each kind of error; an answer in a session comes without one."""
 
 _ENDS_BARRIER = frozenset(
     {
@@ -127,14 +127,14 @@ _BROKEN_STREAM = ("RST_STREAM", "Stream removed", "stream terminated")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a call, a stream or a barrier failed."""
+    """Cause of the failure of a call, a stream or a barrier."""
 
     kind: int
     """The server's `ErrorKind`; 0 if it was not the server that said so."""
     message: str
-    """What happened, in words."""
+    """Description, in words."""
     members: tuple[Member, ...] = ()
-    """Whom it is about."""
+    """The members that it is about."""
     epoch: int = 0
     """The cluster's epoch at the time; 0 if unknown."""
     code: grpc.StatusCode | None = None
@@ -198,15 +198,17 @@ class Fault:
         return cls(self.message)
 
 
+_WORTH_TELLING = 0.1
+"""Seconds from which on an error says for how long something was tried."""
 CHANNEL_CLOSED = Fault(0, "the channel is closed", code=grpc.StatusCode.CANCELLED)
-"""Why a call fails that comes after the channel was closed."""
+"""Fault of a call that comes after the channel was closed."""
 
 
 def from_error(error: pb.Error) -> Fault:
     """Reads an error that came inside a message."""
     return Fault(
         kind=error.kind,
-        message=error.message or f"the coordinator reported error {error.kind} without a word",
+        message=error.message or f"the coordinator reported error {error.kind} without a message",
         members=tuple(Member.from_proto(member) for member in error.members),
         epoch=error.epoch,
     )
@@ -257,14 +259,15 @@ def unavailable(
     address: str, details: str, tried_for: float, *, doing: str, ever_connected: bool
 ) -> CoordinatorUnavailableError:
     """Makes the error for a coordinator that does not answer: what was tried, for how long, what to do."""
+    seconds = f"{tried_for:.1f} s" if tried_for >= _WORTH_TELLING else ""
     if ever_connected:
-        happened = f"no contact with the coordinator at {address} for {tried_for:.1f} s"
+        happened = f"no contact with the coordinator at {address}" + (seconds and f" for {seconds}")
         advice = (
             "Look whether it still runs and whether its host is reachable; one that is restarted on the same "
             "address and data directory is found again by itself, if it comes back sooner."
         )
     else:
-        happened = f"the coordinator at {address} did not answer within {tried_for:.1f} s"
+        happened = f"the coordinator at {address} did not answer" + (seconds and f" within {seconds}")
         advice = (
             f"Start it (`dmesh serve --listen {address}`, or client 0 where that hosts it), or correct "
             "DMESH_COORDINATOR or the first entry of DTENSOR_JOBS."

@@ -1,4 +1,4 @@
-"""Who joins which cluster."""
+"""Identity of a client that joins a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmesh.v1 import coordination_pb2 as pb
 
 @dataclass(frozen=True)
 class Identity:
-    """Who joins which cluster."""
+    """Identity of a client that joins a cluster."""
 
     cluster: str
     """Name of the cluster."""
@@ -34,7 +34,7 @@ class Identity:
     peer_addresses: tuple[str, ...] = ()
     """HOST:PORT at which its peers reach it, most preferred first."""
     settings: ClusterSettings = NO_WISHES
-    """What it wishes to be set for the cluster: the first to register decides, who differs is refused."""
+    """Settings that it wishes for the cluster: the first to register decides, one that differs is refused."""
 
     def __post_init__(self) -> None:
         size = len(self.jobs.get(self.job, ()))

@@ -58,7 +58,7 @@ def register(
             if min(left, _ENDING_PATIENCE - waited) <= 0:
                 raise fault.exception()
             if not told:
-                announce(f"waiting for {awaited} to be gone: {fault.message}")
+                announce(f"waiting until {awaited} left: {fault.message}")
             told = True
         elif fault.code is grpc.StatusCode.UNIMPLEMENTED and not fault.from_server:
             raise faults.not_a_coordinator(session.address, fault.message)
@@ -81,10 +81,10 @@ def register(
 def _awaited(fault: Fault, identity: Identity) -> str:
     """Names whose departure may make a refusal go away; empty if nobody's does."""
     if fault.kind == common_pb2.ERROR_KIND_CLUSTER_ENDING:
-        return "the members of an earlier run"
+        return "the clients of an earlier run have"
     if fault.kind == common_pb2.ERROR_KIND_TASK_TAKEN and identity.settings.rejoin:
         # Most likely this is its successor, started before the coordinator has noticed its end.
-        return "the former holder of this seat"
+        return "the process that had this client id before has"
     return ""
 
 

@@ -43,7 +43,7 @@ class Snapshot(dict[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class CompareAndSetResult:
-    """Whether a compare-and-set was done; true or false like the answer."""
+    """Result of a compare-and-set; true if it was done."""
 
     succeeded: bool
     """True if the key was as expected and is now set."""
@@ -111,7 +111,7 @@ def decode_value(value: bytes, key: str, encoding: str) -> str:
 
 
 class KeyValueMethods:
-    """What an agent can do with the cluster's key-value store. Thread-safe.
+    """Operations of an agent on the cluster's key-value store. Thread-safe.
 
     Args:
         calls: Makes the calls.

@@ -1,4 +1,4 @@
-"""Who is blocked or stuck, told to the user while this process waits for others."""
+"""Blocked and stuck members, reported to the user while this process waits for others."""
 
 from __future__ import annotations
 

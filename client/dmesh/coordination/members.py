@@ -1,4 +1,4 @@
-"""Who is in the cluster: tasks, members, their processes and devices, as plain values."""
+"""Members of a cluster as plain values: tasks, members, their processes and devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TASK_NAME = re.compile(r"/job:([A-Za-z0-9_.-]{1,128})(?:/replica:0)?/task:([0-9
 
 @dataclass(frozen=True, slots=True, order=True)
 class Task:
-    """One seat of a cluster."""
+    """Task of a cluster: a client's slot, whether or not a process has taken it."""
 
     job: str
     """Name of the job."""
@@ -49,7 +49,7 @@ class Task:
 
 
 class MemberState(enum.Enum):
-    """What became of the holder of a seat. The values are the wire's."""
+    """State of a task's member. The values are the wire's."""
 
     UNKNOWN = 0
     REGISTERED = 1
@@ -60,12 +60,12 @@ class MemberState(enum.Enum):
 
     @property
     def departed(self) -> bool:
-        """True if the holder is gone for good."""
+        """True if the member is gone for good."""
         return self in (MemberState.LEFT, MemberState.LOST, MemberState.FAILED)
 
 
 class Liveness(enum.Enum):
-    """Whether a member that is there also gets anywhere. The values are the wire's."""
+    """Progress of a member that is connected. The values are the wire's."""
 
     UNKNOWN = 0
     LIVE = 1
@@ -85,7 +85,7 @@ class Device:
     index: int
     """Index among the client's devices of that type, from 0."""
     description: str = ""
-    """What the hardware calls itself; empty if unknown."""
+    """The hardware's own name; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +135,18 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The holder of a seat, as the server saw it at one moment."""
+    """Member of a cluster, as the server saw it at one moment."""
 
     job: str
     """Name of the job."""
     index: int
     """Index within the job: the client id."""
     incarnation: int
-    """Random number of the process; 0 for a seat that nobody has taken."""
+    """Random number of the process; 0 if no process has taken the task."""
     state: MemberState
-    """What became of it."""
+    """Its state."""
     process: Process
-    """Who it is."""
+    """Its process."""
     devices: tuple[Device, ...] = ()
     """Its devices, in order of type and index."""
     peer_addresses: tuple[str, ...] = ()
@@ -156,11 +156,11 @@ class Member:
     registered_age: float = 0.0
     """Seconds since it registered."""
     reason: str = ""
-    """Why it is LOST or FAILED, or why it is BLOCKED or STUCK, in words."""
+    """Cause of its being LOST, FAILED, BLOCKED or STUCK, in words."""
     liveness: Liveness = Liveness.UNKNOWN
-    """Whether it gets anywhere; UNKNOWN for members that have departed."""
+    """Its progress; UNKNOWN for members that have departed."""
     activity: Activity | None = None
-    """What it was doing when it was last asked; only if it is STUCK."""
+    """Its activity when it was last asked; only if it is STUCK."""
 
     @property
     def rank(self) -> int:
@@ -169,7 +169,7 @@ class Member:
 
     @property
     def task(self) -> str:
-        """Name of the seat: `/job:worker/task:2`."""
+        """Name of the task: `/job:worker/task:2`."""
         return f"/job:{self.job}/task:{self.index}"
 
     def describe(self) -> str:
@@ -210,6 +210,12 @@ _STATES = frozenset(state.value for state in MemberState)
 _LIVENESS = frozenset(liveness.value for liveness in Liveness)
 
 
+class Members(tuple[Member, ...]):
+    """All clients of the cluster with their devices, by rank."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class BarrierStatus:
     """A barrier under way."""
@@ -217,11 +223,11 @@ class BarrierStatus:
     name: str
     """Its name."""
     instance: int
-    """Which use of the name, from 0."""
+    """Number of the use of the name, from 0."""
     arrived: tuple[Task, ...]
-    """Who has arrived, in order of arrival."""
+    """Tasks that have arrived, in order of arrival."""
     missing: tuple[Task, ...]
-    """Who has not, sorted."""
+    """Tasks that have not arrived, sorted."""
     age: float
     """Seconds since the first arrival."""
     remaining: float | None
@@ -239,14 +245,14 @@ class ClusterState:
     epoch: int
     """Grows with every change of membership."""
     members: tuple[Member, ...]
-    """The holders of seats, the departed ones included, sorted by task."""
+    """All members, the departed ones included, sorted by task."""
     vacant: tuple[Task, ...]
-    """Seats that nobody has taken yet, sorted."""
+    """Tasks that no process has taken yet, sorted."""
     barriers: tuple[BarrierStatus, ...]
     """Barriers under way, oldest first."""
 
     def describe(self, tasks: Iterable[Task]) -> str:
-        """Names tasks to a person, each with what is known of its holder."""
+        """Return the tasks' names for people, each with what is known of its member."""
         parts = []
         for member in self.holders(tasks):
             if not member.incarnation:
@@ -261,7 +267,7 @@ class ClusterState:
         return ", ".join(parts)
 
     def holders(self, tasks: Iterable[Task]) -> tuple[Member, ...]:
-        """Returns the members at these seats; for an empty seat one that never registered."""
+        """Return the members of these tasks; for a vacant task, one that never registered."""
         by_task = {Task(member.job, member.index): member for member in self.members}
         return tuple(
             by_task.get(task) or Member(task.job, task.index, 0, MemberState.REGISTERED, Process())

@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 
 
 class Notices:
-    """Who departed and what failed, told once to every listener, in order.
+    """Departures and failures, reported once to every listener, in order.
 
     A listener added late is told of what happened before, too: between joining a cluster and listening there
     is always a moment. The thread starts with the first thing to tell. What waits to be told is bounded by

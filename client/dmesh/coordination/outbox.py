@@ -1,4 +1,4 @@
-"""What a session sends: an iterator for gRPC to draw from, which adds the heartbeats by itself.
+"""Send queue of a session: an iterator for gRPC to draw from, which adds the heartbeats by itself.
 
 All but the heartbeats can be diverted to a faster way once there is one.
 """

@@ -59,13 +59,13 @@ class PreemptionNotice:
     """Somebody will be taken away."""
 
     task: str
-    """Who announced it: `/job:worker/task:2`."""
+    """Task that announced it: `/job:worker/task:2`."""
     host: str
     """Its host."""
     pid: int
     """Its process id there."""
     reason: str
-    """Why, in words; may be empty."""
+    """Reason, in words; may be empty."""
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
@@ -122,7 +122,7 @@ class PreemptionSync:
         self._sync: int | None = None
         """The sync point of this round, once it is known."""
         self._trouble = ""
-        """Why the thread does not get on, if it does not."""
+        """Cause of the thread's standstill, if there is one."""
 
     # What users call ----------------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class PreemptionSync:
         self._bell.ring()
 
     def _position(self) -> int:
-        """How many members before this one could decide."""
+        """Return the number of members before this one that could decide."""
         gone = self._notices.gone()
         return sum(task < self._own.task and task not in gone for task in self._own.all_tasks)
 
@@ -390,7 +390,7 @@ def _seat(member: Member) -> Task:
 
 
 def _stands_apart(member: Member, joined: Snapshot, replaced: Collection[Task]) -> bool:
-    """Whether a member took the seat of another and has not come to its first call of `reached`."""
+    """Return whether a member replaced another and has not come to its first call of `reached`."""
     incarnation = joined.get(f"{PREFIX}member/{_name(_seat(member))}")
     if incarnation is None:
         return _seat(member) in replaced

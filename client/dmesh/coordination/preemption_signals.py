@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Collection
 from types import FrameType
 
-from dmesh import context
 from dmesh._log import logger
+from dmesh.coordination.agent_source import AgentSource, current_agent
 from dmesh.errors import ConfigurationError, DMeshError, NotInitializedError
+from dmesh.runtime import context
 
 _Handler = Callable[[int, FrameType | None], object]
 
@@ -29,8 +30,7 @@ def announce_in_background(reason: str) -> None:
     """
     if not isinstance(reason, str):
         raise ConfigurationError(f"the reason for a preemption is a string, not {reason!r}")
-    state = context.current()
-    if state.agent is None and state.open_coordination is None:
+    if context.current().find(AgentSource) is None:
         raise NotInitializedError(
             "without a coordination service (enable_coordination_service=False) there is no way to announce "
             "a preemption"
@@ -40,7 +40,7 @@ def announce_in_background(reason: str) -> None:
 
 def _announce(reason: str) -> None:
     try:
-        context.current().coordination().preemption.announce(reason)
+        current_agent().preemption.announce(reason)
     except DMeshError as error:  # shut down meanwhile, or fenced: the others know otherwise, or need not
         logger.warning("the preemption of this process could not be announced: %s", error)
 

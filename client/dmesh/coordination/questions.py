@@ -1,4 +1,4 @@
-"""What this process has asked through its session and is not answered yet."""
+"""Pending calls of this process: sent through its session and not answered yet."""
 
 from __future__ import annotations
 

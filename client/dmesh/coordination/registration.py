@@ -23,7 +23,7 @@ _WANTS_LIST = (common_pb2.ERROR_KIND_JOB_LIST_UNKNOWN, common_pb2.ERROR_KIND_INV
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the server answered to the registration."""
+    """The server's answer to the registration."""
 
     server_incarnation: int
     """Random number that the server drew when it started."""
@@ -42,7 +42,7 @@ class Registration:
     settings: ClusterSettings = NO_WISHES
     """The cluster's settings."""
     rejoined: bool = False
-    """Whether the seat had an earlier holder in this life of the cluster: the others have started already."""
+    """True if the task had an earlier member in this generation: the others have started already."""
     max_request_bytes: int = STANDARD_REQUEST_BYTES
     """Size of the largest message that the server reads; a larger one would break the session."""
     index: int | None = None

@@ -1,4 +1,4 @@
-"""What this process tells the coordinator of its own progress, with some of its heartbeats.
+"""Progress reports of this process to the coordinator, sent with some of its heartbeats.
 
 Made off the hot path, by the thread that sends heartbeats, from what is there to be looked at: nothing is
 noted for its sake. Nothing is decided by a report, so one that is late, cut short or left out does no harm.
@@ -23,7 +23,7 @@ _SHORTEST = 0.5
 _MOST_BARRIERS = 16
 _MOST_MESHES = 16
 _MOST_PLACED_BYTES = 4 << 10
-"""What all meshes together may take to say which device is where; a regular mesh takes some 15 bytes."""
+"""Bytes that all meshes together may take to list their devices; a regular mesh takes some 15 bytes."""
 
 
 class ReportSource(Protocol):

@@ -1,4 +1,4 @@
-"""How patient the client is with the coordinator: retries, limits and intervals, as values."""
+"""Retries, limits and intervals of the client's calls to the coordinator, as values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RetryPolicy:
     initial: float = 0.1
     """Wait after the first failure, seconds."""
     factor: float = 1.5
-    """How much longer each wait is than the one before."""
+    """Factor by which each wait is longer than the one before."""
     maximum: float = 1.0
     """Longest wait, seconds; short, so that a restarted server has its clients back within seconds."""
     jitter: float = 0.2
@@ -72,4 +72,4 @@ class Patience:
 
 
 DEFAULT_PATIENCE = Patience()
-"""What an agent uses unless told otherwise."""
+"""Default of an agent."""

@@ -51,7 +51,7 @@ _FINAL = frozenset(
 
 
 class SessionListener(Protocol):
-    """Who is told of what comes through the session, on the session's thread; must not block for long."""
+    """Listeners to a session, called on the session's thread; they must not block for long."""
 
     def on_registered(self, cluster_incarnation: int) -> None:
         """The seat is taken, in this life of the cluster."""
@@ -135,7 +135,7 @@ class Session:
 
     @property
     def registration(self) -> Registration:
-        """What the server answered to the latest registration."""
+        """The server's answer to the latest registration."""
         with self._lock:
             if self._registration is None:
                 raise CoordinationError(f"not registered with the coordinator at {self._link.address} yet")
@@ -164,7 +164,7 @@ class Session:
 
     @property
     def last_words(self) -> str:
-        """Why the latest attempt to reach the coordinator failed."""
+        """Cause of the failure of the latest attempt to reach the coordinator."""
         with self._lock:
             return self._last_words
 
@@ -186,7 +186,7 @@ class Session:
         if closed:
             raise CoordinationError(
                 f"the session with the coordinator at {self._link.address} was closed by this process; "
-                "nothing more can be asked of it"
+                "no more calls can be made"
             )
 
     def pause(self, seconds: float, generation: int) -> None:

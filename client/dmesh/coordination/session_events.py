@@ -1,4 +1,4 @@
-"""What comes through an agent's session, passed on to whom it concerns; and what it asks is answered.
+"""Messages that come through an agent's session, dispatched; questions among them are answered.
 
 Everything here runs on the session's thread and must not block for long, but for `report_waiting`.
 """

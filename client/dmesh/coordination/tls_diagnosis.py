@@ -10,10 +10,10 @@ import contextlib
 import socket
 import ssl
 
-from dmesh.addresses import split_address
-from dmesh.certificates import check_identity, load_identity, reason
+from dmesh.config.addresses import split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.errors import ConfigurationError
+from dmesh.security.certificates import check_identity, load_identity, reason
 
 _TIMEOUT = 3.0
 

@@ -1,4 +1,4 @@
-"""What the coordination room tells of its calls to who makes spans of them, if anybody does.
+"""Interface for spans of the coordination room's calls.
 
 Nothing here knows OpenTelemetry: `dmesh.telemetry` does, which is imported where `DMESH_OTEL` is on.
 """
@@ -13,7 +13,7 @@ import grpc
 
 Job = TypeVar("Job", bound=Callable[[], object])
 Carried = tuple[tuple[str, str], ...]
-"""What goes with a call to say where it belongs: names and values that may be metadata of gRPC."""
+"""Trace context of a call: names and values that may be metadata of gRPC."""
 
 
 class Span(Protocol):
@@ -21,7 +21,7 @@ class Span(Protocol):
 
     @property
     def carried(self) -> Carried:
-        """What to send with the call."""
+        """The trace context to send with the call."""
 
     def over(self, code: grpc.StatusCode, message: str = "") -> None:
         """Says how the call ended, which is good (OK) unless something is said."""
@@ -86,4 +86,4 @@ class _NoTracing:
 
 _NO_SPAN = _NoSpan()
 NO_TRACING: Tracing = _NoTracing()
-"""What there is where nobody wants spans."""
+"""Tracing for programs that want no spans."""

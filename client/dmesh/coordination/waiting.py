@@ -1,4 +1,4 @@
-"""How threads wait for each other here: in ways that Ctrl-C can end without leaving a lock behind.
+"""Waiting of threads for each other, in ways that Ctrl-C can end without leaving a lock behind.
 
 `KeyboardInterrupt` is raised in the main thread between any two bytecodes, also inside `Condition.__enter__`,
 after the lock was taken and before anybody is obliged to release it: the lock is then held for ever. gRPC's

@@ -84,7 +84,7 @@ class WatchStream:
         self._lock = threading.Lock()
         self._call: grpc._CallIterator[pb.WatchResponse] | None = None
         self.closed = False
-        """Whether nobody wants it any more."""
+        """True once no reader wants it any more."""
 
     def read(self) -> _Batch:
         """Waits for the next changes; an empty batch means that the watch was put in place, or closed."""

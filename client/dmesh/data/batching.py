@@ -24,9 +24,9 @@ class Batch(Step):
     """Makes one element of several, of which each is a row."""
 
     size: int
-    """How many rows."""
+    """Number of rows."""
     drop_remainder: bool
-    """Whether a last batch of fewer rows is left out."""
+    """True if a last batch of fewer rows is left out."""
 
     def elements(self) -> Elements:
         """Yields the batches."""
@@ -106,7 +106,7 @@ class Rebatch(_Rows):
     sizes: tuple[int, ...]
     """One after the other, and again from the first one; some may be 0, not all."""
     drop_remainder: bool = False
-    """Whether a last batch of fewer rows is left out."""
+    """True if a last batch of fewer rows is left out."""
 
     def elements(self) -> Elements:
         """Yields the batches."""
@@ -131,7 +131,7 @@ class Split(_Rows):
     """Cuts each element into a given number of parts of equal size, the last ones smaller, some empty."""
 
     parts: int
-    """How many."""
+    """Number of parts."""
 
     def elements(self) -> Elements:
         """Yields the parts, in order."""

@@ -1,4 +1,4 @@
-"""What `tf.data.experimental` has: the constants and options of distribution, and `Optional`."""
+"""The names of `tf.data.experimental`: constants and options of distribution, and `Optional`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a pipeline begins: `.npy`, `.npz` and CSV files. Their lists are what `AutoShardPolicy.FILE` divides.
+"""File sources of a pipeline: `.npy`, `.npz` and CSV files. `AutoShardPolicy.FILE` divides their lists.
 
 Nothing of a file is executed: object arrays are refused. Files are read as they are needed: those of
 NumPy are mapped into memory, CSV line by line.
@@ -42,7 +42,7 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-"""How the header of a `.npy` file is read, by version of the format."""
+"""Readers of the header of a `.npy` file, by version of the format."""
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Of a member of a zip file: the lengths of the name and of the extra field that follow it."""
@@ -170,7 +170,7 @@ class NpzFiles(_ArrayFiles):
     """`.npz` files."""
 
     names: tuple[str, ...] | None
-    """Which of their arrays; None for all."""
+    """Names of the arrays to read; None for all."""
     most_unpacked: int
     """Bytes of a compressed array that are unpacked into memory."""
 
@@ -249,7 +249,7 @@ class CsvFiles(FileSource):
     columns: Mapping[str, np.dtype[Any]] | tuple[np.dtype[Any], ...]
     """The dtype of each column: by name, from files with a header line, or in order, from files without."""
     delimiter: str
-    """What stands between fields."""
+    """Separator of fields."""
     encoding: str
     """Of the files."""
 

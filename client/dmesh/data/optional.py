@@ -10,7 +10,7 @@ __all__ = ["Optional"]
 
 
 class Optional:
-    """What `get_next_as_optional` returns: an element, or nothing after the last one.
+    """Result of `get_next_as_optional`: an element, or nothing after the last one.
 
     Made by `from_value` and `empty`.
     """

@@ -1,4 +1,4 @@
-"""What a dataset says about how it wants to be distributed."""
+"""Wishes of a dataset for its distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARD_HINT = -1
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How `experimental_distribute_dataset` divides a dataset among several workers."""
+    """Division of a dataset among several workers by `experimental_distribute_dataset`."""
 
     OFF = -1
     """Not at all: every worker reads all of it."""
@@ -24,11 +24,11 @@ class AutoShardPolicy(enum.IntEnum):
     DATA = 2
     """Every worker reads all of it and keeps its share of every batch."""
     HINT = 3
-    """Where the dataset says `shard(SHARD_HINT, SHARD_HINT)`."""
+    """The dataset is divided at its `shard(SHARD_HINT, SHARD_HINT)`."""
 
 
 class DistributeOptions:
-    """How a dataset is distributed. Part of `Options`."""
+    """Distribution of a dataset. Part of `Options`."""
 
     __slots__ = ("_auto_shard_policy",)
 
@@ -37,7 +37,7 @@ class DistributeOptions:
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """How the dataset is divided among the workers; AUTO if nothing is said."""
+        """Division of the dataset among the workers; AUTO by default."""
         return AutoShardPolicy.AUTO if self._auto_shard_policy is None else self._auto_shard_policy
 
     @auto_shard_policy.setter
@@ -64,7 +64,7 @@ class DistributeOptions:
 
 
 class Options:
-    """What `Dataset.with_options` takes.
+    """Options of a dataset, for `Dataset.with_options`.
 
     ```python
     options = dmesh.data.Options()

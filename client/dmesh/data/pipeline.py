@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 Elements: TypeAlias = Generator[Any, None, None]
-"""What yields elements, until it is closed."""
+"""Iterator over elements that must be closed."""
 
 INFINITE_CARDINALITY = -1
-"""What `Dataset.cardinality` says of a dataset without end."""
+"""`Dataset.cardinality` of a dataset without end."""
 UNKNOWN_CARDINALITY = -2
-"""What `Dataset.cardinality` says if only reading the dataset would tell."""
+"""`Dataset.cardinality` of a dataset whose length only reading it would tell."""
 
 
 class Node(ABC):
@@ -95,7 +95,7 @@ class Step(Node):
     """A node that reads one other; unless it says otherwise, what it yields is like what it reads."""
 
     source: Node
-    """What it reads."""
+    """The node that it reads."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Buffer(Generic[T]):
-    """What the two threads share. Who fills it does not hold the reader, so that it can be forgotten."""
+    """State of both threads. The filling one does not hold the reader, so that it can be forgotten."""
 
     def __init__(self, size: int) -> None:
         self.size = size

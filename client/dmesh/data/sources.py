@@ -1,4 +1,4 @@
-"""Where a pipeline begins: arrays in memory, ranges, generators, and other iterables."""
+"""Sources of a pipeline: arrays in memory, ranges, generators, and other iterables."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Range(Node):
     """Integers of equal distances."""
 
     numbers: range
-    """Which."""
+    """The range."""
     dtype: np.dtype[Any]
     """Of the arrays."""
 
@@ -123,20 +123,20 @@ class Range(Node):
 
 @dataclass(frozen=True, eq=False)
 class Iterated(Node):
-    """What an iterator yields that is made anew for each reading."""
+    """Elements of an iterable, iterated anew for each reading."""
 
     start: Callable[[], Iterable[Any]]
     """Makes it."""
     signature: Any = None
     """The structure of specs that all elements must have; None to take what comes."""
     what: str = "the generator"
-    """What it is, for messages."""
+    """Name of the source, for messages."""
     length: int = UNKNOWN_CARDINALITY
-    """How many elements there are, if that is known."""
+    """Number of elements, if known."""
     rows: int | None = None
-    """How many rows all elements but the last have, if that is known."""
+    """Number of rows of all elements but the last, if known."""
     lists_are_tuples: bool = False
-    """Whether a list that holds arrays or structures is taken for a tuple."""
+    """True if a list that holds arrays or structures is taken for a tuple."""
     convert: Callable[[Any], Any] | None = None
     """Makes a structure of arrays of what the iterator yields."""
 

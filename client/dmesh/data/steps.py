@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _AHEAD = 2
-"""How many elements `prefetch(AUTOTUNE)` reads ahead."""
+"""Number of elements that `prefetch(AUTOTUNE)` reads ahead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,11 @@ class Shuffle(Step):
     """Draws each element at random from a buffer of the next ones."""
 
     buffer_size: int
-    """How many elements wait to be drawn."""
+    """Number of elements to draw from."""
     seed: int | None
     """Of the order; None for another order in each process."""
     reshuffle: bool
-    """Whether each reading has an order of its own."""
+    """True if each reading has an order of its own."""
     entropy: int = field(default_factory=lambda: secrets.randbits(64))
     """Stands for the seed if there is none."""
     _readings: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
@@ -78,7 +78,7 @@ class Repeat(Step):
     """Reads its source again and again."""
 
     count: int | None
-    """How often; None for ever."""
+    """Number of times; None for ever."""
 
     def elements(self) -> Elements:
         """Yields the source's elements, several times. A source without elements is not asked for ever."""
@@ -108,7 +108,7 @@ class Map(Step):
     function: Callable[..., Any]
     """Takes the items of a tuple as arguments, any other element as one."""
     parallel: int = 1
-    """How many elements may be worked on at once."""
+    """Number of elements that may be worked on at once."""
 
     def elements(self) -> Elements:
         """Yields what the function returns, in the order of the source."""
@@ -187,7 +187,7 @@ class Take(Step):
     """Ends after some elements."""
 
     count: int
-    """How many; negative for all."""
+    """Number of elements; negative for all."""
 
     def elements(self) -> Elements:
         """Yields the first elements, and does not ask for one more."""
@@ -212,7 +212,7 @@ class Skip(Step):
     """Leaves out the first elements."""
 
     count: int
-    """How many; negative for all."""
+    """Number of elements; negative for all."""
 
     def elements(self) -> Elements:
         """Yields the elements that follow."""
@@ -236,7 +236,7 @@ class Shard(Step):
     num_shards: int
     """Of how many shards; `SHARD_HINT` to be told later."""
     index: int
-    """Which one."""
+    """Index of the shard."""
 
     def elements(self) -> Elements:
         """Yields the elements of one shard."""
@@ -287,7 +287,7 @@ class Prefetch(Step):
     """Reads ahead in a thread."""
 
     buffer_size: int
-    """How many elements; 0 for none."""
+    """Number of elements; 0 for none."""
 
     def elements(self) -> Elements:
         """Yields the source's elements."""
@@ -314,7 +314,7 @@ class _Several(Node):
     """A node that reads several others."""
 
     sources: tuple[Node, ...]
-    """What it reads."""
+    """The nodes that it reads."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:

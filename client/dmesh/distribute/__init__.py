@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmesh._rooms import open_rooms
+from dmesh._lazy_imports import lazy_getattr
+from dmesh.distribute import scopes
 
 if TYPE_CHECKING:
     from dmesh.distribute import cluster_resolver, experimental
+    from dmesh.distribute.current import get_replica_context, get_strategy
     from dmesh.distribute.default_strategy import MirroredStrategy, OneDeviceStrategy
     from dmesh.distribute.distributed_variable import DistributedVariable
     from dmesh.distribute.extended import StrategyExtended
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from dmesh.distribute.replica_context import ReplicaContext
     from dmesh.distribute.scopes import (
         experimental_set_strategy,
-        get_replica_context,
-        get_strategy,
         has_strategy,
         in_cross_replica_context,
     )
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from dmesh.distribute.tpu_strategy import TPUStrategy
     from dmesh.distribute.values import DistributedValues, Mirrored, PerReplica
 
-_ROOMS: dict[str, tuple[str, ...]] = {
+_HOMES: dict[str, tuple[str, ...]] = {
     "cluster_resolver": (),
+    "current": ("get_replica_context", "get_strategy"),
     "default_strategy": ("MirroredStrategy", "OneDeviceStrategy"),
     "distributed_variable": ("DistributedVariable",),
     "experimental": (),
@@ -47,8 +48,6 @@ _ROOMS: dict[str, tuple[str, ...]] = {
     "replica_context": ("ReplicaContext",),
     "scopes": (
         "experimental_set_strategy",
-        "get_replica_context",
-        "get_strategy",
         "has_strategy",
         "in_cross_replica_context",
     ),
@@ -58,7 +57,17 @@ _ROOMS: dict[str, tuple[str, ...]] = {
 }
 """The modules below, and the names of each that this package has; imported when they are first used."""
 
-__getattr__ = open_rooms(__name__, _ROOMS)
+__getattr__ = lazy_getattr(__name__, _HOMES)
+
+
+def _default_frame() -> scopes.Frame:
+    from dmesh.distribute.default_strategy import default_strategy
+
+    strategy = default_strategy()
+    return scopes.Frame(strategy, strategy.only_replica)
+
+
+scopes.set_default(_default_frame)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""That all replicas of all clients are at the same place before anything is exchanged between them.
+"""Agreement of all replicas that they are at the same place, before they exchange anything.
 
 Each client says where its replicas are; only if all say the same, the step goes on. So a replica that ended,
 failed or took another way is an error on all clients that names it, and not a wait or a wrong sum. When all
@@ -32,12 +32,12 @@ _KINDS: tuple[Kind, ...] = ("computing", "waiting in", "returned", "raised", "mi
 
 
 class Place(NamedTuple):
-    """Where a replica is."""
+    """Place of a replica."""
 
     kind: Kind
-    """What it does there."""
+    """Verb for its activity there."""
     text: str = ""
-    """Where that is: a call with all in which replicas must agree, or an exception."""
+    """Name of the place: a call with all in which replicas must agree, or an exception."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.text}".rstrip()

@@ -1,4 +1,4 @@
-"""What replicas exchange: sums, means and rows, first among those of a client, then between clients.
+"""Exchange between replicas: sums, means and rows, first among those of a client, then between clients.
 
 The replicas of a client are folded in the order of their ids and the clients in theirs, so that the result
 has the same bits on all replicas and in every run.
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.collectives.bucketing import BUCKET_BYTES, all_reduce_many
+from dmesh.collectives.descriptor import describe_dtype
 from dmesh.collectives.group import Group
 from dmesh.collectives.reduction import resolve
-from dmesh.collectives.signature import describe_dtype
 from dmesh.distribute.options import CommunicationOptions
 from dmesh.distribute.placement import Placement
 from dmesh.distribute.reduce_op import ReduceOp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from dmesh.device import DeviceSpec, local_devices, preferred_device_type, this_client
+from dmesh.devices.device import DeviceSpec, local_devices, preferred_device_type, this_client
 from dmesh.distribute.placement import Placement, Replica
 from dmesh.distribute.replica_context import ReplicaContext
 from dmesh.distribute.strategy import Strategy

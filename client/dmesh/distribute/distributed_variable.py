@@ -15,8 +15,7 @@ from dmesh.distribute.variable import Variable
 from dmesh.errors import StrategyError, StrategyTypeError, StrategyValueError
 
 if TYPE_CHECKING:
-    from dmesh.distribute.replica_context import ReplicaContext
-    from dmesh.distribute.strategy import Strategy
+    from dmesh.distribute.interfaces import ReplicaInterface, StrategyInterface
 
 __all__ = ["DistributedVariable"]
 
@@ -38,7 +37,7 @@ class DistributedVariable(Variable, DistributedValues):
         **kwargs: As for `Variable`.
     """
 
-    def __init__(self, strategy: Strategy, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, strategy: StrategyInterface, *args: Any, **kwargs: Any) -> None:
         Variable.__init__(self, *args, **kwargs)
         if self.synchronization is VariableSynchronization.NONE:
             raise StrategyValueError(
@@ -53,7 +52,7 @@ class DistributedVariable(Variable, DistributedValues):
         self._copies: list[Array] = [first] * self._team.local_size
 
     @property
-    def distribute_strategy(self) -> Strategy:
+    def distribute_strategy(self) -> StrategyInterface:
         """The strategy in whose scope it was created."""
         return self._strategy
 
@@ -141,7 +140,7 @@ class DistributedVariable(Variable, DistributedValues):
             self._update_together(here.replica, what, how, checked)
 
     def _update_together(
-        self, replica: ReplicaContext, what: str, how: Callable[[Array, Array], Array], value: Array
+        self, replica: ReplicaInterface, what: str, how: Callable[[Array, Array], Array], value: Array
     ) -> None:
         """Assigns what the replicas' values are together."""
 

@@ -1,4 +1,4 @@
-"""What `tf.distribute.experimental` has: an older strategy, and options."""
+"""The names of `tf.distribute.experimental`: an older strategy, and options."""
 
 from __future__ import annotations
 

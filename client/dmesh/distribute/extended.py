@@ -1,4 +1,4 @@
-"""What strategies have for libraries: `Strategy.extended`."""
+"""Part of a strategy for libraries: `Strategy.extended`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from dmesh.distribute import scopes
 from dmesh.distribute.combining import Array, as_value, check_rank, describe_values
+from dmesh.distribute.distributed_variable import DistributedVariable
 from dmesh.distribute.options import CommunicationOptions
 from dmesh.distribute.reduce_op import ReduceOp, as_reduce_op
 from dmesh.distribute.team import Team
@@ -18,8 +19,7 @@ from dmesh.errors import StrategyTypeError, StrategyValueError
 from dmesh.structure import flatten, rebuild
 
 if TYPE_CHECKING:
-    from dmesh.distribute.distributed_variable import DistributedVariable
-    from dmesh.distribute.strategy import Strategy
+    from dmesh.distribute.interfaces import StrategyInterface
 
 __all__ = ["StrategyExtended"]
 
@@ -32,12 +32,12 @@ class StrategyExtended:
         team: Its replicas.
     """
 
-    def __init__(self, strategy: Strategy, team: Team) -> None:
+    def __init__(self, strategy: StrategyInterface, team: Team) -> None:
         self._strategy = strategy
         self.team = team
         """The replicas, and how they work together."""
 
-    # -- who there is -------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -51,17 +51,17 @@ class StrategyExtended:
 
     @property
     def num_hosts(self) -> int:
-        """How many clients have replicas."""
+        """Number of clients that have replicas."""
         return self.team.placement.num_clients
 
     @property
     def num_replicas_per_host(self) -> int:
-        """How many replicas each client has."""
+        """Number of replicas of each client."""
         return self.team.local_size
 
     @property
     def allows_input_per_replica(self) -> bool:
-        """Whether each replica may have an input pipeline of its own; see `InputReplicationMode`."""
+        """True if each replica may have an input pipeline of its own; see `InputReplicationMode`."""
         devices = self.worker_devices
         return self.team.placement.num_clients == 1 and not any("device:TPU:" in name for name in devices)
 
@@ -72,7 +72,7 @@ class StrategyExtended:
     ) -> Any:
         """Runs a function as every replica; see `Strategy.run`."""
         scopes.require_cross_replica(self._strategy)
-        with self._strategy.scope():
+        with scopes.Scope(self._strategy):
             return regroup(self.team.run(self._strategy, fn, args, dict(kwargs or {})))
 
     # -- combining ----------------------------------------------------------------------------------
@@ -223,10 +223,10 @@ class StrategyExtended:
         """
         if not self.variable_created_in_scope(var):
             raise StrategyValueError(f"{var!r:.200} was not created in the scope of {self._strategy!r}")
-        replica = scopes.get_replica_context()
+        replica = scopes.frame().replica
         if replica is not None and replica.strategy is self._strategy and scopes.has_strategy():
 
-            def merged(strategy: Strategy, *merged_args: Any, **merged_kwargs: Any) -> Any:
+            def merged(strategy: StrategyInterface, *merged_args: Any, **merged_kwargs: Any) -> Any:
                 return self._update(var, fn, merged_args, merged_kwargs, group)
 
             return replica.merge_call(merged, args, kwargs)
@@ -275,9 +275,7 @@ class StrategyExtended:
 
         In a replica, all replicas must do so, and get the same variable.
         """
-        from dmesh.distribute.distributed_variable import DistributedVariable
-
-        replica = scopes.get_replica_context()
+        replica = scopes.frame().replica
         if replica is None:
             return DistributedVariable(self._strategy, *args, **kwargs)
 
@@ -325,5 +323,5 @@ class StrategyExtended:
 
     @property
     def num_logical_devices(self) -> int:
-        """How many logical devices each replica has."""
+        """Number of logical devices of each replica."""
         return len(self.team.placement.replicas[0].devices)

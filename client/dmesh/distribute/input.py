@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _AHEAD = 2
-"""How many steps are made ahead if the options leave it open."""
+"""Number of steps that are made ahead if the options leave it open."""
 
 
 def experimental_distribute_dataset(

@@ -1,4 +1,4 @@
-"""What the functions that distribute input take, and what they tell the functions of the user."""
+"""Options of the functions that distribute input, and the arguments of the user's functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["InputContext", "InputOptions", "InputReplicationMode", "ValueContext
 
 
 class InputReplicationMode(enum.Enum):
-    """How many input pipelines there are."""
+    """Number of input pipelines."""
 
     PER_WORKER = "PER_WORKER"
     """One on each worker, whose elements go to its replicas in turn."""
@@ -22,7 +22,7 @@ class InputReplicationMode(enum.Enum):
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How input is distributed.
+    """Options of distributed input.
 
     Raises:
         ArgumentTypeError: An option has the wrong type.
@@ -30,13 +30,13 @@ class InputOptions:
     """
 
     experimental_fetch_to_device: bool = True
-    """Whether elements are made ahead, in a thread, and wait for the replicas in buffers."""
+    """True if elements are made ahead, in a thread, and wait for the replicas in buffers."""
     experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
-    """How many input pipelines there are."""
+    """Number of input pipelines."""
     experimental_place_dataset_on_device: bool = False
     """Accepted where TensorFlow accepts it; without effect, as devices compute on the host here."""
     experimental_per_replica_buffer_size: int = 1
-    """How many elements may wait for each replica; 0 for none, -1 for a number that suits."""
+    """Number of elements that may wait for each replica; 0 for none, -1 for a number that suits."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.experimental_replication_mode, InputReplicationMode):
@@ -51,14 +51,14 @@ class InputOptions:
 
 @dataclass(frozen=True, repr=False)
 class InputContext:
-    """What a function that makes a worker's dataset is told; see `distribute_datasets_from_function`."""
+    """Argument of a function that makes a worker's dataset; see `distribute_datasets_from_function`."""
 
     num_input_pipelines: int = 1
-    """How many input pipelines there are: one for each worker."""
+    """Number of input pipelines: one for each worker."""
     input_pipeline_id: int = 0
-    """Which one this is, from 0."""
+    """Index of this pipeline, from 0."""
     num_replicas_in_sync: int = 1
-    """How many replicas there are, of all workers together."""
+    """Number of replicas, of all workers together."""
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns a replica's part of a batch of all replicas together.
@@ -84,12 +84,12 @@ class InputContext:
 
 @dataclass(frozen=True, repr=False)
 class ValueContext:
-    """What a function that makes a replica's value is told."""
+    """Argument of a function that makes a replica's value."""
 
     replica_id_in_sync_group: int = 0
-    """Which replica the value is for, from 0, counted through all workers."""
+    """Number of the replica that the value is for, from 0, counted through all workers."""
     num_replicas_in_sync: int = 1
-    """How many replicas there are, of all workers together."""
+    """Number of replicas, of all workers together."""
 
     def __str__(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""What one worker reads for its replicas, and how its steps keep pace with those of the other workers."""
+"""Reading of one worker's input for its replicas, in pace with the steps of the other workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = list[Any]
 
 
 class WorkerInput:
-    """What one worker reads, again and again.
+    """Input of one worker, which can be read again and again.
 
     Args:
         workers: Who takes part.

@@ -1,4 +1,4 @@
-"""How a dataset is divided among workers and replicas: by the rules of the reference. Pure functions.
+"""Division of a dataset among workers and replicas, by the rules of the reference. Pure functions.
 
 With a global batch of G rows and N replicas, `batch_sizes` gives each replica ceil(G / N) or floor(G / N)
 rows. Every worker begins at its own replicas in the list of sizes, so that one step of all workers takes G

@@ -1,4 +1,4 @@
-"""Who takes part in the input: how many workers and replicas, and how the workers agree.
+"""Workers that take part in the input: their numbers of replicas, and their agreement.
 
 A worker is a client with the replicas that it runs. This is all that the input knows of a strategy.
 """
@@ -27,7 +27,7 @@ _LONGEST_MESSAGE = 1000
 
 
 class Progress(enum.IntEnum):
-    """What a worker has for its replicas in a step."""
+    """Progress of a worker in a step: what it has for its replicas."""
 
     ENDED = 0
     """Nothing more: empty elements, if others go on."""
@@ -40,18 +40,18 @@ class Progress(enum.IntEnum):
 
 
 class WorkerFacts(NamedTuple):
-    """What workers tell each other of their input before they read it."""
+    """Facts that workers exchange about their input before they read it."""
 
     replicas: int
-    """How many replicas the worker has."""
+    """Number of the worker's replicas."""
     endless: int
-    """Whether its input has no end: 1 or 0."""
+    """1 if its input has no end, else 0."""
     way: int
-    """How it is divided: a number of `AutoShardPolicy`, or `BY_FUNCTION`."""
+    """Way in which it is divided: a number of `AutoShardPolicy`, or `BY_FUNCTION`."""
     batch_size: int
     """Rows of an element before they are divided; -1 if not known."""
     epoch: int
-    """How often it has been read before."""
+    """Number of times that it has been read before."""
     entropy: int
     """A random number."""
 
@@ -62,7 +62,7 @@ _MUST_AGREE = {
     "batch_size": "all workers must make batches of the same global size",
     "epoch": "the workers must iterate over a distributed dataset equally often",
 }
-"""What must be equal, and what to say if it is not."""
+"""Facts that must be equal, and the message if they are not."""
 
 
 def _never() -> bool:
@@ -78,20 +78,20 @@ class InputWorkers:
     """
 
     num_workers: int = 1
-    """How many there are."""
+    """Number of workers."""
     worker_index: int = 0
-    """Which one this is."""
+    """Index of this worker."""
     replicas_per_worker: int = 1
-    """How many replicas each has."""
+    """Number of replicas of each."""
     group: Group | None = field(default=None, repr=False)
     """The workers in order, who agree through it; None if there is one only. Calls on it are made while the
     iterator is asked for its next element, by the thread that asks."""
     assemble: Callable[[Sequence[Any]], Any] = field(default=regroup, repr=False)
     """Makes a distributed value of one structure for each of this worker's replicas."""
     in_replica: Callable[[], bool] = field(default=_never, repr=False)
-    """Whether the caller is a replica's function."""
+    """Function that returns whether the caller is a replica's function."""
     allow_per_replica: bool = False
-    """Whether `InputReplicationMode.PER_REPLICA` can be had."""
+    """True if `InputReplicationMode.PER_REPLICA` is possible."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 1 or self.replicas_per_worker < 1:
@@ -107,7 +107,7 @@ class InputWorkers:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are, of all workers together."""
+        """Number of replicas, of all workers together."""
         return self.num_workers * self.replicas_per_worker
 
     def exchange(self, facts: WorkerFacts) -> list[WorkerFacts]:

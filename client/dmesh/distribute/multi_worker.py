@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmesh.device import local_devices, preferred_device_type, this_client
+from dmesh.devices.device import local_devices, preferred_device_type, this_client
 from dmesh.distribute.options import CommunicationOptions
 from dmesh.distribute.placement import Placement, Replica
 from dmesh.distribute.strategy import Strategy

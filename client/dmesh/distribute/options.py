@@ -11,7 +11,7 @@ __all__ = ["CommunicationOptions", "RunOptions"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How `Strategy.run` runs. NumPy compiles nothing: all of them are accepted and change nothing."""
+    """Options of `Strategy.run`. NumPy compiles nothing: all of them are accepted and change nothing."""
 
     experimental_enable_dynamic_batch_size: bool = True
     """For compilers: whether batches may have any size. They always may."""
@@ -23,7 +23,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class CommunicationOptions:
-    """How replicas exchange values; the same on all clients.
+    """Options of exchanges between replicas; the same on all clients.
 
     Raises:
         StrategyValueError: A value is out of range.

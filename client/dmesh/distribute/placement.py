@@ -1,4 +1,4 @@
-"""Which replicas there are, and which client computes which."""
+"""Placement of replicas on clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Placement:
     client: int
     """This client."""
     num_clients: int = 1
-    """How many clients take part; each has replicas."""
+    """Number of clients that take part; each has replicas."""
 
     def __post_init__(self) -> None:
         counts = [
@@ -56,7 +56,7 @@ class Placement:
 
     @property
     def size(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return len(self.replicas)
 
     def of_client(self, client: int) -> tuple[Replica, ...]:

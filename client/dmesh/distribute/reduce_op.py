@@ -1,4 +1,4 @@
-"""How values of replicas are combined, and how variables keep their copies together."""
+"""Reductions of replicas' values, and the rules by which variables keep their copies in sync."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ReduceOp", "VariableAggregation", "VariableSynchronization", "as_red
 
 
 class ReduceOp(enum.Enum):
-    """How the values of all replicas become one."""
+    """Reduction of the values of all replicas to one."""
 
     SUM = "SUM"
     """They are added."""
@@ -40,7 +40,7 @@ class ReduceOp(enum.Enum):
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are brought together."""
+    """Time at which the copies of a variable are combined."""
 
     AUTO = 0
     """As the strategy does by default: on write."""
@@ -49,11 +49,11 @@ class VariableSynchronization(enum.Enum):
     ON_WRITE = 2
     """At every assignment, so that all replicas have the same value at all times."""
     ON_READ = 3
-    """When they are read outside of replicas; each replica has a value of its own until then."""
+    """On reads outside of replicas; each replica has a value of its own until then."""
 
 
 class VariableAggregation(enum.Enum):
-    """How the values become one that replicas assign to a variable, or that its copies have."""
+    """Reduction of the values that replicas assign to a variable, or of its copies."""
 
     NONE = 0
     """Not at all."""

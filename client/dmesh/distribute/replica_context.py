@@ -1,4 +1,4 @@
-"""What a replica sees of the others."""
+"""A replica's view of itself and the other replicas."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dmesh.errors import StrategyError
 from dmesh.structure import flatten, outline, rebuild
 
 if TYPE_CHECKING:
+    from dmesh.distribute.interfaces import StrategyInterface
     from dmesh.distribute.steps import Step
-    from dmesh.distribute.strategy import Strategy
 
 __all__ = ["ReplicaContext"]
 
@@ -33,7 +33,7 @@ class ReplicaContext:
         step: The call of `run` that it belongs to; None for the only replica of the default strategy.
     """
 
-    def __init__(self, strategy: Strategy, replica: Replica, index: int, step: Step | None) -> None:
+    def __init__(self, strategy: StrategyInterface, replica: Replica, index: int, step: Step | None) -> None:
         self.strategy = strategy
         """The strategy whose replica it is."""
         self._replica = replica
@@ -48,7 +48,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are on all clients."""
+        """Number of replicas on all clients."""
         return self.strategy.num_replicas_in_sync
 
     @property

@@ -63,6 +63,6 @@ class ReplicaThreads:
 
 
 replica_threads = ReplicaThreads()
-"""Those of all strategies."""
+"""Threads of all strategies."""
 
 os.register_at_fork(after_in_child=replica_threads.forget)

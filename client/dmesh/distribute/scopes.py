@@ -1,19 +1,18 @@
-"""Where a thread is: in whose scope, and within which replica, if in any."""
+"""Position of a thread: the strategy in whose scope it is, and the replica that it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dmesh.errors import StrategyError
 
 if TYPE_CHECKING:
-    from dmesh.distribute.replica_context import ReplicaContext
-    from dmesh.distribute.strategy import Strategy
+    from dmesh.distribute.interfaces import ReplicaInterface, StrategyInterface
 
 __all__ = [
     "Frame",
@@ -22,40 +21,49 @@ __all__ = [
     "entered",
     "experimental_set_strategy",
     "frame",
-    "get_replica_context",
-    "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
     "require_cross_replica",
+    "set_default",
 ]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What the code of a thread belongs to."""
+    """Strategy and replica that the code of a thread belongs to."""
 
-    strategy: Strategy
+    strategy: StrategyInterface
     """The strategy in whose scope it is."""
-    replica: ReplicaContext | None = None
+    replica: ReplicaInterface | None = None
     """The replica that it is; None where it is for all replicas."""
     update: int | None = None
-    """Which copy of a variable it updates, by position among this client's; see `extended.update`."""
+    """Copy of a variable that it updates, by position among this client's; see `extended.update`."""
 
 
 _frame: ContextVar[Frame | None] = ContextVar("dmesh_distribute_frame", default=None)
-_set_globally: ContextVar[Strategy | None] = ContextVar("dmesh_distribute_strategy", default=None)
+_set_globally: ContextVar[StrategyInterface | None] = ContextVar("dmesh_distribute_strategy", default=None)
+_make_default: Callable[[], Frame] | None = None
+
+_S = TypeVar("_S", bound="StrategyInterface")
+
+
+def set_default(make: Callable[[], Frame]) -> None:
+    """Set the function that returns the frame of code outside of all scopes.
+
+    The package sets it when it is imported: the default strategy is built on this module.
+    """
+    global _make_default
+    _make_default = make
 
 
 def default_frame() -> Frame:
-    """Returns what code outside of all scopes belongs to: the only replica of the default strategy."""
-    from dmesh.distribute.default_strategy import default_strategy
-
-    strategy = default_strategy()
-    return Frame(strategy, strategy.only_replica)
+    """Return the frame of code outside of all scopes: the only replica of the default strategy."""
+    assert _make_default is not None
+    return _make_default()
 
 
 def frame() -> Frame:
-    """Returns what the calling code belongs to."""
+    """Return the frame of the calling code."""
     inner = _frame.get()
     if inner is not None:
         return inner
@@ -65,7 +73,7 @@ def frame() -> Frame:
 
 @contextmanager
 def entered(inner: Frame) -> Iterator[None]:
-    """Makes a block belong to what is given."""
+    """Run a block in a frame."""
     token = _frame.set(inner)
     try:
         yield
@@ -73,17 +81,17 @@ def entered(inner: Frame) -> Iterator[None]:
         _frame.reset(token)
 
 
-class Scope:
-    """What `Strategy.scope()` returns: a block for which the strategy is the current one.
+class Scope(Generic[_S]):
+    """Block for which a strategy is the current one; `Strategy.scope()` returns it.
 
     It may be entered again within itself.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: _S) -> None:
         self._strategy = strategy
         self._tokens: list[Token[Frame | None]] = []
 
-    def __enter__(self) -> Strategy:
+    def __enter__(self) -> _S:
         """Enters the scope.
 
         Raises:
@@ -103,34 +111,21 @@ class Scope:
         _frame.reset(self._tokens.pop())
 
 
-def get_strategy() -> Strategy:
-    """Returns the strategy in whose scope or replica the calling code is; otherwise the default one."""
-    return frame().strategy
-
-
 def has_strategy() -> bool:
-    """Returns whether the calling code is in a strategy's scope or in one of its replicas."""
+    """Return whether the calling code is in a strategy's scope or in one of its replicas."""
     return frame().strategy is not default_frame().strategy
 
 
 def in_cross_replica_context() -> bool:
-    """Returns whether the calling code is in a scope and in no replica.
+    """Return whether the calling code is in a scope and in no replica.
 
     Outside of all scopes it is the only replica of the default strategy.
     """
     return frame().replica is None
 
 
-def get_replica_context() -> ReplicaContext | None:
-    """Returns the replica that the calling code is; None in a scope that is not within `Strategy.run`.
-
-    Outside of all scopes it is replica 0 of 1.
-    """
-    return frame().replica
-
-
-def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Makes a strategy the current one of this thread from here on, as if the rest were in its scope.
+def experimental_set_strategy(strategy: StrategyInterface | None) -> None:
+    """Make a strategy the current one of this thread from here on, as if the rest were in its scope.
 
     Args:
         strategy: The strategy, or None to go back to the default.
@@ -141,17 +136,17 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     if _frame.get() is not None:
         raise StrategyError(
             "experimental_set_strategy must not be called inside a strategy's scope: leave the scope of "
-            f"{get_strategy()!r} first"
+            f"{frame().strategy!r} first"
         )
     _set_globally.set(strategy)
 
 
-def require_cross_replica(strategy: Strategy, instead: str = "") -> None:
-    """Refuses callers that are in a replica, or in another strategy's scope.
+def require_cross_replica(strategy: StrategyInterface, instead: str = "") -> None:
+    """Refuse callers that are in a replica, or in another strategy's scope.
 
     Args:
-        strategy: What they want something of.
-        instead: For those in a replica: what to do.
+        strategy: The strategy that they call.
+        instead: Advice to callers in a replica.
 
     Raises:
         StrategyError: The caller is one of them.

@@ -32,11 +32,11 @@ class Meeting:
     """Something in which all replicas take part."""
 
     text: str
-    """What it is, with all in which the replicas must agree."""
+    """Name of the meeting, with all in which the replicas must agree."""
     perform: Callable[[Sequence[Any]], Sequence[Any]]
     """Takes what each replica of this client brought and returns what each gets."""
     brought: Any
-    """What this replica brought."""
+    """Value that this replica brought."""
 
 
 _COMPUTING = Place("computing")
@@ -57,16 +57,16 @@ def _raised(error: BaseException) -> Place:
 
 @dataclass
 class _State:
-    """What is known of a replica of this client."""
+    """State of one of this client's replicas."""
 
     place: Place = _COMPUTING
-    """Where it is."""
+    """Its place."""
     meeting: Meeting | None = None
-    """What it waits for."""
+    """The meeting that it waits for."""
     result: Any = None
-    """What came of that, or what its function returned in the end."""
+    """Result of the meeting, or in the end of its function."""
     error: BaseException | None = None
-    """What its function raised."""
+    """Exception that its function raised."""
 
 
 class Step:

@@ -1,10 +1,10 @@
-"""What all strategies have: replicas that run the same function in step, and variables that they share."""
+"""Base of all strategies: replicas that run the same function in step, and variables that they share."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Strategy:
 
     Args:
         team: The replicas.
-        cluster_resolver: What the clients were found with, if known.
+        cluster_resolver: The resolver that found the clients, if known.
     """
 
     def __init__(self, team: Team, cluster_resolver: ClusterResolver | None = None) -> None:
@@ -62,15 +62,15 @@ class Strategy:
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """What the clients were found with; None if the strategy was made without one."""
+        """The resolver that found the clients; None if the strategy was made without one."""
         return self._cluster_resolver
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are on all clients."""
+        """Number of replicas on all clients."""
         return self._extended.team.placement.size
 
-    def scope(self) -> scopes.Scope:
+    def scope(self) -> scopes.Scope[Self]:
         """Returns a block in which this is the current strategy: variables created in it are replicated.
 
         Entering it raises StrategyError in another strategy's scope.

@@ -1,12 +1,14 @@
-"""The replicas of a strategy, and what they need to work together."""
+"""Replicas of a strategy, with their means of agreeing and of exchanging values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dmesh import config, context
+from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
+from dmesh.config import client as config
+from dmesh.config.settings import Settings
 from dmesh.distribute import scopes
 from dmesh.distribute.agreement import Agreement, Place
 from dmesh.distribute.combining import Array, Combiner, describe_values
@@ -16,11 +18,11 @@ from dmesh.distribute.replica_context import ReplicaContext
 from dmesh.distribute.steps import Step
 from dmesh.distribute.values import DistributedValues, select_replica
 from dmesh.errors import NotInitializedError, StrategyValueError
-from dmesh.settings import Settings
+from dmesh.runtime import context
 from dmesh.structure import flatten
 
 if TYPE_CHECKING:
-    from dmesh.distribute.strategy import Strategy
+    from dmesh.distribute.interfaces import StrategyInterface
 
 __all__ = ["Team", "require_initialized_clients"]
 
@@ -40,23 +42,24 @@ class Team:
         self.group: Group | None = None
         """The clients, if there are several."""
         if placement.num_clients > 1:
-            self.group = context.current().collectives().new_group(range(placement.num_clients), "strategy")
+            communicator = context.current().get(Communicator)
+            self.group = communicator.new_group(range(placement.num_clients), "strategy")
         self.agreement = Agreement(placement, self.group)
         self.combiner = Combiner(placement, self.group, options or CommunicationOptions())
 
     @property
     def timeout(self) -> float:
         """Seconds that a collective may take."""
-        state = context.current_or_none()
-        return Settings.collective_timeout if state is None else state.settings.collective_timeout
+        settings = context.find(Settings)
+        return Settings.collective_timeout if settings is None else settings.collective_timeout
 
     @property
     def local_size(self) -> int:
-        """How many replicas this client has."""
+        """Number of this client's replicas."""
         return len(self.placement.local)
 
     def run(
-        self, strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self, strategy: StrategyInterface, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> list[Any]:
         """Runs a function as every replica of this client, in step with the other clients.
 

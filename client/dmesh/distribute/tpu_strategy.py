@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dmesh import context
-from dmesh.device import DeviceSpec, this_client
+from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.distribute.placement import Placement, Replica
 from dmesh.distribute.strategy import Strategy
 from dmesh.distribute.team import Team, require_initialized_clients
 from dmesh.errors import StrategyError, StrategyTypeError, StrategyValueError, TpuNotFoundError
+from dmesh.runtime import context
 from dmesh.tpu.device_assignment import DeviceAssignment
 from dmesh.tpu.topology import Topology
 
@@ -71,14 +71,14 @@ class TPUStrategy(Strategy):
                 f"{type(assignment).__name__}"
             )
         require_initialized_clients()
-        state = context.current_or_none()
-        if state is None or state.topology is None:
+        topology = context.find(Topology)
+        if topology is None:
             raise TpuNotFoundError(
                 "no TPU system is initialized: call dmesh.tpu.experimental.initialize_tpu_system() before "
                 "making a TPUStrategy"
             )
         self._spmd = bool(experimental_spmd_xla_partitioning)
-        super().__init__(Team(_placement(state.topology, assignment)), tpu_cluster_resolver)
+        super().__init__(Team(_placement(topology, assignment)), tpu_cluster_resolver)
 
     # -- logical devices -------------------------------------------------------------------------------------
 

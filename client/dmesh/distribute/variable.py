@@ -18,7 +18,7 @@ from dmesh.distribute.reduce_op import VariableAggregation, VariableSynchronizat
 from dmesh.errors import StrategyTypeError, StrategyValueError
 
 if TYPE_CHECKING:
-    from dmesh.distribute.strategy import Strategy
+    from dmesh.distribute.interfaces import StrategyInterface
 
 __all__ = ["Variable"]
 
@@ -28,7 +28,7 @@ class _Replicated(ABCMeta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is Variable and scopes.has_strategy():
-            return scopes.get_strategy().extended.create_variable(args, kwargs)
+            return scopes.frame().strategy.extended.create_variable(args, kwargs)
         return super().__call__(*args, **kwargs)
 
 
@@ -118,28 +118,28 @@ class Variable(ActsAsArray, metaclass=_Replicated):
         return math.prod(self._shape)
 
     @property
-    def distribute_strategy(self) -> Strategy:
+    def distribute_strategy(self) -> StrategyInterface:
         """The strategy in whose scope it was created."""
         return scopes.default_frame().strategy
 
     @property
     def trainable(self) -> bool:
-        """Whether it is one of the parameters of a model."""
+        """True for a parameter of a model."""
         return self._trainable
 
     @property
     def constraint(self) -> Callable[[Array], Array] | None:
-        """What optimizers apply to each new value."""
+        """Function that optimizers apply to each new value."""
         return self._constraint
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When the copies of replicas are brought together."""
+        """Time at which the copies of replicas are combined: on write or on read."""
         return self._synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How."""
+        """Operation that combines the copies."""
         return self._aggregation
 
     def __repr__(self) -> str:

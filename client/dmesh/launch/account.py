@@ -1,4 +1,4 @@
-"""How a job ended, for programs: what `dmesh run --json` prints."""
+"""Account of an ended job, for programs: the JSON object of `dmesh run --json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmesh.launch.supervisor import LaunchResult
 
 
 def account(result: LaunchResult, host: str, seconds: float) -> dict[str, Any]:
-    """Returns it as JSON has it.
+    """Return the account of a job as a JSON object.
 
     Args:
         result: How the job ended.

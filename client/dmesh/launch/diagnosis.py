@@ -1,4 +1,4 @@
-"""Which failure came first, and which ones only followed from it.
+"""Diagnosis of a failed job: the first failure, and the ones that followed from it.
 
 When one client of a job dies, the others fail too: they lose a peer, their barrier fails, the launcher ends
 them. The order in which the processes end does not tell cause from consequence: a client that raises an
@@ -27,7 +27,7 @@ _LONGEST_LINE = 500
 _WAITED_IN_VAIN = frozenset(
     {"BarrierTimeoutError", "CollectiveTimeoutError", "InitializationTimeoutError", "ReplicaTimeoutError"}
 )
-_LOST_SOMEBODY = frozenset(
+LOST_SOMEBODY = frozenset(
     {
         "BarrierCancelledError",
         "BarrierError",
@@ -38,7 +38,7 @@ _LOST_SOMEBODY = frozenset(
         "ReplicaError",
     }
 )
-"""Also those who were told of another one's failure."""
+"""Errors of clients that have lost another one, or heard of its failure."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Traceback:
 
 
 class ErrorTail:
-    """Follows a client's standard error and keeps its last traceback and its last lines. Bounded."""
+    """Last traceback and last lines of a client's standard error. Bounded."""
 
     def __init__(self) -> None:
         self._tail: deque[str] = deque(maxlen=_TAIL)
@@ -68,7 +68,7 @@ class ErrorTail:
         self._exception = ""
 
     def feed(self, line: bytes) -> None:
-        """Takes the next line, without its end."""
+        """Take the next line, without its end."""
         text = line.decode("utf-8", "replace").rstrip("\r")[:_LONGEST_LINE]
         if text.strip():
             self._tail.append(text)
@@ -116,11 +116,11 @@ class ErrorTail:
 
 
 class Role(enum.IntEnum):
-    """What a client's end has to do with the job's failure; the lowest of a job is where it began."""
+    """Part of a client's end in the job's failure; the failure began with the lowest of a job."""
 
     CAUSE = 0
     ENDED_WHILE_FAILING = 1
-    """It had printed an exception of its own and was on its way out, perhaps waiting for its peers."""
+    """Had printed an exception of its own and was ending, perhaps waiting for its peers."""
     WAITED_IN_VAIN = 2
     LOST_SOMEBODY = 3
     ENDED_BY_LAUNCHER = 4
@@ -129,7 +129,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one client ended."""
+    """End of one client."""
 
     rank: int
     """Its client id."""
@@ -138,30 +138,30 @@ class Outcome:
     status: int
     """Exit code, or minus the number of the signal that killed it."""
     order: int
-    """How many clients ended before it."""
+    """Number of clients that ended before it."""
     seconds: float
-    """How long it ran."""
+    """Seconds that it ran."""
     ended_by: signal.Signals | None = None
     """The signal that the launcher had sent to it, if any."""
     traceback: Traceback | None = None
-    """The last one that it printed, before the launcher's signal if there was one."""
+    """Last traceback that it printed, before the launcher's signal if there was one."""
     last_lines: tuple[str, ...] = ()
     """The end of its standard error."""
     restarts: int = 0
-    """How often its rank was started before."""
+    """Number of earlier starts of its rank."""
 
     @property
     def role(self) -> Role:
-        """What its end has to do with the job's failure."""
+        """Part of its end in the job's failure."""
         if self.status == 0:
             return Role.SUCCEEDED
         type_name = self.traceback.type_name if self.traceback is not None else ""
         if self.ended_by is not None:
-            own = type_name and type_name not in _WAITED_IN_VAIN | _LOST_SOMEBODY
+            own = type_name and type_name not in _WAITED_IN_VAIN | LOST_SOMEBODY
             return Role.ENDED_WHILE_FAILING if own else Role.ENDED_BY_LAUNCHER
         if self.status > 0 and type_name in _WAITED_IN_VAIN:
             return Role.WAITED_IN_VAIN
-        if self.status > 0 and type_name in _LOST_SOMEBODY:
+        if self.status > 0 and type_name in LOST_SOMEBODY:
             return Role.LOST_SOMEBODY
         return Role.CAUSE
 
@@ -173,7 +173,7 @@ class Outcome:
         return self.status if self.status >= 0 else 128 - self.status
 
     def how(self) -> str:
-        """Returns how it ended, as a part of a sentence."""
+        """Return how it ended, as a part of a sentence."""
         if self.ended_by is not None:
             return f"was ended by dmesh run ({self.ended_by.name})"
         if self.status >= 0:
@@ -185,7 +185,7 @@ class Outcome:
 
 
 def rank_failures(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Returns the failed clients: where it began, then the consequences in the order of their ends."""
+    """Return the failed clients: the first failure, then the consequences in the order of their ends."""
     failed = [outcome for outcome in outcomes if outcome.role is not Role.SUCCEEDED]
     if not failed:
         return ()

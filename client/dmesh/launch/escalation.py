@@ -1,4 +1,4 @@
-"""When the clients are asked to end, and when they are made to. A state machine: no clock, no processes."""
+"""Escalation from a failure or a signal to SIGTERM and SIGKILL. A state machine: no clock, no processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 import signal
 
 _SAME_REQUEST = 0.2
-"""Seconds. `timeout` and some terminals deliver one request to the process and to its group, hence twice."""
+"""Seconds within which two signals are one request: `timeout` and some terminals also signal the group."""
 
 
 class Phase(enum.Enum):
-    """How far it has come."""
+    """Stage of the escalation."""
 
     RUNNING = "running"
     FAILED = "a client failed; the others may notice by themselves"
@@ -20,7 +20,7 @@ class Phase(enum.Enum):
 
 
 class Escalation:
-    """Decides which signal the clients get, from what happened and when.
+    """Decides on the signals that the clients get.
 
     Each method returns the signal to send to every client that still runs, or None.
     """
@@ -28,7 +28,7 @@ class Escalation:
     def __init__(self, timeout_after_failure: float, terminate_grace: float) -> None:
         self.phase = Phase.RUNNING
         self.deadline: float | None = None
-        """When `on_time` should be called next."""
+        """Time of the next call of `on_time`; None for none."""
         self.requested: signal.Signals | None = None
         """The first signal that the launcher itself received."""
         self._requested_at = 0.0
@@ -36,7 +36,7 @@ class Escalation:
         self._terminate_grace = terminate_grace
 
     def on_failure(self, now: float) -> signal.Signals | None:
-        """A client failed."""
+        """Take note that a client failed."""
         if self.phase is Phase.RUNNING:
             self.phase = Phase.FAILED
             self.deadline = now + self._timeout_after_failure
@@ -44,7 +44,7 @@ class Escalation:
         return None
 
     def on_signal(self, received: signal.Signals, now: float) -> signal.Signals | None:
-        """The launcher received a signal: the first is passed on, the second kills."""
+        """Take note of a signal to the launcher: the first is passed on, the second kills."""
         if self.requested is not None:
             if now - self._requested_at < _SAME_REQUEST or self.phase is Phase.KILLED:
                 return None
@@ -60,14 +60,14 @@ class Escalation:
         return received
 
     def on_output_closed(self, now: float) -> signal.Signals | None:
-        """Nobody reads the output any more, as after `| head`."""
+        """Take note that the output has no reader any more, as after `| head`."""
         if self.phase in (Phase.RUNNING, Phase.FAILED):
             self._terminate_by(now)
             return signal.SIGTERM
         return None
 
     def on_time(self, now: float) -> signal.Signals | None:
-        """Time passed."""
+        """Take note of the time."""
         if self.deadline is None or now < self.deadline:
             return None
         if self.phase is Phase.FAILED:

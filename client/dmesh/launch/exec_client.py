@@ -1,4 +1,4 @@
-"""Becomes a client: a stand-alone script, run as `python -I -S exec_client.py PARENT COMMAND...`.
+"""Stand-alone script that becomes a client, run as `python -I -S exec_client.py PARENT COMMAND...`.
 
 It stands between fork and exec, where a Python callback of the launcher would be unsafe: it asks the kernel
 to kill this process when the launcher dies (Linux), then replaces itself by the client's command. Only the
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
-    """Never returns if all is well."""
+    """Replace this process by the client; return an exit code only if that fails."""
     parent, command = int(argv[1]), argv[2:]
     # An ignored signal stays ignored over exec: a launcher in a shell's background has SIGINT ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Outlives the launcher by one instant: a stand-alone script, run as `python -I -S guard.py`.
+"""Stand-alone script that outlives the launcher by one instant, run as `python -I -S guard.py`.
 
 The launcher writes to its standard input: `+PGID` when a client's process group exists, `-PGID` when it is
 gone. When that pipe closes, the launcher has ended, perhaps by `kill -9`; whatever groups are left are
@@ -14,7 +14,7 @@ import sys
 
 
 def main() -> int:
-    """Waits for the launcher's end, then kills what it left."""
+    """Wait for the launcher's end, then kill what it left."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups: set[int] = set()

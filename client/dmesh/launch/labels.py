@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable, Mapping
+
+from dmesh.launch.folding import TracebackFolder
 
 _LONGEST = 64 * 1024
 """Bytes of one line that are held back at most; a longer one comes out in pieces."""
@@ -19,9 +22,12 @@ class Output:
         self.colored = os.isatty(descriptor) and not environment.get("NO_COLOR")
         self.closed = False
         """True once nobody reads it any more; further writes are dropped."""
+        self.lines = 0
+        """Number of lines written."""
 
     def write(self, data: bytes) -> None:
-        """Writes all of `data`."""
+        """Write all of `data`."""
+        self.lines += data.count(b"\n")
         view = memoryview(data)
         while view and not self.closed:
             try:
@@ -33,10 +39,23 @@ class Output:
 
 
 class LineLabeler:
-    """Puts `[rank] ` before each line of one stream of one client; nothing if the rank is None."""
+    """Writer that puts `[rank] ` before each line of one stream of one client; nothing if the rank is None.
+
+    Args:
+        rank: The client.
+        output: Where the lines go.
+        on_line: Called with each line that comes, without its end.
+        folder: Folds the tracebacks among them, if that is wanted.
+        clock: Monotonic time in seconds.
+    """
 
     def __init__(
-        self, rank: int | None, output: Output, on_line: Callable[[bytes], None] | None = None
+        self,
+        rank: int | None,
+        output: Output,
+        on_line: Callable[[bytes], None] | None = None,
+        folder: TracebackFolder | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         label = "" if rank is None else f"[{rank}] "
         if rank is not None and output.colored:
@@ -44,10 +63,22 @@ class LineLabeler:
         self._label = label.encode()
         self._output = output
         self._on_line = on_line
+        self._folder = folder
+        self._clock = clock
         self._rest = b""
 
+    @property
+    def due(self) -> float | None:
+        """Time at which `release` is due; None if nothing is held back."""
+        return None if self._folder is None else self._folder.due
+
+    def release(self) -> None:
+        """Pass on the traceback that is held back, if any."""
+        if self._folder is not None:
+            self._write(self._folder.release())
+
     def feed(self, data: bytes) -> None:
-        """Takes what the client wrote; whole lines go out, the rest waits for its end."""
+        """Take what the client wrote; whole lines go out, the rest waits for its end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         while len(self._rest) > _LONGEST:
             lines.append(self._rest[:_LONGEST])
@@ -55,16 +86,19 @@ class LineLabeler:
         self._emit(lines)
 
     def finish(self) -> None:
-        """The stream ended: a last line without an end goes out with one."""
+        """Pass on the last line, which has no end, with one."""
         if self._rest:
             self._emit([self._rest])
             self._rest = b""
+        self.release()
 
     def _emit(self, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        # One write for all, so that what another program writes to the same terminal falls between lines.
-        self._output.write(b"".join(self._label + line + b"\n" for line in lines))
+        self._write(lines if self._folder is None else self._folder.feed(lines, self._clock()))
         if self._on_line is not None:
             for line in lines:
                 self._on_line(line)
+
+    def _write(self, lines: list[bytes]) -> None:
+        # One write for all, so that what another program writes to the same terminal falls between lines.
+        if lines:
+            self._output.write(b"".join(self._label + line + b"\n" for line in lines))

@@ -1,4 +1,4 @@
-"""Nothing outlives a job: the guard that outlives the launcher, and what clients leave behind is adopted."""
+"""Clean-up of a job's processes: a guard that outlives the launcher, and adoption of orphans."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def stand_alone(script: Path) -> list[str]:
-    """Returns the command that runs a script of the standard library only, which starts in milliseconds."""
+    """Return the command that runs a script of the standard library only, which starts in milliseconds."""
     return [sys.executable, "-I", "-S", str(script)]
 
 
 @contextlib.contextmanager
 def adopt_orphans() -> Iterator[None]:
-    """While entered, makes this process the parent of its descendants whose own parent has ended (Linux).
+    """Make this process, while entered, the parent of its descendants whose own parent has ended (Linux).
 
     So it learns of their end, too, and they are not left as zombies where nobody else looks after them.
     """
@@ -49,15 +49,15 @@ class Guard:
         )
 
     def watch(self, group: int) -> None:
-        """Makes the guard responsible for a process group."""
+        """Make the guard responsible for a process group."""
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Tells the guard that a process group is gone."""
+        """Tell the guard that a process group is gone."""
         self._tell(f"-{group}\n")
 
     def close(self) -> None:
-        """Ends the guard; groups that it still watches are killed."""
+        """End the guard; groups that it still watches are killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""What `dmesh run` starts: everything is checked and decided here, before the first process."""
+"""Plan of a `dmesh run`: everything is checked and decided before the first process starts."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dmesh.config.settings import JOB_NAME_PATTERN, Settings, split_address
 from dmesh.errors import ConfigurationError
 from dmesh.launch.ports import LOOPBACK
-from dmesh.settings import JOB_NAME_PATTERN, Settings, split_address
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the user asked for."""
+    """Options of a `dmesh run`."""
 
     clients: int
-    """How many clients to start; at least 1."""
+    """Number of clients to start; at least 1."""
     command: tuple[str, ...]
     """The script or module, then its own arguments."""
     module: bool = False
     """`command[0]` is a module, as after `python -m`."""
     cpu_devices: int | None = None
-    """Logical CPU devices of each client whose script does not say; at least 1."""
+    """Logical CPU devices of each client, unless its script says otherwise; at least 1."""
     coordinator: str | None = None
     """HOST:PORT of a standalone coordination server; None for the environment's, else one in client 0."""
     cluster: str | None = None
     """The cluster's name at that server; None for the environment's, or else a fresh one."""
     timeout_after_failure: float = 3.0
-    """Seconds that the others have, after the first failure, to notice it and end by themselves."""
+    """Seconds for the others to end by themselves after the first failure."""
     terminate_grace: float = 5.0
     """Seconds between SIGTERM and SIGKILL."""
     max_restarts: int = 0
-    """How often each client that fails is started again, to take its own place in the running job."""
+    """Restarts of each client that fails; it takes its own place in the running job."""
     labels: bool = True
-    """Whether lines of standard output have their `[rank]` before them; those of standard error do."""
+    """True if lines of standard output are labeled `[rank]`; those of standard error always are."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class ClientPlan:
     environment: Mapping[str, str] = field(repr=False)
     """Its whole environment; holds the run's token."""
     restarts: int = 0
-    """How often it is started again if it fails."""
+    """Number of restarts if it fails."""
     labeled: bool = True
-    """Whether its standard output is labeled."""
+    """True if its standard output is labeled."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class LaunchPlan:
     clients: tuple[ClientPlan, ...]
     """By rank."""
     options: LaunchOptions
-    """What it was made from."""
+    """Options that it was made from."""
 
 
 def check_options(options: LaunchOptions, environment: Mapping[str, str]) -> None:
-    """Refuses what cannot work.
+    """Refuse what cannot work.
 
     Raises:
         ConfigurationError: With one line that says what is wrong and what to do.
@@ -112,7 +112,7 @@ def check_options(options: LaunchOptions, environment: Mapping[str, str]) -> Non
 
 
 def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mapping[str, str]) -> LaunchPlan:
-    """Decides the clients' commands and environments.
+    """Decide the clients' commands and environments.
 
     Args:
         options: What the user asked for.

@@ -32,7 +32,7 @@ class PortReservation:
         self._locks = tuple(locks)
 
     def close(self) -> None:
-        """Lets other launchers choose these ports again."""
+        """Let other launchers choose these ports again."""
         for lock in self._locks:
             lock.close()
 
@@ -46,7 +46,7 @@ class PortReservation:
 
 
 def reserve_ports(count: int, source: random.Random | None = None) -> PortReservation:
-    """Chooses `count` different loopback ports.
+    """Choose `count` different loopback ports.
 
     Args:
         count: How many.
@@ -76,7 +76,7 @@ def reserve_ports(count: int, source: random.Random | None = None) -> PortReserv
 
 
 def ephemeral_range() -> tuple[int, int]:
-    """Returns the first and last port that the kernel gives to outgoing connections."""
+    """Return the first and last port that the kernel gives to outgoing connections."""
     try:
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         return int(first), int(last)
@@ -85,7 +85,7 @@ def ephemeral_range() -> tuple[int, int]:
 
 
 def candidate_ports(ephemeral: tuple[int, int]) -> list[int]:
-    """Returns the ports to choose from: high, outside `ephemeral` unless that leaves too few."""
+    """Return the ports to choose from: high, outside `ephemeral` unless that leaves too few."""
     everything = range(_LOWEST, _HIGHEST + 1)
     outside = [port for port in everything if not ephemeral[0] <= port <= ephemeral[1]]
     return outside if len(outside) >= _ENOUGH else list(everything)

@@ -1,4 +1,4 @@
-"""One client as the launcher sees it: its process group, its pipes, its end."""
+"""Client process of a job: its process group, its pipes, its end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from dmesh.launch.diagnosis import ErrorTail, Outcome, Traceback
+from dmesh.launch.folding import ShownTracebacks, TracebackFolder
 from dmesh.launch.labels import LineLabeler, Output
 from dmesh.launch.orphans import stand_alone
 from dmesh.launch.plan import ClientPlan
 
 _CHUNK = 64 * 1024
 RESTART_COUNT = "DMESH_RESTART_COUNT"
-"""Tells a client how often its rank was started before."""
+"""Variable with the number of earlier starts of a client's rank."""
 _MOST_CHUNKS = 256  # of one pipe in one go, should somebody never stop writing
 _EXEC_CLIENT = Path(__file__).with_name("exec_client.py")
 
@@ -33,11 +34,11 @@ class Stream:
         """False after its end."""
 
     def fileno(self) -> int:
-        """Returns the descriptor to wait on."""
+        """Return the descriptor to wait on."""
         return self._pipe.fileno()
 
     def read(self) -> bool:
-        """Passes on what there is, one chunk at most; returns False when there is nothing now."""
+        """Pass on what there is, one chunk at most; return False when there is nothing now."""
         try:
             data = os.read(self._pipe.fileno(), _CHUNK)
         except BlockingIOError:
@@ -48,8 +49,17 @@ class Stream:
             self.close()
         return bool(data)
 
+    @property
+    def due(self) -> float | None:
+        """Time at which `release` is due; None if nothing is held back."""
+        return self._labeler.due
+
+    def release(self) -> None:
+        """Pass on a traceback that was held back to be completed."""
+        self._labeler.release()
+
     def close(self) -> None:
-        """Passes on the last, unfinished line and gives the pipe up."""
+        """Pass on the last, unfinished line and give the pipe up."""
         self._labeler.finish()
         self._pipe.close()
         self.open = False
@@ -64,9 +74,18 @@ class ClientProcess:
         err: Where its standard error goes, labeled.
         now: Current time, seconds.
         restarts: How often this rank was started before.
+        shown: The tracebacks on the terminal, if this client's are to be folded.
     """
 
-    def __init__(self, plan: ClientPlan, out: Output, err: Output, now: float, restarts: int = 0) -> None:
+    def __init__(
+        self,
+        plan: ClientPlan,
+        out: Output,
+        err: Output,
+        now: float,
+        restarts: int = 0,
+        shown: ShownTracebacks | None = None,
+    ) -> None:
         self.plan = plan
         self.rank = plan.rank
         self.restarts = restarts
@@ -80,7 +99,9 @@ class ClientProcess:
         self.status: int | None = None
         """Exit code, or minus the number of the signal that killed it; None while it runs."""
         self.order = -1
-        """How many clients ended before it."""
+        """Number of clients that ended before it; -1 while it runs."""
+        self.lines_before_end = 0
+        """Lines that the launcher had written when it noticed the end."""
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
             [*stand_alone(_EXEC_CLIENT), str(os.getpid()), *plan.command],
             env={**plan.environment, RESTART_COUNT: str(restarts)},
@@ -95,17 +116,22 @@ class ClientProcess:
         assert self._process.stderr is not None
         self.streams: Sequence[Stream] = (
             Stream(self._process.stdout, LineLabeler(plan.rank if plan.labeled else None, out)),
-            Stream(self._process.stderr, LineLabeler(plan.rank, err, self.errors.feed)),
+            Stream(
+                self._process.stderr,
+                LineLabeler(
+                    plan.rank, err, self.errors.feed, None if shown is None else TracebackFolder(shown)
+                ),
+            ),
         )
 
     def poll(self) -> bool:
-        """Returns whether it has ended; `status` is set from then on."""
+        """Return whether it has ended; `status` is set from then on."""
         if self.status is None:
             self.status = self._process.poll()
         return self.status is not None
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Sends a signal to the client and all that it started; returns False if nothing of that is left."""
+        """Send a signal to the client and all that it started; return False if nothing of that is left."""
         if not self.poll():
             if self.ended_by is None:
                 self._traceback_before = self.errors.traceback
@@ -119,7 +145,7 @@ class ClientProcess:
         return True
 
     def group_is_left(self) -> bool:
-        """Returns whether the ended client has left processes behind in its group."""
+        """Return whether the ended client has left processes behind in its group."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-self.pid, os.WNOHANG)[0]:  # those that ended and that we adopted
                 pass
@@ -130,14 +156,14 @@ class ClientProcess:
         return True
 
     def catch_up(self) -> None:
-        """Passes on what is in the pipes now."""
+        """Pass on the contents of the pipes."""
         for stream in self.streams:
             for _ in range(_MOST_CHUNKS):
                 if not stream.open or not stream.read():
                     break
 
     def close(self) -> None:
-        """Passes on what is in the pipes now, then gives them up."""
+        """Pass on the contents of the pipes, then close them."""
         self.catch_up()
         for stream in self.streams:
             if stream.open:
@@ -145,11 +171,11 @@ class ClientProcess:
 
     @property
     def streams_open(self) -> bool:
-        """True while somebody can still write to its pipes."""
+        """True while its pipes have a writer."""
         return any(stream.open for stream in self.streams)
 
     def outcome(self) -> Outcome:
-        """Returns how it ended; only after its end."""
+        """Return how it ended; only after its end."""
         assert self.status is not None
         return Outcome(
             rank=self.rank,

@@ -1,4 +1,4 @@
-"""Where `dmesh run` writes down which job it runs, so that `dmesh why` in another terminal finds it.
+"""Register of the `dmesh run`s on this machine, by which `dmesh why` in another terminal finds them.
 
 One file for each launcher, in a directory that only its user may read: the address of the job's server, the
 cluster, and the token if the launcher has made one for this run.
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dmesh import tokens
 from dmesh._log import logger
-from dmesh.settings import read_jobs
+from dmesh.config.settings import read_jobs
+from dmesh.security import tokens
 
 _MOST_BYTES = 1 << 16
 _MOST_RUNS = 1000
@@ -32,18 +32,18 @@ class Run:
     cluster: str
     """Name of its cluster."""
     token: str = field(default="", repr=False)
-    """What to show the server; empty if whoever asks has to know that himself."""
+    """Token for the server; empty if the reader must know it."""
 
 
 def directory() -> Path | None:
-    """Returns where they are; None without a home directory."""
+    """Return the folder of the register; None without a home directory."""
     token = tokens.default_path()
     return None if token is None else token.parent / "runs"
 
 
 @contextlib.contextmanager
 def registered(environment: Mapping[str, str], own: Mapping[str, str]) -> Iterator[None]:
-    """Writes a run down as long as it goes on. What cannot be written is done without.
+    """Register a run while it goes on. Failure to write the file is ignored.
 
     Args:
         environment: Of its clients.
@@ -63,7 +63,7 @@ def registered(environment: Mapping[str, str], own: Mapping[str, str]) -> Iterat
 
 
 def living() -> list[Run]:
-    """Returns the runs of this user that go on on this machine, by process id."""
+    """Return the current runs of this user on this machine, by process id."""
     place = directory()
     found = []
     for path in sorted(place.glob("*.json"))[:_MOST_RUNS] if place is not None else ():

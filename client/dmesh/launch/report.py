@@ -1,4 +1,4 @@
-"""What the user reads when a job fails: where it began first, then what followed from it."""
+"""The launcher's own lines: the report of a failed job, with its cause first and then the consequences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dmesh.launch.diagnosis import Outcome, Role
 from dmesh.launch.labels import Output
 
 _PREFIX = "dmesh run: "
-_MOST_FOLLOWERS = 16
+_MOST_FOLLOWERS = 8
 _MOST_MESSAGE = 120
+_SEEN_BY_ALL = frozenset({"CollectiveMismatchError", "CollectiveTimeoutError"})
+"""Errors of one call, of which each rank may know another side."""
 _HINTS = {
-    signal.SIGKILL: "by kill -9 or by the kernel for want of memory (then `dmesg` says so)",
+    signal.SIGKILL: "by kill -9, or by the kernel, out of memory (then `dmesg` says so)",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or a memory-mapped file that shrank or a full disk",
     signal.SIGABRT: "native code gave up; its message should be above",
@@ -20,7 +22,7 @@ _HINTS = {
 
 
 class Reporter:
-    """Writes the launcher's own lines.
+    """Writer of the launcher's own lines.
 
     Args:
         output: The launcher's standard error.
@@ -32,52 +34,97 @@ class Reporter:
         self._host = host
 
     def notice(self, text: str) -> None:
-        """Says one thing, now."""
+        """Write one line, now."""
         self._output.write(f"{_PREFIX}{text}\n".encode())
 
     def failure_noticed(self, outcome: Outcome, seconds: float) -> None:
-        """Says at once that a client failed and what happens next; what it was comes with `summary`."""
+        """Say at once that a client failed and what happens next; `summary` says why."""
         self.notice(
             f"rank {outcome.rank} (pid {outcome.pid}) {outcome.how()}; "
             f"the others have {seconds:g} s to notice and end by themselves"
         )
 
     def replacing(self, outcome: Outcome, number: int, limit: int) -> None:
-        """Says at once that a client failed and that another process takes its place."""
+        """Say at once that a client failed and that another process takes its place."""
         why = f" ({_shortened(outcome.traceback.exception)})" if outcome.traceback is not None else ""
         self.notice(
             f"rank {outcome.rank} (pid {outcome.pid}) {outcome.how()}{why}; "
             f"starting it again, restart {number} of {limit}"
         )
 
-    def summary(self, failures: Sequence[Outcome], ended_well: Sequence[int]) -> None:
-        """Reports a failed job.
+    def summary(self, failures: Sequence[Outcome], ended_well: Sequence[int], *, visible: bool) -> None:
+        """Report a failed job.
 
         Args:
             failures: As `diagnosis.rank_failures` gives them: where it began first.
             ended_well: Ranks that had ended with exit code 0.
+            visible: Whether the end of the first one's standard error is still before the user's eyes.
         """
-        first, *followers = failures
+        first = failures[0]
+        alike = [outcome for outcome in failures if outcome is first or _failed_alike(outcome, first)]
+        followers = [outcome for outcome in failures if outcome not in alike]
+        who = _named(alike) if len(alike) > 1 else f"rank {first.rank}"
+        pid = f" (pid {first.pid})" if len(alike) == 1 else ""
         headline = (
-            f"{_PREFIX}FAILED: rank {first.rank} on host {self._host} (pid {first.pid}) {first.how()} "
+            f"{_PREFIX}FAILED: {who} on host {self._host}{pid} {_verb(first.how(), alike)} "
             f"after {first.seconds:.1f} s{_hint(first)}"
         )
-        lines = [headline, *_details(first)]
+        lines = [headline, *_details(first, visible=visible)]
         if followers:
-            lines.append("  the others followed:")
-            lines += [f"    {_follower(outcome)}" for outcome in followers[:_MOST_FOLLOWERS]]
-            if len(followers) > _MOST_FOLLOWERS:
-                lines.append(f"    and {len(followers) - _MOST_FOLLOWERS} more")
+            groups = _groups(followers)
+            if len(groups) == 1:
+                lines.append(f"  the others followed: {groups[0]}")
+            else:
+                lines += ["  the others followed:", *(f"    {text}" for text in groups[:_MOST_FOLLOWERS])]
+            if len(groups) > _MOST_FOLLOWERS:
+                lines.append(f"    and {len(groups) - _MOST_FOLLOWERS} more")
         if ended_well:
-            more = ", ..." if len(ended_well) > _MOST_FOLLOWERS else ""
-            lines.append(f"  ended with exit code 0: rank {_listed(ended_well[:_MOST_FOLLOWERS])}{more}")
+            lines.append(f"  ended with exit code 0: {_ranks(ended_well)}")
             if first.role > Role.ENDED_WHILE_FAILING:
                 lines.append("  (perhaps too early: the failed ranks still needed somebody)")
         self._output.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _failed_alike(one: Outcome, other: Outcome) -> bool:
+    """Return whether two clients failed with the same error, so that neither is to blame before the other."""
+    mine, others = one.traceback, other.traceback
+    if mine is None or others is None or one.how() != other.how() or one.role is not other.role:
+        return False
+    return mine.exception == others.exception or (
+        mine.type_name == others.type_name and mine.type_name in _SEEN_BY_ALL
+    )
+
+
+def _groups(outcomes: Sequence[Outcome]) -> list[str]:
+    """Describe how clients ended, those together that ended alike."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(_ending(outcome), []).append(outcome)
+    return [
+        f"{_named(alike)}{f' (pid {alike[0].pid})' if len(alike) == 1 else ''} {_verb(text, alike)}"
+        for text, alike in groups.items()
+    ]
+
+
+def _verb(text: str, outcomes: Sequence[Outcome]) -> str:
+    return f"were {text[4:]}" if len(outcomes) > 1 and text.startswith("was ") else text
+
+
+def _named(outcomes: Sequence[Outcome]) -> str:
+    return _ranks([outcome.rank for outcome in outcomes])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as `rank 2` or `ranks 0, 2-5`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] + 1 == rank:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in spans[:_MOST_FOLLOWERS]]
+    more = ", ..." if len(spans) > _MOST_FOLLOWERS else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(shown)}{more}"
 
 
 def _hint(outcome: Outcome) -> str:
@@ -88,11 +135,15 @@ def _hint(outcome: Outcome) -> str:
     return f", {hint}" if hint else ""
 
 
-def _details(first: Outcome) -> list[str]:
+def _details(first: Outcome, *, visible: bool) -> list[str]:
+    """Return what the first failure wrote last; of what the user can still see, the most important line."""
     if first.traceback is not None:
+        if visible and first.traceback.exception:
+            return [f"  {first.traceback.exception}"]
         return ["  its last traceback:", *(f"    {line}" for line in first.traceback.lines)]
     if first.last_lines:
-        return ["  the end of its standard error:", *(f"    {line}" for line in first.last_lines)]
+        lines = first.last_lines[-1:] if visible else first.last_lines
+        return ["  the end of its standard error:", *(f"    {line}" for line in lines)]
     return ["  it wrote nothing to standard error"]
 
 
@@ -100,8 +151,8 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_MESSAGE else f"{text[:_MOST_MESSAGE]}..."
 
 
-def _follower(outcome: Outcome) -> str:
-    text = f"rank {outcome.rank} (pid {outcome.pid}) {outcome.how()}"
+def _ending(outcome: Outcome) -> str:
+    text = outcome.how()
     if outcome.traceback is not None and outcome.traceback.exception:
         _, colon, message = outcome.traceback.exception.partition(":")
         summary = f"{outcome.traceback.type_name}{colon}{message}"  # without the exception's module

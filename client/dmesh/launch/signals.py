@@ -1,4 +1,4 @@
-"""Signals as something that a selector can wait for."""
+"""Signals as events of a selector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalInbox:
-    """While entered, catches the signals that end a job and those that tell of a child's end.
+    """Catches, while entered, the signals that end a job and those of a child's end.
 
     `on_signal` is called inside Python's signal handler, so also while the launcher is stuck writing to a
     terminal that was stopped with Ctrl-S. It must not write to a buffered stream. `fileno` becomes readable
@@ -28,11 +28,11 @@ class SignalInbox:
         self._previous_wakeup = -1
 
     def fileno(self) -> int:
-        """Returns the descriptor to wait on."""
+        """Return the descriptor to wait on."""
         return self._receiver.fileno()
 
     def clear(self) -> None:
-        """Makes `fileno` unreadable until the next signal."""
+        """Make `fileno` unreadable until the next signal."""
         with contextlib.suppress(BlockingIOError):
             while self._receiver.recv(4096):
                 pass

@@ -1,4 +1,4 @@
-"""Runs a job to its end: one thread, one selector, no polling."""
+"""Supervisor of a job: one thread, one selector, no polling."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dmesh.launch.diagnosis import Outcome, rank_failures
 from dmesh.launch.escalation import Escalation, Phase
+from dmesh.launch.folding import ShownTracebacks
 from dmesh.launch.labels import Output
 from dmesh.launch.orphans import Guard, adopt_orphans
 from dmesh.launch.plan import ClientPlan, LaunchPlan
@@ -21,18 +22,20 @@ from dmesh.launch.report import Reporter
 from dmesh.launch.signals import SignalInbox
 
 _LEFTOVER_GRACE = 1.0
-"""Seconds that processes which a client left behind have between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL for processes that a client left behind."""
+_VISIBLE = 20
+"""Lines that can come after a traceback before the report of the job repeats it."""
 _SIGPIPE_EXIT = 128 + signal.SIGPIPE
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """How a job ended."""
+    """Result of a job."""
 
     outcomes: tuple[Outcome, ...]
-    """Of the clients that were started, by rank."""
+    """Ends of the clients that were started, by rank."""
     exit_code: int
-    """What `dmesh run` exits with."""
+    """Exit code of `dmesh run`."""
 
 
 class Supervisor:
@@ -58,15 +61,17 @@ class Supervisor:
         self._escalation = Escalation(plan.options.timeout_after_failure, plan.options.terminate_grace)
         self._selector = selectors.DefaultSelector()
         self._notices: deque[str] = deque()
+        folds = plan.clients[0].environment.get("DMESH_TRACEBACK", "").strip().lower() != "full"
+        self._shown = ShownTracebacks() if folds else None
         self._clients: list[ClientProcess] = []
         self._settled = 0
         self._leaving: dict[ClientProcess, float] = {}
-        """Ended clients of which processes or unread output may be left; until when to wait for those."""
+        """Ended clients that may have left processes or unread output, and the time limit for these."""
         self._replacing: set[ClientProcess] = set()
-        """Those among them whose place another process is to take, once nothing is left of them."""
+        """Clients among these that are to be started again once nothing is left of them."""
 
     def run(self) -> LaunchResult:
-        """Runs the job.
+        """Run the job.
 
         Raises:
             OSError: A client could not be started; those that were are gone.
@@ -101,14 +106,14 @@ class Supervisor:
             self._send(self._escalation.requested)
 
     def _start_one(self, plan: ClientPlan, guard: Guard, restarts: int = 0) -> ClientProcess:
-        client = ClientProcess(plan, self._out, self._err, self._clock(), restarts)
+        client = ClientProcess(plan, self._out, self._err, self._clock(), restarts, self._shown)
         guard.watch(client.pid)
         for stream in client.streams:
             self._selector.register(stream, selectors.EVENT_READ, stream)
         return client
 
     def _replace(self, client: ClientProcess, guard: Guard) -> None:
-        """Starts another process in the place of one that failed, if it is still wanted."""
+        """Start a failed client again, if the job still goes on."""
         self._replacing.discard(client)
         if self._job_goes_on():
             self._clients[client.rank] = self._start_one(client.plan, guard, client.restarts + 1)
@@ -119,12 +124,17 @@ class Supervisor:
         deadlines = [*self._leaving.values()]
         if self._escalation.deadline is not None:
             deadlines.append(self._escalation.deadline)
+        held = [stream for client in self._clients for stream in client.streams if stream.due is not None]
+        deadlines += [stream.due for stream in held if stream.due is not None]
         timeout = max(0.0, min(deadlines) - self._clock()) if deadlines else None
         for key, _ in self._selector.select(timeout):
             if not isinstance(key.data, Stream):
                 inbox.clear()
             else:
                 self._read(key.data)
+        for stream in held:
+            if stream.due is not None and stream.due <= self._clock():
+                stream.release()
 
     def _read(self, stream: Stream) -> None:
         descriptor = stream.fileno()
@@ -133,12 +143,13 @@ class Supervisor:
             self._selector.unregister(descriptor)
 
     def _settle_ended(self) -> None:
-        """Takes note of clients that have ended; what they left in their process group is told to end."""
+        """Take note of clients that have ended, and end the processes that they left in their groups."""
         for client in self._clients:
             if client.order >= 0 or not client.poll():
                 continue
             now = self._clock()
             client.order, client.ended_at = self._settled, now
+            client.lines_before_end = self._lines_written()
             self._settled += 1
             client.signal_group(signal.SIGTERM)
             self._leaving[client] = now + _LEFTOVER_GRACE
@@ -153,7 +164,7 @@ class Supervisor:
         return client.restarts < client.plan.restarts and self._job_goes_on()
 
     def _job_goes_on(self) -> bool:
-        """Whether there is something that another process can take part in."""
+        """Return whether there is a running job that another process can take part in."""
         return (
             self._escalation.phase is Phase.RUNNING
             and self._escalation.requested is None
@@ -172,7 +183,7 @@ class Supervisor:
                 self._reporter.failure_noticed(client.outcome(), self._plan.options.timeout_after_failure)
 
     def _finish_leaving(self, guard: Guard) -> None:
-        """Lets go of ended clients of which nothing is left, or whose time is up."""
+        """Close ended clients that have left nothing, or whose time is up."""
         now = self._clock()
         for client, deadline in [*self._leaving.items()]:
             if now < deadline and (client.streams_open or client.group_is_left()):
@@ -204,7 +215,7 @@ class Supervisor:
     # Signals ----------------------------------------------------------------------
 
     def _on_signal(self, received: signal.Signals) -> None:
-        """Runs inside the signal handler, between any two steps of the above."""
+        """Handle a signal: runs in the signal handler, between any two steps of the loop."""
         again = self._escalation.requested is not None
         action = self._escalation.on_signal(received, self._clock())
         if action is None:
@@ -224,12 +235,17 @@ class Supervisor:
 
     # The end ----------------------------------------------------------------------
 
+    def _lines_written(self) -> int:
+        return self._out.lines + self._err.lines
+
     def _conclude(self) -> LaunchResult:
         outcomes = tuple(client.outcome() for client in self._clients)
         failures = rank_failures(outcomes)
         requested = self._escalation.requested
         if any(outcome.ended_by is None for outcome in failures):
-            self._reporter.summary(failures, [outcome.rank for outcome in outcomes if outcome.status == 0])
+            since = self._lines_written() - self._clients[failures[0].rank].lines_before_end
+            ended_well = [outcome.rank for outcome in outcomes if outcome.status == 0]
+            self._reporter.summary(failures, ended_well, visible=since <= _VISIBLE)
             code = failures[0].exit_code
         elif self._out.closed:
             code = _SIGPIPE_EXIT

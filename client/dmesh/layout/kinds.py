@@ -11,7 +11,7 @@ MATCH = "match"
 
 
 class LayoutType(enum.Enum):
-    """What kind of layout it is."""
+    """Kind of the layout."""
 
     STATIC = "static"
     """The sharding of each dimension is given by the layout."""

@@ -23,7 +23,7 @@ _MOST_DIMENSIONS = 64
 
 
 class Layout:
-    """How an array is distributed over the devices of a mesh.
+    """Distribution of an array over the devices of a mesh.
 
     For each dimension of the array, the layout names the dimension of the mesh along which it is cut into
     equal shards, or says `UNSHARDED`. Over mesh dimensions that the layout does not name, shards are
@@ -222,7 +222,7 @@ class Layout:
 
     @property
     def type(self) -> LayoutType:
-        """What kind of layout it is."""
+        """Kind of the layout."""
         return self._type
 
     def num_shards(self, idx: int) -> int:

@@ -1,4 +1,4 @@
-"""How a mesh is told of to people who look at the cluster: its axes, and which device is where in it. Pure.
+"""Description of a mesh for people who look at the cluster: its axes, and the devices along them. Pure.
 
 A client knows the owners of all devices of its meshes, but the devices of others only if all are listed by
 name: so it tells of each place whose it is, and of its own devices where they are. Both are written as runs,

@@ -9,21 +9,21 @@ from itertools import groupby
 
 import numpy as np
 
-from dmesh import context
 from dmesh._log import logger
-from dmesh.device import (
+from dmesh.devices.device import (
     DEVICE_TYPES,
     DeviceSpec,
     num_devices_of_client,
     num_local_devices,
     this_client,
 )
-from dmesh.device import (
+from dmesh.devices.device import (
     local_devices as devices_of_client,
 )
 from dmesh.errors import DeviceError, MeshError, NotInitializedError
 from dmesh.mesh.fields import MeshDimension, check_dimensions
 from dmesh.mesh.mesh import Mesh
+from dmesh.runtime import context
 
 
 def create_mesh(

@@ -1,4 +1,4 @@
-"""What a mesh consists of, and what makes it valid.
+"""Fields of a mesh, and their validation.
 
 Every way to a mesh (constructor, string, creation functions) comes through `MeshFields.check`, so that there
 is no mesh in the program for which one of these rules does not hold.
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dmesh.device import DeviceSpec
+from dmesh.devices.device import DeviceSpec
 from dmesh.errors import MeshError
 
 RESERVED_NAMES = frozenset({"unsharded", "match", "any", "scalar"})
-"""What a dimension may not be called: a layout could not tell it from its own words."""
+"""Forbidden names of dimensions: a layout could not tell them from its own words."""
 
 _FORBIDDEN = "|,="
 _MOST_DIMENSIONS = 64
@@ -26,9 +26,9 @@ class MeshDimension(NamedTuple):
     """One dimension of a mesh."""
 
     name: str
-    """What layouts and groups call it."""
+    """Name, as used by layouts and groups."""
     size: int
-    """How many devices lie along it."""
+    """Number of devices along it."""
 
 
 @dataclass(frozen=True, slots=True)

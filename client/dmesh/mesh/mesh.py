@@ -1,4 +1,4 @@
-"""The `Mesh`: an immutable value that says where the devices of all clients lie in a grid."""
+"""`Mesh`: an immutable grid of the devices of all clients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh import context
-from dmesh.device import DeviceSpec, ThisClient, this_client
+from dmesh.devices.device import DeviceSpec, ThisClient, this_client
 from dmesh.errors import DeviceError, MeshError
 from dmesh.mesh.announcing import announcement
 from dmesh.mesh.fields import MeshDimension, MeshFields
 from dmesh.mesh.ownership import client_ranks, fingerprint, group_along
 from dmesh.mesh.proto import Serializable, read_mesh, write_mesh
 from dmesh.mesh.text import format_mesh, parse_mesh
+from dmesh.runtime import context
 
 if TYPE_CHECKING:
     from dmesh.collectives.group import Group
@@ -151,7 +151,7 @@ class Mesh:
 
     @property
     def strides(self) -> list[int]:
-        """How far apart, in the order of ids, neighbors along each dimension are: `[4, 1]` for a 2x4 mesh."""
+        """Distance of neighbors along each dimension in the order of ids: `[4, 1]` for a 2x4 mesh."""
         strides: list[int] = []
         step = 1
         for size in reversed(self._fields.shape):
@@ -167,7 +167,7 @@ class Mesh:
 
     @property
     def fingerprint(self) -> str:
-        """What the mesh is to all its clients: equal on each of them, without local part and name."""
+        """Identity of the mesh to all its clients: equal on each of them, without local part and name."""
         return fingerprint(self._fields)
 
     def shape(self) -> list[int]:
@@ -330,14 +330,18 @@ class Mesh:
             ranks = group_along(self._fields, position, me.client_id, me.num_clients, me.job)
             self._groups[axis, me] = ranks
             self._announce()
-        return state.mesh_group(self.fingerprint, axis, ranks)
+        from dmesh.collectives.communicator import Communicator  # loaded by now; it is large
+
+        return state.get(Communicator).mesh_group(self.fingerprint, axis, ranks)
 
     def _announce(self) -> None:
         """Tells people who look at the cluster of this mesh, if there is one."""
-        state = context.current_or_none()
-        if state is not None and state.agent is not None:
+        from dmesh.coordination.agent_source import opened_agent  # likewise
+
+        agent = opened_agent()
+        if agent is not None:
             me = this_client()
-            state.agent.announce_mesh(announcement(self._fields, me.job, me.client_id))
+            agent.announce_mesh(announcement(self._fields, me.job, me.client_id))
 
     # The value ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Which client holds which device of a mesh, and what that means for groups of clients. Pure functions."""
+"""Ownership of a mesh's devices by clients, and the groups that follow from it. Pure functions."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from dmesh.device import DeviceSpec
+from dmesh.devices.device import DeviceSpec
 from dmesh.errors import DeviceError, MeshError
 from dmesh.mesh.fields import MeshDimension, MeshFields, check_dimensions
 from dmesh.v1 import layout_pb2

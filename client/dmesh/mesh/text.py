@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 
-from dmesh.device import DeviceSpec
+from dmesh.devices.device import DeviceSpec
 from dmesh.errors import DeviceError, MeshError
 from dmesh.mesh.fields import MeshDimension, MeshFields, check_dimensions
 

@@ -1,4 +1,4 @@
-"""What travels with a call to say where it belongs in a trace: cleaned on its way out and on its way in.
+"""Trace context that travels with a call: cleaned on its way out and on its way in.
 
 OpenTelemetry's propagators write and read it (W3C's `traceparent` and `tracestate`, unless `OTEL_PROPAGATORS`
 says otherwise); what is here makes sure that nothing of it can break a call, on either side.

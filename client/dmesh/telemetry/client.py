@@ -11,7 +11,7 @@ import grpc
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from dmesh._log import announce
-from dmesh.addresses import split_address
+from dmesh.config.addresses import split_address
 from dmesh.coordination.tracing import Carried, Job
 from dmesh.telemetry.collective_spans import CollectiveSpans
 from dmesh.telemetry.provider import Provider
@@ -45,7 +45,7 @@ class ClientTracing:
 
     @property
     def provider(self) -> Provider:
-        """Where the spans go."""
+        """Destination of the spans."""
         return self._provider
 
     def identify(self, rank: int, world_size: int) -> None:
@@ -75,9 +75,8 @@ class ClientTracing:
         return partial(contextvars.copy_context().run, job)
 
     def collectives(self) -> CollectiveSpans:
-        """Begins to make spans of collectives; returns what is to be told of them."""
+        """Return the reader of collectives' events that makes spans of them."""
         self._collectives = CollectiveSpans(self._tracer, self._known)
-        self._collectives.begin()
         return self._collectives
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where spans go: to the program's own tracer provider, or to one that the `OTEL_*` variables describe.
+"""Destination of spans: the program's own tracer provider, or one that the `OTEL_*` variables describe.
 
 The global one is never set: a program that sets its own after dmesh was initialized finds the place free.
 """

@@ -6,7 +6,8 @@
 - `ManualClock` stands still until the test moves it.
 - `dmesh.testing.stores` has what every store of the coordination server must do, as a class of tests to
   derive from. It needs the server's code, so it is imported by itself.
-- `dmesh.testing.resolvers` has the same for cluster resolvers.
+- `dmesh.testing.resolvers` has the same for cluster resolvers, `dmesh.testing.backends` for backends of
+  collectives.
 
 ```python
 from dmesh.testing import FakeCluster

@@ -35,7 +35,7 @@ class ManualClock:
 
     @property
     def now(self) -> float:
-        """What it shows, seconds."""
+        """Time that it shows, seconds."""
         return self()
 
     def advance(self, seconds: float) -> float:

@@ -11,17 +11,19 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dmesh import context
+from dmesh.collectives.backends.tcp.local import LocalNetwork
+from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.local import LocalNetwork
-from dmesh.context import Context, FakeProcess
+from dmesh.config.settings import Settings
 from dmesh.coordination.agent import Agent
+from dmesh.coordination.agent_source import AgentSource
 from dmesh.coordination.identity import Identity
-from dmesh.coordination.members import Device, Member, MemberState
+from dmesh.coordination.members import Device, Member, Members, MemberState
 from dmesh.coordination.process import new_incarnation, this_process
+from dmesh.coordination.server import HostedServer
+from dmesh.devices.device import LogicalDevices
 from dmesh.errors import (
     ConfigurationError,
     CoordinationError,
@@ -29,12 +31,10 @@ from dmesh.errors import (
     DMeshError,
     MissingExtraError,
 )
-from dmesh.settings import Settings
+from dmesh.runtime import context
+from dmesh.runtime.context import Context, FakeProcess
 from dmesh.tpu.accelerator import TpuSystem
 from dmesh.tpu.table import devices_of, topology_of
-
-if TYPE_CHECKING:
-    from dmesh_server.embedded import EmbeddedServer
 
 _GOODBYE = 2.0
 _AFTER_FAILURE = 10.0
@@ -46,7 +46,7 @@ class RankHangsError(DMeshError, TimeoutError):
 
 
 class RankKilledError(DMeshError, RuntimeError):
-    """What stands for the result of a rank that the test killed."""
+    """Stands in a list of results for a rank that the test killed."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class FakeCluster:
         self.size = size
         self._network = LocalNetwork(size)
         self._lock = threading.Lock()
-        self._server: EmbeddedServer | None = None
+        self._server: HostedServer | None = None
         self._failures = 0
         self._closed = False
         jobs = ",".join(f"fake-host:{port}" for port in range(1, size + 1))
@@ -180,13 +180,17 @@ class FakeCluster:
                 rank, peers, self._network.transport(rank), settings[rank].collective_timeout
             )
             state = Context(
+                rank,
                 settings[rank],
-                "CPU" if system is None else "TPU",
-                {"CPU": num_cpu_devices, "GPU": 0, "TPU": len(tpus[rank])},
-                members=members,
-                topology=topology,
-                communicator=communicator,
-                open_coordination=self._opener(rank),
+                LogicalDevices(
+                    "CPU" if system is None else "TPU",
+                    {"CPU": num_cpu_devices, "GPU": 0, "TPU": len(tpus[rank])},
+                ),
+                Members(members),
+                topology,
+                communicator,
+                communicator.world.part,
+                AgentSource(start=self._opener(rank)),
             )
             environment = {**shared, "DTENSOR_CLIENT_ID": str(rank)}
             self._ranks.append(_Rank(FakeProcess(state, environment), communicator, identities[rank]))
@@ -383,7 +387,7 @@ class FakeCluster:
         return agent
 
 
-def _start_server() -> EmbeddedServer:
+def _start_server() -> HostedServer:
     try:
         from dmesh_server.embedded import start
     except ImportError as error:

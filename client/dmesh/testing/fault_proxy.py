@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from dmesh._log import logger
-from dmesh.addresses import split_address
+from dmesh.config.addresses import split_address
 from dmesh.errors import AddressInUseError, ConfigurationError, DMeshError
 from dmesh.testing.lanes import Conditions, Lane
 
 Direction = Literal["both", "to_target", "to_client"]
-"""Which bytes a fault is for: those that clients send, those that they receive, or both."""
+"""Direction of the bytes that a fault is for: sent by clients, received by them, or both."""
 
 T = TypeVar("T")
 
@@ -149,12 +149,12 @@ class FaultProxy:
 
     @property
     def connections(self) -> int:
-        """How many connections are open now."""
+        """Number of connections that are open now."""
         return self._call(self._count)
 
     @property
     def accepted(self) -> int:
-        """How many connections were accepted so far."""
+        """Number of connections that were accepted so far."""
         return self._accepted
 
     @property

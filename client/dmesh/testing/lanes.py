@@ -24,7 +24,7 @@ END = b""
 
 @dataclass
 class Conditions:
-    """What a direction does to the bytes; shared by all connections of a proxy."""
+    """Faults of one direction; shared by all connections of a proxy."""
 
     delay: float = 0.0
     """Seconds that everything comes later."""
@@ -33,7 +33,7 @@ class Conditions:
     rate: float = 0.0
     """Bytes a second that get through; 0 for all."""
     dropped: bool = False
-    """Whether nothing gets through."""
+    """True if nothing gets through."""
 
     def __post_init__(self) -> None:
         self.changed = asyncio.Event()

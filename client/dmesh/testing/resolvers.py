@@ -1,4 +1,4 @@
-"""What every cluster resolver does, as tests to run on yours.
+"""Suite of tests that every cluster resolver passes, to run on yours.
 
 ```python
 from dmesh.testing.resolvers import ResolverConformance
@@ -30,18 +30,18 @@ class ResolverConformance:
     """The contract of `dmesh.distribute.cluster_resolver.ClusterResolver`."""
 
     secrets: tuple[str, ...] = ()
-    """What must not be seen where the resolver is printed."""
+    """Secrets that must not be seen where the resolver is printed."""
 
     def make_resolver(self) -> ClusterResolver:
-        """Makes a resolver of a cluster that has at least one task."""
+        """Make a resolver of a cluster that has at least one task."""
         raise NotImplementedError(f"{type(self).__name__} must define make_resolver()")
 
     def expected_cluster(self) -> Mapping[str, object]:
-        """Returns what makes the cluster's spec, as it is now."""
+        """Return what makes the cluster's spec, as it is now."""
         raise NotImplementedError(f"{type(self).__name__} must define expected_cluster()")
 
     def change_cluster(self) -> bool | None:
-        """Adds or removes a task; `expected_cluster` is another one then. Returns False if that cannot be."""
+        """Add or removes a task; `expected_cluster` is another one then. Returns False if that cannot be."""
         raise NotImplementedError(f"{type(self).__name__} must define change_cluster()")
 
     def test_it_knows_the_cluster(self) -> None:
@@ -53,7 +53,7 @@ class ResolverConformance:
         assert resolver.cluster_spec() == spec
 
     def test_it_asks_again(self) -> None:
-        """What has changed is in the next answer; an answer that was given before stays as it is."""
+        """Changes are in the next answer; an answer that was given before stays as it is."""
         resolver = self.make_resolver()
         before = resolver.cluster_spec()
         shape = before.as_dict()

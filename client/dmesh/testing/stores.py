@@ -1,4 +1,4 @@
-"""What every store of the coordination server does, as tests to run on yours.
+"""Suite of tests that every store of the coordination server passes, to run on yours.
 
 ```python
 from dmesh.testing.stores import StoreConformance

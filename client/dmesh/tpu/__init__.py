@@ -16,19 +16,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmesh._rooms import open_rooms
+from dmesh._lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from dmesh.tpu import experimental
     from dmesh.tpu.accelerator import TpuSystem
 
-_ROOMS: dict[str, tuple[str, ...]] = {
+_HOMES: dict[str, tuple[str, ...]] = {
     "accelerator": ("TpuSystem",),
     "experimental": (),
 }
 """The modules below, and the names of each that this package has; imported when they are first used."""
 
-__getattr__ = open_rooms(__name__, _ROOMS)
+__getattr__ = lazy_getattr(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

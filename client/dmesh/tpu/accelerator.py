@@ -1,4 +1,4 @@
-"""What a TPU system consists of, by the name of its type and by the environment of its hosts."""
+"""Parts of a TPU system, from the name of its type and the environment of its hosts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Coordinates = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Generation:
-    """What all TPU systems of one generation have in common."""
+    """Common facts of all TPU systems of one generation."""
 
     cores_per_chip: int
     """Cores of a chip, each a device."""
     counts_cores: bool
-    """Whether the number in the type's name is that of cores; otherwise it is that of chips."""
+    """True if the number in the type's name counts cores; otherwise it counts chips."""
     sizes: Mapping[int, tuple[int, int, int]]
     """Chips along x, y and z, by the number of chips, of the usual systems."""
     single_hosts: tuple[int, ...] = (1, 4)
     """Numbers of chips that one host can have."""
     cubes: bool = False
-    """Whether there are larger systems, too, of cubes of 4 * 4 * 4 chips."""
+    """True if there are larger systems, too, of cubes of 4 * 4 * 4 chips."""
 
 
 _FLAT = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1), 16: (4, 4, 1), 32: (4, 8, 1), 64: (8, 8, 1),
@@ -71,13 +71,13 @@ class TpuSystem:
     accelerator_type: str
     """The name of its type, such as `v4-32`."""
     mesh_shape: Coordinates
-    """How many chips lie along x, y and z, and how many cores each has."""
+    """Numbers of chips along x, y and z, and of cores of each."""
     host_shape: tuple[int, int, int]
-    """How many of the chips along x, y and z belong to one host."""
+    """Numbers of the chips along x, y and z that belong to one host."""
     worker: int | None = field(default=None, compare=False)
     """On which of the hosts this process is; None if nobody says."""
     num_workers: int | None = field(default=None, compare=False)
-    """How many hosts the environment lists; None if it lists none."""
+    """Number of hosts that the environment lists; None if it lists none."""
 
     @classmethod
     def of(cls, accelerator_type: str, topology: str | None = None) -> TpuSystem:
@@ -179,27 +179,27 @@ class TpuSystem:
 
     @property
     def cores_per_chip(self) -> int:
-        """How many cores a chip has."""
+        """Number of cores of a chip."""
         return self.mesh_shape[3]
 
     @property
     def num_chips(self) -> int:
-        """How many chips the system has."""
+        """Number of chips of the system."""
         return math.prod(self.mesh_shape[:3])
 
     @property
     def num_cores(self) -> int:
-        """How many cores the system has: that many devices."""
+        """Number of cores of the system: that many devices."""
         return math.prod(self.mesh_shape)
 
     @property
     def chips_per_host(self) -> int:
-        """How many chips a host has."""
+        """Number of chips of a host."""
         return math.prod(self.host_shape)
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the system has."""
+        """Number of hosts of the system."""
         return self.num_chips // self.chips_per_host
 
     def cores(self) -> Iterator[Coordinates]:

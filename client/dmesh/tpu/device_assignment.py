@@ -1,4 +1,4 @@
-"""Which cores of a TPU system compute which replica of a program."""
+"""Assignment of a TPU system's cores to the replicas of a program."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class DeviceAssignment:
 
     @property
     def num_cores_per_replica(self) -> int:
-        """How many logical cores each replica has."""
+        """Number of logical cores of each replica."""
         return int(self._core_assignment.shape[1])
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return int(self._core_assignment.shape[0])
 
     @property

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmesh import context
 from dmesh._log import logger
+from dmesh.devices.device import LogicalDevices
 from dmesh.distribute.cluster_resolver.tpu_metadata import TPUSystemMetadata
 from dmesh.errors import AlreadyInitializedError, ArgumentTypeError, TopologyError, TpuNotFoundError
-from dmesh.system import (
+from dmesh.runtime import context
+from dmesh.runtime.system import (
     add_tpu_system,
     initialize_accelerator_system,
     remove_tpu_system,
@@ -87,11 +88,11 @@ def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None
     """
     _check_resolver(cluster_resolver)
     state = context.current_or_none()
-    if state is None or state.topology is None:
+    if state is None or state.find(Topology) is None:
         raise TpuNotFoundError(
             "no TPU system is initialized; call dmesh.tpu.experimental.initialize_tpu_system() first"
         )
-    if state.device_type == "TPU":
+    if state.get(LogicalDevices).type == "TPU":
         shutdown_accelerator_system()
     else:
         remove_tpu_system()

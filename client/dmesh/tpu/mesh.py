@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh import context
-from dmesh.device import DeviceSpec, this_client
+from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.errors import MeshError, NotInitializedError
 from dmesh.mesh.mesh import Mesh
+from dmesh.runtime import context
 from dmesh.tpu.rings import core_ring
 from dmesh.tpu.topology import RANK, Topology
 
@@ -57,13 +57,12 @@ def create_tpu_mesh(
     shape = _integers("mesh_shape", mesh_shape)
     ring_dims = _checked_ring_dims(ring_dims, len(shape))
     axes = _checked_axes(ring_axes)
-    state = context.current_or_none()
-    if state is None or state.topology is None:
+    topology = context.find(Topology)
+    if topology is None:
         raise NotInitializedError(
             "there is no TPU system: call dmesh.tpu.experimental.initialize_tpu_system(), or "
             "dmesh.initialize_accelerator_system('TPU'), before create_tpu_mesh()"
         )
-    topology = state.topology
     bounds = _checked_bounds(ring_bounds, topology)
     ring_size = math.prod(shape[:ring_dims] if ring_dims > 0 else shape[ring_dims:]) if ring_dims else 1
     blocks = (1,) * RANK if can_split_host_across_rings else _host_bounds(topology)

@@ -1,4 +1,4 @@
-"""Where the cores of a TPU system are, and which task has which of them."""
+"""Positions of a TPU system's cores, and the tasks that have them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Topology:
 
     @property
     def mesh_shape(self) -> NDArray[np.int32]:
-        """How many chips lie along x, y and z, and how many cores each has: int32 of shape `[4]`."""
+        """Numbers of chips along x, y and z, and of cores of each: int32 of shape `[4]`."""
         return self._mesh_shape
 
     @property
@@ -92,12 +92,12 @@ class Topology:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks share the devices."""
+        """Number of tasks that share the devices."""
         return int(self._device_coordinates.shape[0])
 
     @property
     def num_tpus_per_task(self) -> int:
-        """How many devices each task has."""
+        """Number of devices of each task."""
         return int(self._device_coordinates.shape[1])
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int] | NDArray[np.integer]) -> int:

@@ -1110,12 +1110,15 @@ class LeaveRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
+    CLEAN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in RegisterRequest."""
     reason: _builtins.str
     """Empty for a clean leave (LEFT). Otherwise the caller ends without a proper shutdown and is FAILED, for this
-    reason. At most 4096 characters.
+    reason, unless `clean` is set. At most 4096 characters.
     """
+    clean: _builtins.bool
+    """Whether the leave is clean (LEFT) although it has a reason: the program ended normally."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who leaves."""
@@ -1131,10 +1134,11 @@ class LeaveRequest(_message.Message):
         request_id: _builtins.str = ...,
         reason: _builtins.str = ...,
         passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
+        clean: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "passed", b"passed", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "clean", b"clean", "passed", b"passed", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

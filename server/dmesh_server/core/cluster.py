@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from dmesh_server.core import records, wording
 from dmesh_server.core.barrier_table import BarrierTable
 from dmesh_server.core.barriers import Barriers
@@ -18,6 +20,14 @@ from dmesh_server.core.shared import Shared
 from dmesh_server.core.turn import Turn
 
 
+@dataclass(slots=True)
+class ServerState(Shared):
+    """State that all clusters of one server share, with the clusters of the attached sessions."""
+
+    sessions: dict[int, Cluster] = field(default_factory=dict)
+    """The cluster of each attached session."""
+
+
 class Cluster:
     """A cluster by name, through all its lives.
 
@@ -26,7 +36,7 @@ class Cluster:
     begins.
     """
 
-    def __init__(self, name: str, life: Life, epoch: int, shared: Shared) -> None:
+    def __init__(self, name: str, life: Life, epoch: int, shared: ServerState) -> None:
         self.name = name
         self.limits = shared.limits
         self.deadlines = shared.deadlines

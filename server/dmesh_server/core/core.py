@@ -25,7 +25,7 @@ from typing import TypeVar, assert_never
 
 from dmesh_server.core import membership, operations, records, registration, validation, wording
 from dmesh_server.core.census import Census
-from dmesh_server.core.cluster import Cluster
+from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.cluster_settings import decide
 from dmesh_server.core.deadlines import (
     BarrierDue,
@@ -83,7 +83,6 @@ from dmesh_server.core.records import Life
 from dmesh_server.core.replies import RememberedAnswer, completed, had_effect, without_value
 from dmesh_server.core.restoring import FLOOR, restore_all
 from dmesh_server.core.roster import Seat
-from dmesh_server.core.shared import Shared
 from dmesh_server.core.turn import Turn
 
 _Request = TypeVar("_Request", bound=Request)
@@ -105,7 +104,7 @@ class Core:
         self._clusters: dict[str, Cluster] = {}
         self._ended: dict[str, None] = {}
         """Clusters without a life, in order of their ends: the first to make room."""
-        self._shared = Shared(limits)
+        self._shared = ServerState(limits)
         self._deadlines = self._shared.deadlines
         self._shortest_interval = limits.heartbeat_interval
         """The shortest heartbeat interval of any cluster so far."""
@@ -330,7 +329,7 @@ class Core:
         if not seat.state.departed:
             cluster.passing.take(seat, event.passed, turn)
             seat.last_seen_at = turn.now
-            state = MemberState.FAILED if event.reason else MemberState.LEFT
+            state = MemberState.FAILED if event.reason and not event.clean else MemberState.LEFT
             membership.depart(cluster, seat, state, event.reason, turn)
         return Done()
 

@@ -62,6 +62,8 @@ class Leave(Mutation):
     reason: str
     passed: tuple[PassedBarrier, ...] = ()
     """As in `Attach`: the caller may not have attached to this server."""
+    clean: bool = False
+    """The program ended normally: a clean leave although it has a reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dmesh_server.core import records
-from dmesh_server.core.cluster import Cluster
+from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.deadlines import LeaseDue
 from dmesh_server.core.effects import Record
 from dmesh_server.core.model import MemberState
 from dmesh_server.core.records import RecordError
 from dmesh_server.core.replies import Remembered, Replies
 from dmesh_server.core.roster import Seat
-from dmesh_server.core.shared import Shared
 
 FLOOR = "floor"
 """Key of the server's floor of epochs."""
 
 
-def restore_all(durable: Iterable[Record], now: float, shared: Shared) -> tuple[int, dict[str, Cluster]]:
+def restore_all(durable: Iterable[Record], now: float, shared: ServerState) -> tuple[int, dict[str, Cluster]]:
     """Rebuilds all clusters.
 
     Members that had not departed come back as REGISTERED, and have a full lease to attach again. Records
@@ -48,7 +47,7 @@ def restore_all(durable: Iterable[Record], now: float, shared: Shared) -> tuple[
 _KINDS = {records.CLUSTER, records.MEMBER, records.KEY, records.CHANGE, records.BARRIER, records.REPLY}
 
 
-def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Shared) -> Cluster:
+def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: ServerState) -> Cluster:
     fixed = {record.key: record for record in kinds.get(records.CLUSTER, ())}
     if fixed.keys() != {"", "epoch"} or not kinds.get(records.MEMBER):
         raise RecordError(f"records of cluster {name!r} are missing from the store; it is damaged")

@@ -1,27 +1,37 @@
-"""What all clusters of one server share, and the way from a token or session to its cluster."""
+"""State that all clusters of one server share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dmesh_server.core.deadlines import Deadlines
 from dmesh_server.core.model import Limits
 
 if TYPE_CHECKING:
-    from dmesh_server.core.cluster import Cluster
-    from dmesh_server.core.key_value import KeyValueStore
+    from dmesh_server.core.errors import CoreError
+    from dmesh_server.core.turn import Turn
+
+__all__ = ["Shared", "WaitingCalls"]
+
+
+class WaitingCalls(Protocol):
+    """Blocked reads and watches of one cluster, by token: a `key_value.KeyValueStore`."""
+
+    def dismiss(self, token: int, error: CoreError | None, turn: Turn) -> None:
+        """End a blocked call."""
+
+    def time_out(self, token: int, turn: Turn) -> None:
+        """End a blocked read whose time is over."""
 
 
 @dataclass(slots=True)
 class Shared:
-    """What all clusters of one server share."""
+    """State that all clusters of one server share; `cluster.ServerState` adds their sessions."""
 
     limits: Limits
     """Bounds and times."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Everything that must happen at a time."""
-    waiting: dict[int, KeyValueStore] = field(default_factory=dict)
-    """Where the blocked read or watch of a token waits."""
-    sessions: dict[int, Cluster] = field(default_factory=dict)
-    """Which cluster an attached session belongs to."""
+    waiting: dict[int, WaitingCalls] = field(default_factory=dict)
+    """The store in which each blocked token waits."""

@@ -143,8 +143,8 @@ class CoordinationServicer:
         caller = _caller(request)
         passed = convert.passed_barriers(request.passed)
         event = events.Leave(
-            self._runtime.next_number(), caller, request.request_id, request.reason, passed
-        )  # fmt: skip
+            self._runtime.next_number(), caller, request.request_id, request.reason, passed, request.clean
+        )
         await self._runtime.request(event, Done)
         logs.info("left", **describe_caller(caller), reason=request.reason)
         return pb.LeaveResponse()

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
-from dmesh.tokens import Role, Token
+from dmesh.security.tokens import Role, Token
 from dmesh.v1 import common_pb2
 from dmesh_server.rpc.errors import ERROR_METADATA, status_message
 from dmesh_server.rpc.handlers import Context

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dmesh.errors import ConfigurationError
-from dmesh.tokens import SHORTEST, Role, Token, TokenSource, fingerprint
-from dmesh.watched_files import WatchedFiles
+from dmesh.security.tokens import SHORTEST, Role, Token, TokenSource, fingerprint
+from dmesh.security.watched_files import WatchedFiles
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.telemetry import logs
 

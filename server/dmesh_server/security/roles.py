@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from dmesh.tokens import Role
+from dmesh.security.tokens import Role
 
 _COORDINATION = "/dmesh.v1.CoordinationService/"
 _KEY_VALUE = "/dmesh.v1.KeyValueService/"

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from dmesh import tokens
 from dmesh.errors import ConfigurationError
-from dmesh.tokens import TokenSource
+from dmesh.security import tokens
+from dmesh.security.tokens import TokenSource
 from dmesh_server.listening import Address
 from dmesh_server.security.access import Access
 from dmesh_server.telemetry import logs

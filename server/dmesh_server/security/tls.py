@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from dmesh.certificates import IdentityFiles, Validity, check_identity, read_pem, server_context
 from dmesh.errors import ConfigurationError
-from dmesh.watched_files import WatchedFiles
+from dmesh.security.certificates import IdentityFiles, Validity, check_identity, read_pem, server_context
+from dmesh.security.watched_files import WatchedFiles
 from dmesh_server.telemetry import logs
 
 _WARN_DAYS = 7.0

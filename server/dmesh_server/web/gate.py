@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from dmesh.tokens import Role, Token
+from dmesh.security.tokens import Role, Token
 from dmesh_server.security.access import Access, audit, denial, may
 from dmesh_server.security.roles import API_PREFIX, OPEN_PATHS, PAGE_PATHS, role_for_http
 from dmesh_server.web.logins import Logins

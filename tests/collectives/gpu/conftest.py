@@ -15,7 +15,7 @@ from tests.collectives.gpu import fake_cuda, fake_nccl
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """The fake, in the place of the package; ends with what NCCL would not have allowed."""
     package, cuda = types.ModuleType("cupy"), types.ModuleType("cupy.cuda")
-    for name in ("ndarray", "empty", "asarray", "moveaxis"):
+    for name in ("ndarray", "empty", "asarray"):
         setattr(package, name, getattr(fake_cuda, name))
     for name in ("Device", "Event", "Stream", "get_current_stream"):
         setattr(cuda, name, getattr(fake_cuda, name))

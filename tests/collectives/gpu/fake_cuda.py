@@ -222,8 +222,14 @@ class ndarray:
 
     def reshape(self, *shape: int) -> ndarray:
         view = self._host.reshape(*shape)
-        assert not view.size or np.shares_memory(view, self._host), "the fake makes views only"
-        return self._of(view, self._memory)
+        if not view.size or np.shares_memory(view, self._host):
+            return self._of(view, self._memory)
+        copied = ndarray(view.shape, self.dtype)  # as CuPy does where no view has that shape
+        self._launch(lambda: np.copyto(copied._host, self._host.reshape(view.shape)))
+        return copied
+
+    def transpose(self, *axes: int) -> ndarray:
+        return self._of(self._host.transpose(*axes), self._memory)
 
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
@@ -255,7 +261,3 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
     result = ndarray(host.shape, host.dtype)
     result[...] = host
     return result
-
-
-def moveaxis(a: ndarray, source: int, destination: int) -> ndarray:
-    return ndarray._of(np.moveaxis(a._host, source, destination), a._memory)

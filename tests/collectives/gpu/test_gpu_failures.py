@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
-from dmesh.collectives.gpu import passage
-from dmesh.collectives.patience import Patience
+from dmesh.collectives.backends.nccl import backend as nccl_backend
+from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -19,8 +19,8 @@ from dmesh.errors import (
 )
 
 X = np.ones((3, 4), np.float32)
-QUICK = Patience(ask_after=(0.02, 0.1), ask_every=0.2, answers_within=LIMIT, announce=lambda message: None)
-WAYS = {"messages": (), "native": ("native",), "pure": ("pure",), "wired": ("wired",)}
+QUICK = WaitPolicy(ask_after=(0.02, 0.1), ask_every=0.2, answers_within=LIMIT, announce=lambda message: None)
+WAYS = {"messages": (), "native": ("native",), "wired": ("wired",)}
 
 
 class Bench:
@@ -76,13 +76,18 @@ class Bench:
         """Waits until ranks are at their call, and all that they wait for is in NCCL."""
         deadline = time.monotonic() + LIMIT
         for rank in ranks:
-            term = self.ranks.communicators[rank].world._term
-            while not any(type(c.way) is passage.Passage for c in list(term.lanes[None].calls.values())):
+            term = self.ranks.communicators[rank].world._generation
+            while not any(in_nccl(call) for call in list(term.streams[None].calls.values())):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
 
     def events(self, kind):
         return sorted(rank for event, rank in self.nccl.log if event == kind)
+
+
+def in_nccl(call):
+    """Returns whether a call has agreed with the other ranks, and is in NCCL."""
+    return type(getattr(call._operation, "_current", None)) is nccl_backend.NcclOperation
 
 
 @pytest.fixture
@@ -91,7 +96,7 @@ def bench(cupy, nccl):
     made = []
 
     def make(size, **options):
-        context = cluster(size, **{"patience": QUICK, **options})
+        context = cluster(size, **{"wait_policy": QUICK, **options})
         made.append((context, Bench(cupy, nccl, context.__enter__())))
         return made[-1][1]
 
@@ -130,7 +135,7 @@ MISMATCHES = {
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("case", MISMATCHES)
 def test_a_mismatch_is_an_error_on_all_ranks(bench, case, warm, way):
-    bench = bench(3, arena=WAYS[way])
+    bench = bench(3, shm=WAYS[way])
     if warm:
         warm_up(bench)
     for error in bench.run(MISMATCHES[case]):
@@ -157,7 +162,7 @@ TRANSFERS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", TRANSFERS)
 def test_a_transfer_mismatch_is_an_error_at_both_ends(bench, case, way):
-    bench = bench(2, arena=WAYS[way])
+    bench = bench(2, shm=WAYS[way])
     bench.ranks.all(lambda communicator: communicator.world.barrier())
     for error in bench.run(TRANSFERS[case]):
         assert type(error) is CollectiveMismatchError, error
@@ -171,7 +176,7 @@ def test_a_transfer_mismatch_is_an_error_at_both_ends(bench, case, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_numpy_array_sent_to_a_gpu_is_a_mismatch_there(bench, way):
     """The sender may be done before the receiver has called, as with every transfer."""
-    bench = bench(2, arena=WAYS[way])
+    bench = bench(2, shm=WAYS[way])
     bench.ranks.all(lambda communicator: communicator.world.barrier())
     _, error = bench.run(lambda g, x: g.recv(x, 0) if g.rank else g.send(X, 1))
     assert type(error) is CollectiveMismatchError, error
@@ -186,7 +191,7 @@ def test_who_does_not_call_is_waited_for_as_with_numpy(bench, way):
         lambda group, x: group.all_reduce(x, timeout=0.3),
         lambda group, x: group.all_reduce(X, timeout=0.3),
     ):
-        one = bench(3, arena=WAYS[way])
+        one = bench(3, shm=WAYS[way])
         one.ranks.all(lambda communicator: communicator.world.barrier())
         errors = one.run(make, (0, 1))
         assert {type(error) for error in errors} == {CollectiveTimeoutError}, errors
@@ -241,7 +246,7 @@ def test_an_older_cupy_is_refused(bench, monkeypatch):
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_peer_that_dies_while_others_are_in_nccl(bench, way, warm):
-    bench = bench(3, arena=WAYS[way])
+    bench = bench(3, shm=WAYS[way])
     if warm:
         warm_up(bench)
     bench.hold(2)
@@ -300,14 +305,14 @@ def test_a_transfer_in_nccl_fails_with_its_group(bench):
     bench.hold(1)
     end = bench.begin(lambda g, x: g.send(x, 1) if g.rank == 0 else g.recv(x, 0), (0, 1))
     wait_for(lambda: bench.held[1].is_set())
-    bench.ranks.communicators[0].world._term.lose(2, "killed by the test")
+    bench.ranks.communicators[0].world._generation.lose(2, "killed by the test")
     for error in end():
         assert type(error) is PeerLostError, error
         assert error.rank == 2
 
 
 def test_an_asynchronous_error_fails_the_group(bench, monkeypatch):
-    monkeypatch.setattr(passage, "_EXPLAINED_WITHIN", 0.2)
+    monkeypatch.setattr(nccl_backend, "_EXPLAINED_WITHIN", 0.2)
     bench = bench(2)
     warm_up(bench)
     bench.hold(1)
@@ -404,14 +409,14 @@ def test_a_ctrl_c_ends_the_wait_on_all_ranks(bench, monkeypatch):
     bench = bench(2)
     warm_up(bench)
     bench.hold(1)
-    wait = passage.Passage.wait
+    wait = nccl_backend.NcclOperation.progress
 
     def interrupted(self, seconds):
-        if self.waiting_for() == (1,):
+        if self.missing() == (1,):
             raise KeyboardInterrupt
         return wait(self, seconds)
 
-    monkeypatch.setattr(passage.Passage, "wait", interrupted)
+    monkeypatch.setattr(nccl_backend.NcclOperation, "progress", interrupted)
     mine, other = bench.run(all_reduce)
     assert type(mine) is KeyboardInterrupt
     assert "rank 0 gave up all_reduce(" in str(other)
@@ -420,7 +425,7 @@ def test_a_ctrl_c_ends_the_wait_on_all_ranks(bench, monkeypatch):
 
 
 def test_who_says_goodbye_in_the_middle_is_lost(bench, monkeypatch):
-    monkeypatch.setattr(passage, "_COMES_WITHIN", 0.2)
+    monkeypatch.setattr(nccl_backend, "_COMES_WITHIN", 0.2)
     bench = bench(2)
     warm_up(bench)
     bench.hold(1)
@@ -456,7 +461,7 @@ def test_a_wait_keeps_no_core_busy(bench):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_new_generation_makes_new_communicators(bench, way):
-    bench = bench(3, arena=WAYS[way])
+    bench = bench(3, shm=WAYS[way])
     warm_up(bench)
     bench.ranks.replace(1)
     for error in bench.run(all_reduce, (0, 2)):
@@ -490,3 +495,14 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_ranks_that_share_a_gpu_are_refused_by_nccl(cupy):
+    def body(communicator):
+        with cupy.cuda.Device(0):
+            return communicator.world.all_reduce(cupy.asarray(X))
+
+    with cluster(2) as ranks:
+        errors = ranks.run(body)
+    assert all(type(error) is CollectiveError for error in errors)
+    assert all("NCCL has failed: NcclError: NCCL_ERROR_INVALID_USAGE" in str(error) for error in errors)

@@ -14,7 +14,6 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 WAYS = {
     "messages": (),
     "native": ("native",),
-    "pure": ("pure",),
     "wired": ("wired",),
     "mixed": ("native", "no"),
 }
@@ -42,9 +41,9 @@ def on_each(ranks, cupy, make, call):
     return ranks.all(body)
 
 
-def check(cupy, size, make, call, arena=()):
+def check(cupy, size, make, call, shm=()):
     """The same call with GPU arrays and with NumPy arrays gives the same."""
-    with cluster(size, arena=arena) as ranks:
+    with cluster(size, shm=shm) as ranks:
         expected = ranks.all(lambda c: call(c.world, make(c.rank)))
         for _ in range(2):  # the first one makes the communicator
             for found, wanted in zip(on_each(ranks, cupy, make, call), expected, strict=True):
@@ -144,7 +143,7 @@ def test_scalars(cupy):
 @pytest.mark.parametrize("way", WAYS)
 def test_transfers(cupy, nccl, way):
     """Both directions, twice, with transfers of NumPy arrays in between."""
-    with cluster(3, arena=WAYS[way]) as ranks:
+    with cluster(3, shm=WAYS[way]) as ranks:
 
         def body(communicator):
             group, me = communicator.world, communicator.rank
@@ -174,7 +173,7 @@ def test_transfers(cupy, nccl, way):
 
 @pytest.mark.parametrize("way", ["messages", "native"])
 def test_numpy_and_gpu_arrays_take_turns(cupy, nccl, way):
-    with cluster(3, arena=WAYS[way]) as ranks:
+    with cluster(3, shm=WAYS[way]) as ranks:
 
         def body(communicator):
             group, me = communicator.world, communicator.rank

@@ -10,19 +10,8 @@ from tests.collectives.transport.harness import MAKERS, Cluster
 
 @pytest.fixture(params=sorted(MAKERS))
 def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
-    """Makes clusters of each kind of transport, and closes them."""
+    """Make clusters of each kind of transport, and close them."""
     yield from _making(MAKERS[request.param])
-
-
-@pytest.fixture(params=sorted(MAKERS.keys() - {"mpi"}))
-def make_watchful_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
-    """The same of those that notice a death by themselves, which MPI leaves to others."""
-    yield from _making(MAKERS[request.param])
-
-
-@pytest.fixture
-def make_mpi() -> Iterator[Callable[..., Cluster]]:
-    yield from _making(MAKERS["mpi"])
 
 
 @pytest.fixture

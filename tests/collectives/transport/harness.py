@@ -13,17 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.collectives.transport.fake_mpi import Network
 from tests.faults.secured import Authority
 
-from dmesh.certificates import IdentityFiles
-from dmesh.collectives.transport.base import Channel, Completion, Peer
-from dmesh.collectives.transport.local import LocalNetwork, LocalTransport
-from dmesh.collectives.transport.mailbox import EARLY_LIMIT
-from dmesh.collectives.transport.mpi import MpiTransport
-from dmesh.collectives.transport.mpi_world import MpiWorld, join
-from dmesh.collectives.transport.peer_tls import PeerTls
-from dmesh.collectives.transport.tcp import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.local import LocalNetwork, LocalTransport
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls
+from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.transport import Channel, Completion, Peer
+from dmesh.security.certificates import IdentityFiles
 
 LIMIT = 60.0
 """Seconds after which a test fails: far more than anything takes."""
@@ -32,7 +28,7 @@ CLUSTER = b"cluster 1"
 
 
 class Recorder:
-    """A listener that remembers what it is told."""
+    """Listener that records its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []
@@ -62,7 +58,7 @@ class Recorder:
             return [event for event in self.events if event[0] == kind]
 
     def wait_for(self, *start: object) -> tuple[object, ...]:
-        """Waits for an event that begins so."""
+        """Wait for an event that begins like this."""
 
         def find() -> tuple[object, ...] | None:
             return next((event for event in self.events if event[: len(start)] == start), None)
@@ -75,9 +71,9 @@ class Recorder:
 
 @dataclass
 class Cluster:
-    """Transports that are started, one for each rank."""
+    """Started transports, one for each rank."""
 
-    transports: list[LocalTransport] | list[TcpTransport] | list[MpiTransport]
+    transports: list[LocalTransport] | list[TcpTransport]
     listeners: list[Recorder]
     kill: Callable[[int], None]
     peers: tuple[Peer, ...] = ()
@@ -87,20 +83,20 @@ class Cluster:
         return self.transports[rank].open(group, sequence, signature)
 
     def fence(self, source: int, destination: int) -> None:
-        """Waits until all but the large payloads that `source` has sent to `destination` is taken."""
+        """Wait until everything that `source` has sent to `destination` is taken, but for large payloads."""
         message = f"fence {len(self.listeners[destination].events)}".encode()
         self.transports[source].control(destination, message)
         self.listeners[destination].wait_for("control", source, message)
 
-    def kept(self, rank: int, peer: int) -> int:
-        return self.transports[rank].mailbox.kept_bytes(peer)
+    def buffered(self, rank: int, peer: int) -> int:
+        return self.transports[rank].message_queue.buffered_bytes(peer)
 
     def close(self) -> None:
         together(*(lambda transport=transport: transport.close(5.0) for transport in self.transports))
 
 
-def local_cluster(size: int, early_limit: int | None = None) -> Cluster:
-    network = LocalNetwork(size) if early_limit is None else LocalNetwork(size, early_limit)
+def local_cluster(size: int, unexpected_limit: int | None = None) -> Cluster:
+    network = LocalNetwork(size) if unexpected_limit is None else LocalNetwork(size, unexpected_limit)
     listeners = [Recorder() for _ in range(size)]
     for rank, listener in enumerate(listeners):
         network.transport(rank).start(listener, network.peers(rank))
@@ -121,14 +117,14 @@ def tcp_listener() -> socket.socket:
 
 def tcp_cluster(
     size: int,
-    early_limit: int | None = None,
+    unexpected_limit: int | None = None,
     options: TcpOptions | None = None,
     secrets: Sequence[bytes] = (),
     tls: Sequence[PeerTls | None] = (),
 ) -> Cluster:
     options = options or TcpOptions()
-    if early_limit is not None:
-        options = replace(options, early_limit=early_limit)
+    if unexpected_limit is not None:
+        options = replace(options, unexpected_limit=unexpected_limit)
     sockets = [tcp_listener() for _ in range(size)]
     incarnations = [100 + rank for rank in range(size)]
     peers = tcp_peers(sockets, incarnations)
@@ -150,14 +146,14 @@ def tcp_cluster(
         transport.start(listener, peers)
 
     def kill(rank: int) -> None:
-        # Ends the thread that owns the sockets without a word, as the end of its process would.
-        transports[rank]._engine.stop()
+        # Ends the thread that owns the sockets without a goodbye, as the end of its process would.
+        transports[rank]._loop.stop()
 
     return Cluster(transports, listeners, kill, peers)
 
 
 def tls_cluster(size: int, *args: Any, **kwargs: Any) -> Cluster:
-    """Like `tcp_cluster`, encrypted; every client has a certificate of its own."""
+    """Make an encrypted `tcp_cluster`; every client has a certificate of its own."""
     certificates = [PeerTls(IdentityFiles(*authority().issue(f"peer-{rank}")), authority().path)
                     for rank in range(size)]  # fmt: skip
     return tcp_cluster(size, *args, tls=certificates, **kwargs)
@@ -165,50 +161,21 @@ def tls_cluster(size: int, *args: Any, **kwargs: Any) -> Cluster:
 
 @functools.cache
 def authority() -> Authority:
-    """Signs the certificates of all clusters of this process; the files go when it ends."""
+    """Return the authority of all certificates in this process; its files go when the process ends."""
     directory = Path(tempfile.mkdtemp(prefix="dmesh-peers-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Authority(directory)
 
 
-def mpi_worlds(size: int) -> tuple[Network, list[MpiWorld]]:
-    """A fake MPI in which client c is rank size - 1 - c, so that no test takes the one for the other."""
-    network = Network(size)
-    jobs = [f"host:{1 + client}" for client in range(size)]
-    worlds: dict[int, MpiWorld] = {}
-
-    def meet(client: int) -> None:
-        worlds[client] = join(network.mpi(size - 1 - client), client, jobs, LIMIT)
-
-    together(*(lambda client=client: meet(client) for client in range(size)))
-    return network, [worlds[client] for client in range(size)]
-
-
-def mpi_cluster(size: int, early_limit: int = EARLY_LIMIT) -> Cluster:
-    network, worlds = mpi_worlds(size)
-    transports = [MpiTransport(rank, world, early_limit) for rank, world in enumerate(worlds)]
-    listeners = [Recorder() for _ in range(size)]
-    peers = tuple(Peer(rank, (), 100 + rank, f"/job:worker/task:{rank}") for rank in range(size))
-    for transport, listener in zip(transports, listeners, strict=True):
-        transport.start(listener, peers)
-
-    def kill(rank: int) -> None:
-        network.dead.add(size - 1 - rank)
-        transports[rank]._poller.stop()
-
-    return Cluster(transports, listeners, kill, peers)
-
-
 MAKERS: dict[str, Callable[..., Cluster]] = {
     "local": local_cluster,
-    "mpi": mpi_cluster,
     "tcp": tcp_cluster,
     "tls": tls_cluster,
 }
 
 
 def together(*bodies: Callable[[], object]) -> None:
-    """Runs bodies at once, each in its own thread; raises the first exception of theirs."""
+    """Run bodies at once, each in its own thread; raise their first exception."""
     errors: list[BaseException] = []
 
     def run(body: Callable[[], object]) -> None:
@@ -228,7 +195,7 @@ def together(*bodies: Callable[[], object]) -> None:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """For what no event tells: looks again until it holds."""
+    """Poll until a condition holds that no event reports."""
     pause = threading.Event()
     for _ in range(int(LIMIT / 0.005)):
         if condition():
@@ -238,13 +205,13 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def pattern(size: int, seed: int = 0) -> bytearray:
-    """Bytes of which no two neighborhoods look alike."""
+    """Return bytes in which no two neighborhoods look alike."""
     block = bytes((index * 31 + index // 251 + seed * 17) % 256 for index in range(4093))
     return bytearray((block * (size // len(block) + 1))[:size])
 
 
 def finish(channel: Channel, completions: Sequence[Completion] = ()) -> None:
-    """Waits for everything and closes."""
+    """Wait for everything, and close."""
     assert channel.wait(completions, LIMIT), f"still waiting for {channel.waiting_for()}"
     assert channel.flush(LIMIT), f"still waiting for {channel.waiting_for()}"
     channel.close()

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, tcp_listener
 
-from dmesh.certificates import IdentityFiles
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.peer_tls import PeerTls
-from dmesh.collectives.transport.tcp import TcpTransport
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.security.certificates import IdentityFiles
 
 SIZE = 64 * 1024 * 1024
 
 
 class Obedient:
-    """Does what control messages say, and tells rank 0 of what happens to others."""
+    """Listener that obeys control messages, and reports other ranks' events to rank 0."""
 
     def __init__(self) -> None:
         self.transport: TcpTransport | None = None

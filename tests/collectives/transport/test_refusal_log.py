@@ -1,10 +1,10 @@
-"""What is logged of those who were refused: a line for each host and time, and how many were left out."""
+"""Log of refused connections: one line per host and interval, with the number left out."""
 
 from __future__ import annotations
 
 import pytest
 
-from dmesh.collectives.transport.refusal_log import RefusalLog
+from dmesh.collectives.backends.tcp.admission import RefusalLog
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_one_line_for_a_host_and_interval_then_the_number_of_those_left_out(log)
 def test_very_many_hosts_share_a_line_and_are_forgotten(log):
     lines = [line for number in range(1000) for line in log.note(f"host {number}")]
     assert len(lines) == 257
-    assert len(log._log._told) == 257
+    assert len(log._log._logged) == 257
     log.now += 10.0
     assert log.note("host 5") == [
         "rank 3: refused 743 more connections from many hosts",
         "rank 3: refused a connection (from host 5)",
     ]
-    assert list(log._log._told) == ["host 5"]
+    assert list(log._log._logged) == ["host 5"]
     assert log._log._left_out == {}

@@ -1,4 +1,4 @@
-"""A TLS connection over real sockets: partial writes, what the selector cannot see, certificates."""
+"""TLS connections over real sockets: partial writes, bytes that the selector cannot see, certificates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from tests.collectives.transport.harness import LIMIT, authority, pattern
 from tests.faults.secured import Authority
 
-from dmesh.certificates import IdentityFiles
-from dmesh.collectives.transport.peer_tls import PeerTls, explain, rank_in_greeting
-from dmesh.collectives.transport.secure import SecureSocket, Unencrypted, speaks_tls
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls, claimed_rank, explain
+from dmesh.collectives.backends.tcp.secure_socket import SecureSocket, Unencrypted, speaks_tls
 from dmesh.errors import ConfigurationError
+from dmesh.security.certificates import IdentityFiles
 
 MIB = 2**20
 
@@ -70,7 +70,7 @@ def connected(buffer: int | None = None, tls: PeerTls | None = None):
 
 
 def write_all(sock: SecureSocket, *pieces: bytes | memoryview) -> int:
-    """Writes as the send queue does; returns how often it had to wait."""
+    """Write as the send queue does; return how often it had to wait."""
     rest, waits = [memoryview(piece) for piece in pieces], 0
     while rest:
         try:
@@ -105,7 +105,7 @@ def test_both_ends_know_the_same_binding_and_each_connection_has_its_own():
         assert dialer._tls.version() == "TLSv1.3"
 
 
-def test_tls_1_2_will_do_and_nothing_older():
+def test_tls_1_2_is_the_oldest_accepted_version():
     tls = certificates()
     tls._client.maximum_version = ssl.TLSVersion.TLSv1_2
     with connected(tls=tls) as (dialer, acceptor):
@@ -115,7 +115,7 @@ def test_tls_1_2_will_do_and_nothing_older():
     assert tls._client.minimum_version == tls._server.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_large_writes_through_a_small_buffer_both_ways_at_once_arrive_as_they_are():
+def test_large_writes_through_a_small_buffer_arrive_unchanged_in_both_directions_at_once():
     with connected(buffer=4096) as (dialer, acceptor):
         data = {dialer: pattern(8 * MIB + 5, 1), acceptor: pattern(8 * MIB + 7, 2)}
         waits, got = {}, {}
@@ -142,8 +142,8 @@ def test_large_writes_through_a_small_buffer_both_ways_at_once_arrive_as_they_ar
         assert min(waits.values()) > 0
 
 
-def test_a_write_that_was_blocked_is_not_repeated_though_its_memory_has_become_another():
-    """The send queue gives a copy instead, of the same bytes."""
+def test_a_blocked_write_is_not_repeated_when_its_memory_is_replaced_by_a_copy():
+    """The send queue passes a copy of the same bytes."""
     with connected(buffer=4096) as (dialer, acceptor):
         data = pattern(MIB)
         written = 0
@@ -162,7 +162,7 @@ def test_a_write_that_was_blocked_is_not_repeated_though_its_memory_has_become_a
         assert got == pattern(MIB)
 
 
-def test_what_is_decrypted_already_is_said_to_be_hidden_until_all_is_read():
+def test_decrypted_bytes_are_reported_as_hidden_until_they_are_read():
     with connected() as (dialer, acceptor):
         write_all(dialer, b"a" * 10, bytes(100))
         wait(acceptor)
@@ -176,7 +176,7 @@ def test_what_is_decrypted_already_is_said_to_be_hidden_until_all_is_read():
         assert not acceptor.hidden
 
 
-def test_the_end_comes_after_all_that_was_written_and_stays():
+def test_the_end_comes_after_all_written_bytes_and_stays():
     with connected() as (dialer, acceptor):
         write_all(dialer, bytes(1000))
         dialer.shutdown(socket.SHUT_WR)
@@ -188,7 +188,7 @@ def test_the_end_comes_after_all_that_was_written_and_stays():
         assert read_exactly(dialer, 10) == b"still here"
 
 
-def test_a_changed_bit_is_noticed_and_what_came_before_it_counts():
+def test_a_changed_bit_is_detected_and_the_bytes_before_it_count():
     tls = certificates()
     one, other = sockets()
     middle_one, middle_other = sockets()
@@ -219,7 +219,7 @@ def test_a_changed_bit_is_noticed_and_what_came_before_it_counts():
         with pytest.raises(ssl.SSLError, match=r"(?i)bad record mac|decryption failed"):
             until_done(lambda: acceptor.recv(100_000), acceptor)
         with pytest.raises(OSError):
-            until_done(lambda: dialer.recv(10), dialer)  # it is told
+            until_done(lambda: dialer.recv(10), dialer)  # it gets the alert
     finally:
         stop.set()
         relaying.join(LIMIT)
@@ -227,7 +227,7 @@ def test_a_changed_bit_is_noticed_and_what_came_before_it_counts():
             sock.close()
 
 
-def test_who_sends_too_much_before_the_handshake_is_over_is_cut_off():
+def test_too_many_bytes_before_the_end_of_the_handshake_end_the_connection():
     tls = certificates()
     one, other = sockets()
     acceptor = tls.accept(other)
@@ -244,7 +244,7 @@ def test_who_sends_too_much_before_the_handshake_is_over_is_cut_off():
     acceptor.close()
 
 
-def test_an_answer_without_tls_is_known_as_such():
+def test_an_answer_without_tls_is_detected():
     one, other = sockets()
     dialer = certificates().dial(one, 0)
     with other:
@@ -254,7 +254,7 @@ def test_an_answer_without_tls_is_known_as_such():
     dialer.close()
 
 
-def test_the_rank_is_read_from_a_greeting_whole_or_in_part_or_of_somebody_else():
+def test_the_claimed_rank_is_found_in_whole_partial_and_foreign_first_messages():
     one, other = sockets()
     dialer = certificates().dial(one, 41)
     with other:
@@ -263,16 +263,16 @@ def test_the_rank_is_read_from_a_greeting_whole_or_in_part_or_of_somebody_else()
         greeting = other.recv(4096)
     dialer.close()
     assert speaks_tls(greeting)
-    assert rank_in_greeting(greeting) == 41
+    assert claimed_rank(greeting) == 41
     for part in (greeting[:1], greeting[:100], b"\x16\x03\x01\x00\x05hello", b"\x15" + bytes(300)):
-        assert rank_in_greeting(part) is None
+        assert claimed_rank(part) is None
 
 
 # -- certificates ------------------------------------------------------------------------------------------
 
 
 def fail(dialer: SecureSocket, acceptor: SecureSocket) -> dict[str, str]:
-    """Lets both go on until they know; returns what they say."""
+    """Run both sides until they fail; return their explanations."""
     said: dict[str, str] = {}
     for _ in range(10):
         for name, side in (("dialer", dialer), ("acceptor", acceptor)):
@@ -302,7 +302,7 @@ def test_a_certificate_of_another_authority_is_refused_by_either_side_and_both_c
         half._load()
 
 
-def test_none_at_all_is_refused_and_both_can_say_so():
+def test_a_missing_certificate_is_refused_and_both_can_say_so():
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(authority().path)
@@ -317,7 +317,7 @@ def test_none_at_all_is_refused_and_both_can_say_so():
     [((-9, -1), "it has expired"), ((2, 9), "it is not yet valid")],
     ids=["late", "early"],
 )
-def test_what_peers_could_not_accept_is_said_at_the_start(days, problem):
+def test_a_certificate_that_peers_would_refuse_is_reported_at_the_start(days, problem):
     with pytest.raises(ConfigurationError, match=f"DMESH_TLS_CERT/DMESH_TLS_KEY: .*{problem}"):
         certificates(days=days)
 
@@ -339,7 +339,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
             PeerTls(IdentityFiles(*identity), ca)
 
 
-def test_certificates_that_were_replaced_are_used_for_the_next_connection(tmp_path, caplog):
+def test_replaced_certificates_are_used_for_the_next_connection(tmp_path, caplog):
     own = Authority(tmp_path)
     tls = certificates(own)
     tls._files._interval = 0.0
@@ -355,4 +355,4 @@ def test_certificates_that_were_replaced_are_used_for_the_next_connection(tmp_pa
     assert second != first
     cert.write_text("nothing that can be used")
     assert serial() == second
-    assert "keeping the certificates that were read before" in caplog.text
+    assert "keeping the certificates read before" in caplog.text

@@ -1,4 +1,4 @@
-"""What every transport must do, whatever carries its bytes."""
+"""Conformance tests that every transport must pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import pytest
 from tests.collectives.transport.harness import LIMIT, eventually, finish, pattern, together
 
-from dmesh.collectives.transport.frames import CHUNK_LIMIT, CONTROL_LIMIT, EAGER_LIMIT, SIGNATURE_LIMIT
+from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, CONTROL_LIMIT, EAGER_LIMIT, SIGNATURE_LIMIT
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveValueError, PeerLostError
 
 LARGE = 3 * CHUNK_LIMIT + 7
@@ -49,21 +49,21 @@ def test_steps_are_matched_by_number_and_not_by_order(make_cluster):
     assert into == [pattern(size, step) for step, size in enumerate(sizes)]
 
 
-def test_small_frames_that_come_early_are_kept(make_cluster):
+def test_unexpected_small_frames_are_buffered(make_cluster):
     cluster = make_cluster(2)
     sender = cluster.open(0)
     for step in range(5):
         sender.send(1, step, memoryview(pattern(100, step)))
     finish(sender)
     cluster.fence(0, 1)
-    assert cluster.kept(1, 0) > 500
+    assert cluster.buffered(1, 0) > 500
     receiver = cluster.open(1)
     into = [bytearray(100) for _ in range(5)]
     completions = [receiver.receive(0, step, memoryview(into[step])) for step in range(5)]
     assert all(completion.done for completion in completions)
     finish(receiver, completions)
     assert into == [pattern(100, step) for step in range(5)]
-    assert cluster.kept(1, 0) == 0
+    assert cluster.buffered(1, 0) == 0
 
 
 def test_large_payloads_wait_for_their_receiver_without_memory(make_cluster):
@@ -73,7 +73,7 @@ def test_large_payloads_wait_for_their_receiver_without_memory(make_cluster):
     cluster.fence(0, 1)
     assert not sender.flush(0.0)
     assert sender.waiting_for() == (1,)
-    assert cluster.kept(1, 0) < 1000
+    assert cluster.buffered(1, 0) < 1000
     receiver = cluster.open(1)
     into = bytearray(LARGE)
     finish(receiver, [receiver.receive(0, 0, memoryview(into))])
@@ -139,7 +139,7 @@ def test_control_messages_keep_their_order_and_overtake_large_payloads(make_clus
 
 @pytest.mark.parametrize("size", [10, LARGE])
 @pytest.mark.parametrize("early", [False, True])
-def test_a_different_signature_is_reported_and_nothing_is_placed(make_cluster, size, early):
+def test_a_different_signature_is_reported_and_nothing_is_stored(make_cluster, size, early):
     cluster = make_cluster(2)
     into = bytearray(10)
 
@@ -162,7 +162,7 @@ def test_a_different_signature_is_reported_and_nothing_is_placed(make_cluster, s
     assert into == bytes(10)
     receiver.close()
     sender.close()
-    assert cluster.kept(1, 0) == 0
+    assert cluster.buffered(1, 0) == 0
 
 
 def test_both_sides_see_a_mismatch_of_an_exchange(make_cluster):
@@ -180,7 +180,7 @@ def channel_completion(channel, peer):
     return channel.receive(peer, 9, memoryview(bytearray(1)))
 
 
-def test_the_listener_may_say_better_what_a_mismatch_is(make_cluster):
+def test_the_listener_may_fail_a_mismatched_channel_with_a_better_error(make_cluster):
     cluster = make_cluster(2)
     receiver = cluster.open(1, signature=b"b")
     cluster.listeners[1].react = lambda event: receiver.fail(CollectiveMismatchError("said better"))
@@ -215,7 +215,7 @@ def test_a_different_length_fails_the_channel_and_names_both(make_cluster, sent,
     assert into == bytes(expected)
 
 
-def test_failing_a_channel_wakes_who_waits_and_only_the_first_failure_counts(make_cluster):
+def test_failing_a_channel_wakes_its_waiter_and_only_the_first_failure_counts(make_cluster):
     cluster = make_cluster(2)
     channel = cluster.open(0)
     waiting = [channel.receive(1, 0, memoryview(bytearray(1)))]
@@ -257,15 +257,15 @@ def test_closed_channels_memory_is_not_touched_and_late_frames_are_dropped(make_
     finish(sender)
     cluster.fence(0, 1)
     assert into == bytes(size)
-    assert cluster.kept(1, 0) == 0
+    assert cluster.buffered(1, 0) == 0
     with pytest.raises(CollectiveError, match="collective 1 of group 7 is closed"):
         receiver.wait([], 0)
     with pytest.raises(CollectiveError, match="channel 1 of group 7 is already over"):
         cluster.open(1)
 
 
-def test_closing_in_the_middle_of_a_transfer_keeps_the_link_usable(make_cluster):
-    """Both the memory written to and the memory read from are let go at once, at any moment."""
+def test_closing_in_the_middle_of_a_transfer_keeps_the_connection_usable(make_cluster):
+    """The memory on both sides is released at once, at any moment."""
     cluster = make_cluster(2)
     size = 4 * LARGE
     for sequence in range(8):
@@ -289,7 +289,7 @@ def test_closing_in_the_middle_of_a_transfer_keeps_the_link_usable(make_cluster)
     assert into == pattern(LARGE)
 
 
-def test_a_receiver_is_told_that_a_large_payload_will_not_come(make_cluster):
+def test_a_receiver_learns_that_a_large_payload_will_not_come(make_cluster):
     cluster = make_cluster(2)
     receiver = cluster.open(1)
     sender = cluster.open(0)
@@ -301,7 +301,7 @@ def test_a_receiver_is_told_that_a_large_payload_will_not_come(make_cluster):
         receiver.wait([receiver.receive(0, 0, memoryview(bytearray(LARGE)))], LIMIT)
 
 
-def test_waiting_ends_in_time_and_names_who_is_missing(make_cluster):
+def test_waiting_ends_in_time_and_names_the_missing_ranks(make_cluster):
     cluster = make_cluster(4)
     channel = cluster.open(0)
     completions = [channel.receive(peer, 0, memoryview(bytearray(3))) for peer in (3, 1)]
@@ -342,8 +342,8 @@ def test_a_goodbye_comes_after_everything_else_and_is_no_loss(make_cluster):
     assert not cluster.listeners[1].of("lost")
 
 
-def test_a_death_is_reported_once_to_everybody_connected(make_watchful_cluster):
-    cluster = make_watchful_cluster(4)
+def test_a_death_is_reported_once_to_everybody_connected(make_cluster):
+    cluster = make_cluster(4)
     for peer in (1, 2, 3):
         cluster.fence(0, peer)  # rank 0 has dialed all of them
         if peer != 3:
@@ -377,24 +377,24 @@ def test_a_closed_transport_fails_its_channels(make_cluster):
     transport.control(1, b"nobody hears this")
 
 
-def test_a_flood_of_early_frames_is_bounded_and_not_lost(make_cluster):
+def test_a_flood_of_unexpected_frames_is_bounded_and_not_lost(make_cluster):
     limit, count = 5 * EAGER_LIMIT, 40
-    cluster = make_cluster(2, early_limit=limit)
+    cluster = make_cluster(2, unexpected_limit=limit)
     sender = cluster.open(0)
     for step in range(count):
         sender.send(1, step, memoryview(pattern(EAGER_LIMIT, step)))
-    eventually(lambda: cluster.kept(1, 0) + EAGER_LIMIT + 300 > limit, "a full budget")
-    assert cluster.kept(1, 0) <= limit
+    eventually(lambda: cluster.buffered(1, 0) + EAGER_LIMIT + 300 > limit, "a full budget")
+    assert cluster.buffered(1, 0) <= limit
     cluster.fence(1, 0)  # the other direction is not held up
     receiver = cluster.open(1)
     for step in range(count):
         into = bytearray(EAGER_LIMIT)
         assert receiver.wait([receiver.receive(0, step, memoryview(into))], LIMIT)
         assert into == pattern(EAGER_LIMIT, step)
-        assert cluster.kept(1, 0) <= limit
+        assert cluster.buffered(1, 0) <= limit
     finish(sender)
     finish(receiver)
-    assert cluster.kept(1, 0) == 0
+    assert cluster.buffered(1, 0) == 0
 
 
 def test_bad_arguments_are_refused_before_anything_is_sent(make_cluster):

@@ -1,4 +1,4 @@
-"""The form of frames: what is written is read back, and nothing else gets through."""
+"""Format of frames: encoded frames are parsed back, and nothing else gets through."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dmesh.collectives.transport.closed import ClosedSequences
-from dmesh.collectives.transport.frames import (
+from dmesh.collectives.backends.tcp.frames import (
     CHUNK_LIMIT,
     CONTROL_LIMIT,
     EAGER_LIMIT,
@@ -17,6 +16,7 @@ from dmesh.collectives.transport.frames import (
     Kind,
     parse_header,
 )
+from dmesh.collectives.backends.tcp.unexpected import ClosedSequences
 from dmesh.errors import CollectiveError
 
 U64 = st.integers(0, 2**64 - 1)
@@ -121,7 +121,7 @@ def test_closed_sequences_stay_small_and_forget_nothing(numbers, limit):
         assert {number for number in range(10_001) if number in closed} == set(numbers)
 
 
-def test_numbers_in_far_apart_regions_do_not_close_each_other():
+def test_distant_numbers_do_not_close_each_other():
     closed = ClosedSequences(limit=8)
     for number in range(1000):
         closed.add(number)

@@ -1,4 +1,4 @@
-"""Who is let in: only who knows the secret, and says to be who it is to whom it means to talk."""
+"""Handshake: admits only processes that know the secret and name both ends correctly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.collectives.transport.handshake import (
+from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     HELLO_SIZE,
     PROOF_SIZE,
@@ -37,7 +37,7 @@ def pair(dialer=None, acceptor=None, incarnations=None, to=1, incarnation=1001):
 
 
 def converse(dialer, acceptor, alter=lambda index, message: message, cut=lambda size: size):
-    """Carries messages to and fro; `alter` may change one on its way, `cut` splits it."""
+    """Carry messages to and fro; `alter` may change one on its way, `cut` splits it."""
 
     def feed(side, index, message):
         message, answer = alter(index, message), b""
@@ -54,7 +54,7 @@ def converse(dialer, acceptor, alter=lambda index, message: message, cut=lambda 
 
 
 @given(st.integers(1, 200))
-def test_peers_that_share_the_secret_trust_each_other(cut):
+def test_peers_that_share_the_secret_accept_each_other(cut):
     dialer, acceptor = pair()
     converse(dialer, acceptor, cut=lambda size: cut)
     assert dialer.done
@@ -112,7 +112,7 @@ def test_every_single_flipped_bit_is_refused(where):
         (
             {"dialer": credentials(0, incarnation=5, generation=lambda: 3)},
             Status.NOT_YET,
-            "newer than what is known here",
+            "newer than the one known here",
         ),
         (
             {
@@ -124,7 +124,7 @@ def test_every_single_flipped_bit_is_refused(where):
         ),
     ],
 )
-def test_the_acceptor_refuses_and_tells_why(changes, status, message):
+def test_the_acceptor_refuses_with_a_reason(changes, status, message):
     dialer, acceptor = pair(**changes)
     with pytest.raises(Refused, match=message) as caught:
         converse(dialer, acceptor)
@@ -133,7 +133,7 @@ def test_the_acceptor_refuses_and_tells_why(changes, status, message):
     answer = caught.value.answer
     assert len(answer) in (CHALLENGE_SIZE, WELCOME_SIZE)
     assert SECRET not in answer
-    with pytest.raises(Refused, match="no trust between this client and rank") as told:
+    with pytest.raises(Refused, match="the handshake with rank") as told:
         dialer.feed(answer)
     assert told.value.status is status
     assert not dialer.done
@@ -158,19 +158,19 @@ def test_a_listener_that_does_not_know_the_secret_is_refused():
 @pytest.mark.parametrize(
     ("challenge", "message"),
     [
-        (bytes(3) + b"\1" + bytes(CHALLENGE_SIZE - 4), "does not speak this protocol"),
-        (bytes([99]) + bytes(CHALLENGE_SIZE - 1), "does not speak this protocol"),
+        (bytes(3) + b"\1" + bytes(CHALLENGE_SIZE - 4), "does not speak dmesh's protocol"),
+        (bytes([99]) + bytes(CHALLENGE_SIZE - 1), "does not speak dmesh's protocol"),
         (bytes(7) + b"\2" + bytes(CHALLENGE_SIZE - 8), "rank 2 listens at this address"),
         (bytes(7) + b"\1" + bytes(CHALLENGE_SIZE - 8), "another process than the registered one"),
     ],
 )
-def test_the_dialer_refuses_whom_it_does_not_look_for(challenge, message):
+def test_the_dialer_refuses_other_listeners(challenge, message):
     dialer, _ = pair()
     with pytest.raises(Refused, match=message):
         dialer.feed(challenge)
 
 
-def test_a_recorded_proof_is_worth_nothing_against_a_new_nonce():
+def test_a_recorded_proof_fails_against_a_new_nonce():
     dialer, acceptor = pair()
     hello = dialer.begin()
     proof = dialer.feed(acceptor.feed(hello))
@@ -184,20 +184,20 @@ def test_a_recorded_proof_is_worth_nothing_against_a_new_nonce():
 
 
 def test_a_proof_cannot_be_reflected():
-    """A stranger that connects back to the dialer cannot have it prove itself to itself."""
+    """An outsider that connects back to the dialer cannot have it prove itself to itself."""
     dialer, acceptor = pair()
     proof = dialer.feed(acceptor.feed(dialer.begin()))
     with pytest.raises(Refused):
         dialer.feed(bytes([Status.OK]) + proof)
 
 
-def test_other_languages_are_refused_at_the_first_byte():
+def test_other_protocols_are_refused_at_the_first_byte():
     _, acceptor = pair()
-    with pytest.raises(Refused, match="does not speak this protocol"):
+    with pytest.raises(Refused, match="does not speak dmesh's protocol"):
         acceptor.feed(b"G")
 
 
-def test_a_secret_that_is_not_there_lets_nobody_in():
+def test_a_missing_secret_lets_nobody_in():
     def missing():
         raise RuntimeError("a text that may show something")
 

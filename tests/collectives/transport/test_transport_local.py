@@ -1,4 +1,4 @@
-"""What only the local network can do: orders of events that a test chooses."""
+"""Local network: orders of events that only a test can choose."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.transport.harness import LIMIT, finish, local_cluster, pattern
 
-from dmesh.collectives.transport.frames import EAGER_LIMIT
+from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT
 from dmesh.errors import CollectiveError
 
 SIZES = st.sampled_from([0, 1, 100, EAGER_LIMIT, EAGER_LIMIT + 1, 3 * EAGER_LIMIT])
 
 
-def test_what_is_held_does_not_arrive_until_it_is_released(make_local):
+def test_held_frames_do_not_arrive_until_they_are_released(make_local):
     cluster = make_local(3)
     network = cluster.network
     network.hold(0, 1)
@@ -32,7 +32,7 @@ def test_what_is_held_does_not_arrive_until_it_is_released(make_local):
     assert network.held(0, 1) == 0
 
 
-def test_a_killed_ranks_held_frames_are_gone_with_it(make_local):
+def test_a_killed_ranks_held_frames_are_dropped(make_local):
     cluster = make_local(2)
     cluster.network.hold(0, 1)
     victim = cluster.open(0)
@@ -52,7 +52,7 @@ def test_a_transport_starts_once(make_local):
 
 @given(st.lists(SIZES, min_size=1, max_size=6), st.randoms(use_true_random=False), st.booleans())
 def test_any_order_of_posting_sending_and_arriving_gives_the_same_bytes(sizes, generator, close_early):
-    cluster = local_cluster(2, early_limit=4 * EAGER_LIMIT)
+    cluster = local_cluster(2, unexpected_limit=4 * EAGER_LIMIT)
     try:
         channels = [cluster.open(0), cluster.open(1)]
         into = [[bytearray(size) for size in sizes] for _ in range(2)]
@@ -84,6 +84,6 @@ def test_any_order_of_posting_sending_and_arriving_gives_the_same_bytes(sizes, g
         for rank in (0, 1):
             assert into[rank] == [pattern(size, step + 1 - rank) for step, size in enumerate(sizes)]
             channels[rank].close()
-            assert cluster.kept(rank, 1 - rank) == 0
+            assert cluster.buffered(rank, 1 - rank) == 0
     finally:
         cluster.close()

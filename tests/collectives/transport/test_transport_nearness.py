@@ -1,4 +1,4 @@
-"""What may be on its way to a peer: less than the kernel would take in, if the peer is near."""
+"""Bound on the bytes in flight to a near peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.collectives.transport.harness import eventually
 
-from dmesh.collectives.transport.nearness import bound_flight
+from dmesh.collectives.backends.tcp.socket_options import bound_flight
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system tells no times")
 
@@ -18,7 +18,7 @@ BOUND = 512 * 1024
 
 
 class Stub:
-    """A connection of which the kernel knows `info`."""
+    """Connection for which the kernel reports `info`."""
 
     def __init__(self, info: bytes | OSError) -> None:
         self.info = info
@@ -38,7 +38,7 @@ def told(microseconds: int) -> bytes:
     return bytes(148) + struct.pack("=I", microseconds) + bytes(100)
 
 
-def test_over_loopback_a_connection_is_bounded_and_carries_all_the_same():
+def test_a_loopback_connection_is_bounded_and_loses_nothing():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
@@ -63,7 +63,7 @@ def test_over_loopback_a_connection_is_bounded_and_carries_all_the_same():
 
 
 @pytest.mark.parametrize("microseconds", [1, 50])
-def test_who_answers_within_50_microseconds_is_near(microseconds):
+def test_a_peer_that_answers_within_50_microseconds_is_near(microseconds):
     sock = Stub(told(microseconds))
     assert bound_flight(sock)
     assert sock.set == [(socket.SOL_SOCKET, socket.SO_SNDBUF, BOUND // 2)]
@@ -74,7 +74,7 @@ def test_who_answers_within_50_microseconds_is_near(microseconds):
     [told(51), told(2_000), told(0), told(2**32 - 1), told(10)[:100], OSError(107, "not connected")],
     ids=["just not near", "far", "nothing was acknowledged", "never measured", "an old kernel", "ended"],
 )
-def test_of_others_the_kernel_decides(info):
+def test_for_other_peers_the_kernel_decides(info):
     sock = Stub(info)
     assert not bound_flight(sock)
     assert sock.set == []

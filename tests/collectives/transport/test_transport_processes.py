@@ -17,10 +17,10 @@ from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Recorder
 from tests.collectives.transport.peer_process import SIZE
 
 import dmesh
-from dmesh.certificates import IdentityFiles
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.peer_tls import PeerTls
-from dmesh.collectives.transport.tcp import TcpTransport
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.security.certificates import IdentityFiles
 
 ROOT = Path(__file__).resolve().parents[3]
 

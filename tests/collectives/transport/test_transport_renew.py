@@ -1,4 +1,4 @@
-"""The TCP transport when a peer's process is another one from now on: who is let in, when, and who is not."""
+"""TCP transport when another process takes a peer's place: admission before and after the renewal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tests.collectives.transport.harness import (
     tcp_listener,
 )
 
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.handshake import (
+from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     WELCOME_SIZE,
     Credentials,
@@ -26,12 +25,13 @@ from dmesh.collectives.transport.handshake import (
     Refused,
     Status,
 )
-from dmesh.collectives.transport.tcp import TcpTransport
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.errors import CollectiveError
 
 
 def nothing() -> None:
-    """What `renew` switches in a test that looks at the transport alone."""
+    """Switch nothing: these tests look at the transport alone."""
 
 
 class Successor:
@@ -48,7 +48,7 @@ class Successor:
 
 @pytest.fixture
 def succeeded(make_tcp):
-    """Rank 0 of two has lost rank 1, whose seat is taken."""
+    """Rank 0 of two, which has lost rank 1, and the process that replaces rank 1."""
     cluster = make_tcp(2)
     cluster.fence(0, 1)
     cluster.fence(1, 0)
@@ -93,7 +93,7 @@ def test_a_successor_that_is_early_is_let_in_as_soon_as_it_is_known(succeeded):
     there.close()
 
 
-def test_a_stranger_to_the_table_that_knows_nothing_newer_is_refused_for_good(succeeded):
+def test_an_unknown_process_with_no_newer_generation_is_refused_for_good(succeeded):
     cluster, successor, _ = succeeded
     cluster.transports[0].renew(successor.peers, 3, nothing)
     sock = tcp_listener()
@@ -113,19 +113,19 @@ def test_the_late_end_of_a_former_connection_is_no_loss_of_the_successor(succeed
     before = list(cluster.listeners[0].events)
     done = threading.Event()
     for act in (
-        lambda: transport._decide(former, "its connection was closed without a goodbye"),
-        lambda: transport._decide_unless_accepted(former),
+        lambda: transport._depart(former, "its connection was closed without a goodbye"),
+        lambda: transport._depart_unless_accepted(former),
         lambda: transport._on_unreachable(former, "refused", None),
         done.set,
     ):
-        transport._engine.call(act)
+        transport._loop.call(act)
     assert done.wait(LIMIT)
     assert cluster.listeners[0].events == before
-    assert not transport.mailbox.gone(1)
+    assert not transport.message_queue.gone(1)
 
 
 def test_a_former_process_in_the_middle_of_its_handshake_is_not_let_in(make_tcp):
-    """It said who it is when that was still right, and proves it when it is not any more."""
+    """Its claim was still right when it was made, and is not any more when it is proven."""
     cluster = make_tcp(2)
     host, _, port = cluster.peers[0].addresses[0].rpartition(":")
     me = Credentials(1, cluster.peers[1].incarnation, CLUSTER, lambda: SECRET)
@@ -145,19 +145,19 @@ def test_a_former_process_in_the_middle_of_its_handshake_is_not_let_in(make_tcp)
     successor.transport.close(1.0)
 
 
-def test_what_is_told_before_the_switch_is_of_the_former_process(succeeded):
+def test_events_before_the_switch_concern_the_former_process(succeeded):
     cluster, successor, _ = succeeded
     transport = cluster.transports[0]
     seen: list[object] = []
 
     def switch() -> None:
-        assert transport._engine.is_current
-        seen.append(transport.mailbox.generation)
-        seen.append(transport.mailbox.gone(1))
+        assert transport._loop.is_current
+        seen.append(transport.message_queue.generation)
+        seen.append(transport.message_queue.gone(1))
 
-    assert transport.mailbox.gone(1)
+    assert transport.message_queue.gone(1)
     transport.renew(successor.peers, 3, switch)
-    assert seen == [3, False]
+    assert seen == [3, None]
 
 
 def test_a_closed_transport_does_not_renew(make_tcp):

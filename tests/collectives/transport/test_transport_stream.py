@@ -1,4 +1,4 @@
-"""The stream of one connection: whatever way it is cut into pieces, and whenever a sender gives up."""
+"""Stream of one connection: cut into any pieces, with senders and receivers that give up at any moment."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.transport.harness import Recorder, pattern
 
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.frames import CHUNK_LIMIT, EAGER_LIMIT, Frame, Kind
-from dmesh.collectives.transport.mailbox import Mailbox
-from dmesh.collectives.transport.reader import FrameReader, Progress
-from dmesh.collectives.transport.sendqueue import Pushed, SendQueue
+from dmesh.collectives.backends.tcp.frame_io import FrameReader, ReadResult, SendQueue, WriteResult
+from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, EAGER_LIMIT, Frame, Kind
+from dmesh.collectives.backends.tcp.message_queue import MessageQueue
+from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.errors import CollectiveError
 
 
 class Pipe:
-    """A socket whose reads and writes are as short as a generator says."""
+    """Socket whose reads and writes are as short as a generator says."""
 
     def __init__(self, generator, data=b""):
         self.generator = generator
@@ -56,8 +55,8 @@ class Pipe:
         return self.generator.choice([1, self.generator.randint(1, most), most])
 
 
-class QueueWire:
-    """Writes what a mailbox sends into a queue."""
+class QueueSender:
+    """Sender that puts a message queue's frames into a `SendQueue`."""
 
     def __init__(self):
         self.queue = SendQueue()
@@ -76,25 +75,25 @@ class Line:
     """Rank 0 and rank 1, with pipes for both directions."""
 
     def __init__(self, generator):
-        self.wires = [QueueWire(), QueueWire()]
-        self.boxes = [Mailbox(rank, self.wires[rank]) for rank in range(2)]
+        self.senders = [QueueSender(), QueueSender()]
+        self.queues = [MessageQueue(rank, self.senders[rank]) for rank in range(2)]
         self.listeners = [Recorder(), Recorder()]
         self.goodbyes = []
         self.readers = []
         self.pipes = pipes = [Pipe(generator), Pipe(generator)]
         for rank in range(2):
-            self.boxes[rank].attach(self.listeners[rank], [Peer(1 - rank, (), 0, f"task {1 - rank}")])
-            self.wires[rank].queue.attach(pipes[rank])
+            self.queues[rank].attach(self.listeners[rank], [Peer(1 - rank, (), 0, f"task {1 - rank}")])
+            self.senders[rank].queue.attach(pipes[rank])
             self.readers.append(
-                FrameReader(pipes[1 - rank], 1 - rank, self.boxes[rank], self.goodbyes.append)
+                FrameReader(pipes[1 - rank], 1 - rank, self.queues[rank], self.goodbyes.append)
             )
 
     def turn(self):
         for rank in range(2):
-            _, finished = self.wires[rank].queue.push()
+            _, finished = self.senders[rank].queue.write()
             for send in finished:
-                self.boxes[rank].sent(send)
-            assert self.readers[1 - rank].read() is Progress.MORE
+                self.queues[rank].sent(send)
+            assert self.readers[1 - rank].read() is ReadResult.MORE
 
     def until(self, condition):
         for _ in range(200_000):
@@ -111,14 +110,14 @@ SIZES = st.sampled_from([0, 1, 300, EAGER_LIMIT, EAGER_LIMIT + 1, CHUNK_LIMIT + 
 def test_frames_survive_any_cutting(sizes, seed, early):
     generator = random.Random(seed)
     line = Line(generator)
-    sender = line.boxes[0].open(1, 1, b"signature")
+    sender = line.queues[0].open(1, 1, b"signature")
     for step, size in enumerate(sizes):
         sender.send(1, step, memoryview(pattern(size, step)))
-        line.wires[0].transmit(1, Frame(Kind.CANCEL, 9, step), None)
+        line.senders[0].transmit(1, Frame(Kind.CANCEL, 9, step), None)
     if early:
         for _ in range(generator.randint(1, 60)):
             line.turn()
-    receiver = line.boxes[1].open(1, 1, b"signature")
+    receiver = line.queues[1].open(1, 1, b"signature")
     into = [bytearray(size) for size in sizes]
     completions = [receiver.receive(0, step, memoryview(buffer)) for step, buffer in enumerate(into)]
     line.until(lambda: all(completion.done for completion in completions) and sender.flush(0))
@@ -129,7 +128,7 @@ def test_frames_survive_any_cutting(sizes, seed, early):
 def test_a_sender_or_receiver_may_give_up_at_any_moment(sizes, seed, turns, sender_first):
     generator = random.Random(seed)
     line = Line(generator)
-    sender, receiver = line.boxes[0].open(1, 1, b"s"), line.boxes[1].open(1, 1, b"s")
+    sender, receiver = line.queues[0].open(1, 1, b"s"), line.queues[1].open(1, 1, b"s")
     data = [bytearray(b"\1" * size) for size in sizes]
     into = [bytearray(size) for size in sizes]
     for step in range(len(sizes)):
@@ -142,7 +141,7 @@ def test_a_sender_or_receiver_may_give_up_at_any_moment(sizes, seed, turns, send
         for buffer in data:
             buffer[:] = b"\2" * len(buffer)
     seen = [bytes(buffer) for buffer in into]
-    later, wanted = line.boxes[0].open(1, 2, b"s"), line.boxes[1].open(1, 2, b"s")
+    later, wanted = line.queues[0].open(1, 2, b"s"), line.queues[1].open(1, 2, b"s")
     buffer = bytearray(CHUNK_LIMIT + 1)
     completion = wanted.receive(0, 0, memoryview(buffer))
     later.send(1, 0, memoryview(pattern(CHUNK_LIMIT + 1)))
@@ -164,7 +163,7 @@ def test_a_sender_or_receiver_may_give_up_at_any_moment(sizes, seed, turns, send
 @pytest.mark.parametrize("size", [EAGER_LIMIT, 3 * CHUNK_LIMIT])
 def test_a_receiver_that_closes_within_a_frame_gets_not_one_byte_more(size):
     line = Line(random.Random(0))
-    sender, receiver = line.boxes[0].open(1, 1, b"s"), line.boxes[1].open(1, 1, b"s")
+    sender, receiver = line.queues[0].open(1, 1, b"s"), line.queues[1].open(1, 1, b"s")
     into = bytearray(size)
     receiver.receive(0, 0, memoryview(into))
     line.turn()
@@ -186,10 +185,10 @@ def test_arbitrary_bytes_are_a_broken_protocol_at_worst(data, seed, only_goodbye
     line = Line(random.Random(seed))
     pipe = Pipe(random.Random(seed), data)
     pipe.ended = True
-    reader = FrameReader(pipe, 0, line.boxes[1], line.goodbyes.append, only_goodbye=only_goodbye)
+    reader = FrameReader(pipe, 0, line.queues[1], line.goodbyes.append, only_goodbye=only_goodbye)
     with contextlib.suppress(CollectiveError):
-        assert reader.read() is Progress.ENDED
-    assert line.boxes[1].kept_bytes(0) < 3 * EAGER_LIMIT
+        assert reader.read() is ReadResult.ENDED
+    assert line.queues[1].buffered_bytes(0) < 3 * EAGER_LIMIT
     assert not line.listeners[1].events or data
 
 
@@ -204,34 +203,34 @@ def test_arbitrary_bytes_are_a_broken_protocol_at_worst(data, seed, only_goodbye
         ),
     ],
 )
-def test_pieces_that_nobody_asked_for_break_the_protocol(frame, message):
+def test_unrequested_pieces_break_the_protocol(frame, message):
     line = Line(random.Random(0))
-    channel = line.boxes[1].open(1, 1, b"s")
+    channel = line.queues[1].open(1, 1, b"s")
     channel.receive(0, 7, memoryview(bytearray(EAGER_LIMIT + 1)))
-    reader = FrameReader(Pipe(random.Random(0), frame.encode()), 0, line.boxes[1], line.goodbyes.append)
+    reader = FrameReader(Pipe(random.Random(0), frame.encode()), 0, line.queues[1], line.goodbyes.append)
     with pytest.raises(CollectiveError, match=message):
         reader.read()
 
 
-def test_nothing_may_follow_a_goodbye_or_come_against_the_stream():
+def test_nothing_may_follow_a_goodbye_or_come_from_the_accepting_side():
     line = Line(random.Random(0))
     hello = Frame(Kind.CONTROL).encode()
     pipe = Pipe(random.Random(0), Frame(Kind.GOODBYE).encode() + hello)
     with pytest.raises(CollectiveError, match="CONTROL frame came where none may come"):
-        FrameReader(pipe, 0, line.boxes[1], line.goodbyes.append).read()
+        FrameReader(pipe, 0, line.queues[1], line.goodbyes.append).read()
     assert line.goodbyes == [Frame(Kind.GOODBYE)]
     against = FrameReader(
-        Pipe(random.Random(0), hello), 0, line.boxes[1], line.goodbyes.append, only_goodbye=True
+        Pipe(random.Random(0), hello), 0, line.queues[1], line.goodbyes.append, only_goodbye=True
     )
     with pytest.raises(CollectiveError, match="CONTROL frame came where none may come"):
         against.read()
 
 
-def test_a_farewell_is_the_last_frame_and_small_frames_overtake_large_ones():
+def test_a_goodbye_is_the_last_frame_and_small_frames_overtake_large_ones():
     generator = random.Random(1)
     line = Line(generator)
-    queue = line.wires[0].queue
-    sender, receiver = line.boxes[0].open(1, 1, b"s"), line.boxes[1].open(1, 1, b"s")
+    queue = line.senders[0].queue
+    sender, receiver = line.queues[0].open(1, 1, b"s"), line.queues[1].open(1, 1, b"s")
     into = bytearray(6 * CHUNK_LIMIT)
     completion = receiver.receive(0, 0, memoryview(into))
     sender.send(1, 0, memoryview(pattern(len(into))))
@@ -243,5 +242,5 @@ def test_a_farewell_is_the_last_frame_and_small_frames_overtake_large_ones():
     line.until(lambda: line.goodbyes)
     assert completion.done
     assert into == pattern(len(into))
-    assert queue.push()[0] is Pushed.ENDED
+    assert queue.write()[0] is WriteResult.ENDED
     assert not queue.put(Frame(Kind.CONTROL))

@@ -1,4 +1,4 @@
-"""The TCP transport against strangers, wrong secrets, absent peers and peers that break the rules."""
+"""TCP transport against outsiders, wrong secrets, absent peers and peers that break the rules."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from tests.collectives.transport.harness import (
     together,
 )
 
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.frames import EAGER_LIMIT, Frame, Kind
-from dmesh.collectives.transport.handshake import (
+from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, Frame, Kind
+from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     HELLO_SIZE,
     PROOF_SIZE,
@@ -32,7 +31,8 @@ from dmesh.collectives.transport.handshake import (
     Refused,
     Status,
 )
-from dmesh.collectives.transport.tcp import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.errors import (
     CollectiveError,
     InitializationTimeoutError,
@@ -58,7 +58,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Waits for the end of a connection, which may be a reset."""
+    """Wait for the end of a connection, which may be a reset."""
     with contextlib.suppress(ConnectionError):
         while sock.recv(4096):
             pass
@@ -66,7 +66,7 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 def shake_hands(cluster: Cluster, rank: int, as_rank: int, secret: bytes = SECRET) -> socket.socket:
-    """Connects as a peer that is not among the cluster's transports, or is slower than this."""
+    """Connect as a peer that is not among the cluster's transports, or is slower than this."""
     sock = connect(cluster, rank)
     me = Credentials(as_rank, cluster.peers[as_rank].incarnation, CLUSTER, lambda: secret)
     dialer = Dialer(me, rank, cluster.peers[rank].incarnation, "a peer")
@@ -81,7 +81,7 @@ def shake_hands(cluster: Cluster, rank: int, as_rank: int, secret: bytes = SECRE
 
 
 def check_alive(cluster: Cluster, ranks: tuple[int, ...] = (0, 1)) -> None:
-    """The cluster works as if nothing had happened."""
+    """Assert that the cluster works as if nothing had happened."""
     one, other = ranks
     sender, receiver = cluster.open(one, 10**6), cluster.open(other, 10**6)
     into = bytearray(300_000)
@@ -93,11 +93,11 @@ def check_alive(cluster: Cluster, ranks: tuple[int, ...] = (0, 1)) -> None:
         assert [event for event in cluster.listeners[rank].events if event[0] != "control"] == []
 
 
-def strangers(cluster: Cluster, rank: int) -> int:
-    return len(cluster.transports[rank]._admission._strangers)
+def unproven(cluster: Cluster, rank: int) -> int:
+    return len(cluster.transports[rank]._admission._unproven)
 
 
-# -- strangers -------------------------------------------------------------------------------------
+# -- outsiders -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_garbage_is_refused_with_one_byte_and_disturbs_nobody(make_tcp, garbage)
             sock.shutdown(socket.SHUT_WR)
         assert is_closed(sock)
     check_alive(cluster)
-    eventually(lambda: strangers(cluster, 0) == 0, "an empty hall")
+    eventually(lambda: unproven(cluster, 0) == 0, "no unproven connection")
 
 
 def test_half_a_handshake_ends_after_its_time(make_tcp):
@@ -131,19 +131,19 @@ def test_half_a_handshake_ends_after_its_time(make_tcp):
     check_alive(cluster)
 
 
-def test_strangers_that_hang_up_are_forgotten(make_tcp):
+def test_outsiders_that_hang_up_are_forgotten(make_tcp):
     cluster = make_tcp(2)
     for _ in range(20):
         connect(cluster, 0).close()
-    eventually(lambda: strangers(cluster, 0) == 0, "an empty hall")
+    eventually(lambda: unproven(cluster, 0) == 0, "no unproven connection")
     check_alive(cluster)
 
 
-def test_a_crowd_of_strangers_is_closed_beyond_the_limit_and_peers_still_get_in(make_tcp):
-    cluster = make_tcp(2, options=TcpOptions(strangers=4, handshake_timeout=0.3))
+def test_a_crowd_of_outsiders_is_closed_beyond_the_limit_and_peers_still_get_in(make_tcp):
+    cluster = make_tcp(2, options=TcpOptions(most_unproven=4, handshake_timeout=0.3))
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(connect(cluster, 0)) for _ in range(12)]
-        eventually(lambda: strangers(cluster, 0) == 4, "a full hall")
+        eventually(lambda: unproven(cluster, 0) == 4, "as many unproven connections as allowed")
         check_alive(cluster)
         assert all(is_closed(sock) for sock in crowd)
 
@@ -223,7 +223,7 @@ def test_a_connection_that_ends_within_a_frame_is_a_loss(make_tcp):
 # -- finding each other ----------------------------------------------------------------------------
 
 
-def test_all_connect_and_then_a_silent_death_is_noticed(make_tcp):
+def test_after_connect_all_a_silent_death_is_noticed(make_tcp):
     cluster = make_tcp(4)
     together(*(lambda t=transport: t.connect_all(LIMIT) for transport in cluster.transports))
     cluster.kill(3)
@@ -235,14 +235,14 @@ def test_all_connect_and_then_a_silent_death_is_noticed(make_tcp):
 
 
 def lonely(peers, options=None, secret=SECRET, incarnation=0):
-    """A transport whose peers are only addresses; returns it with its listener."""
+    """Make a transport whose peers are only addresses; return it with its listener."""
     transport = TcpTransport(0, tcp_listener(), lambda: secret, CLUSTER, incarnation, options)
     recorder = Recorder()
     transport.start(recorder, peers)
     return transport, recorder
 
 
-def test_who_does_not_come_is_named_with_address_while_waiting_and_in_the_end():
+def test_a_missing_peer_is_named_with_its_address_while_waiting_and_in_the_error():
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # nobody listens here
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -298,7 +298,7 @@ def test_an_unreachable_peer_is_lost_soon():
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        transport, recorder = lonely([Peer(1, (address,), 0, "task 1")], TcpOptions(dial_patience=0.05))
+        transport, recorder = lonely([Peer(1, (address,), 0, "task 1")], TcpOptions(retry_for=0.05))
         transport.control(1, b"hello?")
         _, _, reason = recorder.wait_for("lost", 1)
         assert reason == f"cannot connect to {address}: Connection refused"
@@ -318,7 +318,7 @@ def test_an_unreachable_peer_is_lost_soon():
     ],
 )
 def test_addresses_that_lead_nowhere_are_named(addresses, problem):
-    transport, recorder = lonely([Peer(1, addresses, 0, "task 1")], TcpOptions(dial_patience=0.0))
+    transport, recorder = lonely([Peer(1, addresses, 0, "task 1")], TcpOptions(retry_for=0.0))
     transport.control(1, b"hello?")
     _, _, reason = recorder.wait_for("lost", 1)
     assert problem in reason
@@ -367,7 +367,7 @@ def test_closing_leaves_no_thread_and_no_socket(make_tcp):
     assert not any(recorder.of("lost") for recorder in cluster.listeners)
 
 
-def test_closing_sends_what_is_queued_even_for_a_peer_that_is_not_connected_yet(make_tcp):
+def test_closing_sends_queued_frames_even_to_a_peer_that_is_not_connected_yet(make_tcp):
     cluster = make_tcp(2)
     for index in range(100):
         cluster.transports[0].control(1, b"%d" % index + bytes(30_000))
@@ -381,8 +381,8 @@ def test_closing_sends_what_is_queued_even_for_a_peer_that_is_not_connected_yet(
 def test_linger_is_a_limit_when_a_peer_does_not_read(make_tcp):
     cluster = make_tcp(3)
     with shake_hands(cluster, 0, as_rank=2):
-        # Somebody in rank 2's place who never closes: rank 0 does not wait for it longer than it wants to.
-        eventually(lambda: strangers(cluster, 0) == 0, "an empty hall")
+        # An impostor of rank 2 never closes: rank 0 does not wait for it beyond its limit.
+        eventually(lambda: unproven(cluster, 0) == 0, "no unproven connection")
         cluster.transports[0].close(0.05)
 
 
@@ -395,7 +395,7 @@ def test_a_bug_in_the_transports_thread_ends_it_loudly(make_tcp, caplog):
     def bug():
         raise RuntimeError("a bug")
 
-    cluster.transports[0]._engine.call(bug)
+    cluster.transports[0]._loop.call(bug)
     with pytest.raises(CollectiveError, match=r"the transport of rank 0 failed, please report this: .*a bug"):
         channel.wait([completion], LIMIT)
     cluster.listeners[1].wait_for("lost", 0)

@@ -1,4 +1,4 @@
-"""The encrypted transport: who gets in, what the others are told, and what an eavesdropper sees."""
+"""Encrypted transport: admission, explanations of refusals, and an eavesdropper's view."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ from tests.collectives.transport.harness import (
 from tests.collectives.transport.test_transport_tcp import check_alive, connect, is_closed, read_exactly
 from tests.faults.secured import Authority
 
-from dmesh.certificates import IdentityFiles
-from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.transport.base import Peer
-from dmesh.collectives.transport.handshake import (
+from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     WELCOME_SIZE,
     Credentials,
@@ -42,9 +39,12 @@ from dmesh.collectives.transport.handshake import (
     Refused,
     Status,
 )
-from dmesh.collectives.transport.peer_tls import PeerTls
-from dmesh.collectives.transport.tcp import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls
+from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.communicator import Communicator
 from dmesh.errors import PeerAuthenticationError, PeerLostError
+from dmesh.security.certificates import IdentityFiles
 
 SOON = 10.0
 """Seconds within which everybody must know of a disagreement: it takes milliseconds on a machine at rest."""
@@ -56,7 +56,7 @@ def certificates(issuer: Authority | None = None, name: str = "a-peer") -> PeerT
 
 
 def visitor(issuer: Authority | None) -> ssl.SSLContext:
-    """What a stranger connects with who trusts everybody; without a certificate if there is no issuer."""
+    """Make the TLS context of an outsider who trusts everybody; no issuer means no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -67,7 +67,7 @@ def visitor(issuer: Authority | None) -> ssl.SSLContext:
 
 @pytest.fixture
 def make_mixed() -> Iterator[Callable[..., Cluster]]:
-    """Makes a cluster of which some ranks encrypt."""
+    """Make a cluster of which some ranks encrypt."""
     made: list[Cluster] = []
 
     def make(*encrypts: bool) -> Cluster:
@@ -152,11 +152,11 @@ def test_nothing_is_left_of_a_cluster_that_was_closed():
     eventually(lambda: descriptors() <= before, "the end of all descriptors")
 
 
-# -- strangers ---------------------------------------------------------------------------------------------
+# -- outsiders ---------------------------------------------------------------------------------------------
 
 
 def knock(cluster: Cluster, rank: int, context: ssl.SSLContext) -> str:
-    """Connects with TLS and waits for the end; returns the words in which it was refused."""
+    """Connect with TLS and wait for the end; return the words of the refusal."""
     with connect(cluster, rank) as sock:
         try:
             with context.wrap_socket(sock, do_handshake_on_connect=False) as secure:
@@ -167,7 +167,7 @@ def knock(cluster: Cluster, rank: int, context: ssl.SSLContext) -> str:
     return "closed"
 
 
-def test_who_has_no_certificate_of_the_authority_is_refused_with_one_line_per_host(
+def test_outsiders_without_a_certificate_of_the_authority_are_refused_with_one_line_per_host(
     make_tls, tmp_path, caplog
 ):
     cluster = make_tls(2)
@@ -176,7 +176,7 @@ def test_who_has_no_certificate_of_the_authority_is_refused_with_one_line_per_ho
         assert "CERTIFICATE_REQUIRED" in knock(cluster, 0, visitor(None)).upper().replace(" ", "_")
         assert "UNKNOWN_CA" in knock(cluster, 0, visitor(other)).upper().replace(" ", "_")
     check_alive(cluster)
-    eventually(lambda: not cluster.transports[0]._admission._strangers, "an empty hall")
+    eventually(lambda: not cluster.transports[0]._admission._unproven, "no unproven connection")
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["rank 0: refused a connection: it showed no certificate (from 127.0.0.1)"]
 
@@ -196,7 +196,7 @@ def test_a_certificate_alone_is_not_enough(make_tls):
     cluster.fence(2, 0)  # the true rank 2 is let in
 
 
-def test_who_sits_between_two_with_a_certificate_of_the_authority_cannot_pass_their_proofs_on():
+def test_an_attacker_in_the_middle_with_a_valid_certificate_cannot_pass_proofs_on():
     """The keyed handshake is good for one TLS connection only."""
     sockets = [tcp_listener() for _ in range(2)]
     middle = tcp_listener()
@@ -241,7 +241,7 @@ def test_who_sits_between_two_with_a_certificate_of_the_authority_cannot_pass_th
 
 
 @pytest.mark.parametrize("start", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"], ids=["no", "one", "some"])
-def test_a_handshake_that_does_not_go_on_ends_after_its_time(make_tcp, start):
+def test_a_stalled_handshake_ends_after_its_time(make_tcp, start):
     tls = [certificates(name=f"peer-{rank}") for rank in range(2)]
     cluster = make_tcp(2, tls=tls, options=TcpOptions(handshake_timeout=0.5))
     with connect(cluster, 0) as sock:
@@ -266,7 +266,7 @@ def test_a_handshake_that_is_too_long_is_ended(make_tls):
 # -- some encrypt, some do not -----------------------------------------------------------------------------
 
 
-def test_who_encrypts_and_who_does_not_cannot_join_and_both_are_told_at_once(make_mixed):
+def test_encrypting_and_plain_clients_cannot_join_and_both_learn_why_at_once(make_mixed):
     cluster = make_mixed(True, False)
     said = {}
 
@@ -281,13 +281,13 @@ def test_who_encrypts_and_who_does_not_cannot_join_and_both_are_told_at_once(mak
     for rank in range(2):
         assert "DMESH_PEER_TLS must be the same for all clients" in said[rank]
         assert f"rank {1 - rank} = /job:worker/task:{1 - rank}" in said[rank]
-    assert "it does not encrypt what peers send, and this client does" in said[0]
-    assert "it encrypts what peers send, and this client does not" in said[1]
+    assert "it does not encrypt its connections, and this client does" in said[0]
+    assert "it encrypts its connections, and this client does not" in said[1]
 
 
 @pytest.mark.parametrize("encrypts", [(True, False), (False, True)], ids=["to plain", "to encrypted"])
-def test_who_only_waits_for_the_other_kind_is_told_too(make_mixed, encrypts, caplog):
-    """Only rank 0 has something to say; rank 1 has no reason of its own to connect."""
+def test_a_client_that_only_waits_for_the_other_kind_learns_why_too(make_mixed, encrypts, caplog):
+    """Only rank 0 has something to send; rank 1 has no reason of its own to connect."""
     cluster = make_mixed(*encrypts)
     channel = cluster.open(0)
     began = time.monotonic()
@@ -310,7 +310,7 @@ def test_who_only_waits_for_the_other_kind_is_told_too(make_mixed, encrypts, cap
     assert len(lines) <= 2  # one of each rank
 
 
-def test_noise_without_tls_is_refused_as_ever(make_tls):
+def test_noise_without_tls_is_refused(make_tls):
     cluster = make_tls(2)
     with connect(cluster, 0) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -323,7 +323,7 @@ def test_noise_without_tls_is_refused_as_ever(make_tls):
 
 
 def overhear(encrypted: bool) -> bytes:
-    """Sends payloads between two ranks; returns all that went over the wire."""
+    """Send payloads between two ranks; return all bytes that went over the network."""
     sockets = [tcp_listener() for _ in range(2)]
     relays = [tcp_listener() for _ in range(2)]
     peers = [
@@ -398,7 +398,7 @@ def secrets_in(heard: bytes) -> list[bytes]:
     return [piece for piece in pieces if piece in heard]
 
 
-def test_what_goes_over_the_wire_shows_nothing_of_what_is_said():
+def test_an_eavesdropper_sees_nothing_of_the_data():
     heard = overhear(encrypted=True)
     assert len(heard) > 3_000_000
     assert secrets_in(heard) == []

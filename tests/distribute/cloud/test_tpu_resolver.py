@@ -514,8 +514,7 @@ def test_hosts_with_different_numbers_of_cores_are_an_error(monkeypatch):
         types.SimpleNamespace(job="worker", index=index, devices=(device,) * count)
         for index, count in enumerate((4, 2))
     ]
-    state = types.SimpleNamespace(members=members)
-    monkeypatch.setattr("dmesh.context.current_or_none", lambda: state)
+    monkeypatch.setattr("dmesh.distribute.cluster_resolver.tpu.known_members", lambda: members)
     resolver = TPUClusterResolver("grpc://10.0.0.2,10.0.0.3")
     with pytest.raises(RuntimeError, match="task 0: 4, task 1: 2"):
         resolver.num_accelerators()

@@ -251,8 +251,8 @@ class Driver:
     def cancel(self, index: int, name: str = "b", instance: int = -1) -> CancelBarrier:
         return CancelBarrier(self.token(), self.caller(index), self.request_id(), name, instance)
 
-    def leave(self, index: int, reason: str = "") -> Leave:
-        return Leave(self.token(), self.caller(index), self.request_id(), reason)
+    def leave(self, index: int, reason: str = "", *, clean: bool = False) -> Leave:
+        return Leave(self.token(), self.caller(index), self.request_id(), reason, clean=clean)
 
     def report(self, index: int, message: str = "ValueError: no") -> ReportError:
         return ReportError(self.token(), self.caller(index), self.request_id(), message)

@@ -137,6 +137,18 @@ def test_leaving_with_a_reason_and_reporting_an_error_are_failures() -> None:
     assert d.refused(d.report(1)).kind is ErrorKind.FENCED
 
 
+def test_a_normal_end_of_the_program_is_a_clean_leave_with_a_reason() -> None:
+    d = Driver(2)
+    d.join(0, 1)
+    d.accepted(d.leave(0, "its program ended normally", clean=True), Done)
+    assert d.state_of(0) is MemberState.LEFT
+    assert d.member(0).reason == "its program ended normally"
+    d.enter(1)
+    (result,) = d.results(1)
+    assert result.error is not None
+    assert "left: its program ended normally" in result.error.message
+
+
 def test_reports_and_reasons_have_a_size() -> None:
     d = Driver()
     d.join(0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dmesh._rooms import open_rooms
+from dmesh._lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from dmesh.distribute.cluster_resolver.base import ClusterResolver
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dmesh.distribute.cluster_resolver.tpu import TPUClusterResolver
     from dmesh.distribute.cluster_resolver.union import UnionClusterResolver, UnionResolver
 
-_ROOMS: dict[str, tuple[str, ...]] = {
+_HOMES: dict[str, tuple[str, ...]] = {
     "base": ("ClusterResolver",),
     "coordination": ("CoordinationServiceResolver",),
     "gce": ("GCEClusterResolver",),
@@ -51,7 +51,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
 }
 """The modules below, and the names of each that this package has; imported when they are first used."""
 
-__getattr__ = open_rooms(__name__, _ROOMS)
+__getattr__ = lazy_getattr(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

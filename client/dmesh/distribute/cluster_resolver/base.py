@@ -1,12 +1,11 @@
-"""What every cluster resolver does; a new one derives from `ClusterResolver`."""
+"""Interface of cluster resolvers; a new one derives from `ClusterResolver`."""
 
 from __future__ import annotations
 
 import abc
 from collections import defaultdict
 
-from dmesh import context
-from dmesh.device import DEVICE_TYPES, num_local_devices
+from dmesh.devices.device import DEVICE_TYPES, known_members, num_local_devices
 from dmesh.train import ClusterSpec
 
 
@@ -68,9 +67,9 @@ class ClusterResolver(abc.ABC):
         del config_proto
         counts: defaultdict[str, int] = defaultdict(int)
         wanted = (task_type, task_id) if task_type is not None and task_id is not None else None
-        state = context.current_or_none()
-        if state is not None and state.members:
-            for member in state.members:
+        members = known_members()
+        if members:
+            for member in members:
                 if wanted is None or wanted == (member.job, member.index):
                     for device in member.devices:
                         if device.type != "CPU":
@@ -83,7 +82,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def num_processes(self) -> int | None:
-        """How many tasks there are, if the resolver knows where task 0 and this process are, not the others.
+        """Number of tasks, if the resolver knows where task 0 and this process are, not the others.
 
         None otherwise: the tasks are those of `cluster_spec`.
         """
@@ -91,7 +90,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str:
-        """What kind of place the program runs in; empty unless a resolver knows."""
+        """Kind of place that the program runs in; empty unless a resolver knows."""
         return ""
 
     @property

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 
-from dmesh.addresses import is_unknown, split_address
+from dmesh.config.addresses import is_unknown, split_address
 from dmesh.coordination import faults
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.link import Link

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmesh.addresses import check_port, join_address, shown
+from dmesh.config.addresses import check_port, join_address, shown
+from dmesh.config.settings import JOB_NAME_PATTERN
 from dmesh.distribute.cluster_resolver.base import ClusterResolver
 from dmesh.distribute.cluster_resolver.google_api import build_service, execute, prepare, require_client
 from dmesh.distribute.cluster_resolver.inquiry import Inquiry
 from dmesh.errors import ClusterLookupError, ClusterNotReadyError, ConfigurationError, ResolverError
-from dmesh.settings import JOB_NAME_PATTERN
 from dmesh.train import ClusterSpec
 
 _MOST_PAGES = 1000

@@ -1,4 +1,4 @@
-"""What a virtual machine of Google Compute Engine can learn about itself from its metadata server."""
+"""Facts about a virtual machine of Google Compute Engine from its metadata server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dmesh.context import environment
 from dmesh.coordination.retry import RetryPolicy
 from dmesh.distribute.cluster_resolver.http_exchange import exchange
 from dmesh.distribute.cluster_resolver.inquiry import Busy, Inquiry, parse_retry_after
 from dmesh.errors import ClusterLookupError, ClusterLookupUnavailableError
+from dmesh.runtime.context import environment
 
 _DEFAULT_HOST = "metadata.google.internal"
 _PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
@@ -44,7 +44,7 @@ class MetadataServer:
 
     @property
     def host(self) -> str:
-        """Where it is: `HOST` or `HOST:PORT`."""
+        """Address of the server: `HOST` or `HOST:PORT`."""
         environ = self._environ
         return environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_IP") or _DEFAULT_HOST
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from dmesh.addresses import shown
+from dmesh.config.addresses import shown
 from dmesh.errors import ConfigurationError
 
 MOST_HOSTS = 65_536

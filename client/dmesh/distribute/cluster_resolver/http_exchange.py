@@ -17,7 +17,7 @@ _CHUNK = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered."""
+    """Answer of a server."""
 
     status: int
     """Such as 200."""

@@ -1,4 +1,4 @@
-"""How patiently a resolver asks the service that manages its cluster: limits, retries, waits."""
+"""Patience of a resolver with the service that manages its cluster: limits, retries, waits."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Inquiry:
     most_bytes: int = 64 * 2**20
     """Longest reply that is read, bytes."""
     clock: Callable[[], float] = time.monotonic
-    """What shows the time, seconds."""
+    """Clock, seconds."""
     sleep: Callable[[float], object] = time.sleep
-    """What waits, seconds."""
+    """Function that waits, seconds."""
 
     def __post_init__(self) -> None:
         """Refuses limits that nothing could keep to."""

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dmesh import context
 from dmesh._log import announce
-from dmesh.addresses import check_port, join_address, shown
+from dmesh.config.addresses import check_port, join_address, shown
+from dmesh.config.settings import JOB_NAME_PATTERN, Settings
 from dmesh.coordination.retry import RetryPolicy
 from dmesh.distribute.cluster_resolver.base import ClusterResolver
 from dmesh.distribute.cluster_resolver.inquiry import Inquiry
@@ -29,7 +29,7 @@ from dmesh.distribute.cluster_resolver.kubernetes_service import (
     KubernetesServiceResolver,
 )
 from dmesh.errors import ArgumentTypeError, ClusterNotReadyError, ConfigurationError, ResolverError
-from dmesh.settings import JOB_NAME_PATTERN, Settings
+from dmesh.runtime import context
 from dmesh.train import ClusterSpec
 
 KubernetesExecutableLocation = ExecutableLocation

@@ -1,4 +1,4 @@
-"""Which pods there are, as the Kubernetes API says, through its own client library."""
+"""Pods of a cluster from the Kubernetes API, through its own client library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dmesh.addresses import shown
+from dmesh.config.addresses import shown
 from dmesh.distribute.cluster_resolver.inquiry import Busy, Inquiry, parse_retry_after
 from dmesh.errors import (
     ClusterLookupDeniedError,
@@ -25,7 +25,7 @@ from dmesh.errors import (
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 SERVICE_ACCOUNT_VARIABLE = "DMESH_KUBERNETES_SERVICE_ACCOUNT"
-"""Where a pod has the files of its service account, if elsewhere."""
+"""Variable that names the directory of a pod's service account files, if not the usual one."""
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _PAGE = 500
 _MOST_PAGES = 1000
@@ -34,7 +34,7 @@ _CHUNK = 64 * 1024
 
 
 class ExecutableLocation(enum.Enum):
-    """Where the program runs, and so how it finds and convinces the Kubernetes API."""
+    """Place that the program runs in, which decides how it finds the Kubernetes API and authenticates."""
 
     WITHIN_CLUSTER = 0
     """In a pod, with the pod's service account."""
@@ -44,7 +44,7 @@ class ExecutableLocation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What matters here of a pod."""
+    """Facts about a pod."""
 
     name: str
     namespace: str
@@ -55,11 +55,11 @@ class Pod:
     pod_ip: str | None
     """Its own address."""
     hostname: str | None
-    """What it calls itself, if not by its name."""
+    """Host name that it gives itself, if not its name."""
     index: int | None
     """Its number within an indexed job or a stateful set."""
     deleted: bool
-    """Whether it is about to end."""
+    """True if it is about to end."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import socket
 
-from dmesh import context
-from dmesh.addresses import HOST_PATTERN, check_port, shown
+from dmesh.config.addresses import HOST_PATTERN, check_port, shown
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
 from dmesh.errors import ConfigurationError, ResolverError
+from dmesh.runtime import context
 from dmesh.train import ClusterSpec
 
 DEFAULT_PORT = 8470
-"""Where clients in pods listen, unless something else is said."""
+"""Default port of clients in pods."""
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
-"""What the pods of an indexed job have."""
+"""Variable that the pods of an indexed job have."""
 MOST_PODS = 65_536
 _ORDINAL = re.compile(r"(.+)-([0-9]{1,9})", re.ASCII)
 

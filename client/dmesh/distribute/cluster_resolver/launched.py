@@ -1,4 +1,4 @@
-"""What resolvers have in common whose launcher tells a process its rank, but not where the others are."""
+"""Base of resolvers whose launcher tells a process its rank, but not the addresses of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-from dmesh.addresses import HOST_PATTERN, is_ipv6, join_address, shown, split_address
+from dmesh.config.addresses import HOST_PATTERN, is_ipv6, join_address, shown, split_address
 from dmesh.distribute.cluster_resolver import variables
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
 from dmesh.errors import ArgumentTypeError, ConfigurationError, ResolverError
@@ -129,7 +129,7 @@ class LaunchedClusterResolver(ClusterResolver):
 
     @property
     def num_processes(self) -> int | None:
-        """How many processes there are, if it is not known where all of them are; otherwise None."""
+        """Number of processes, if their addresses are not all known; otherwise None."""
         _, local_size = self._local()
         size = self._size()
         return None if self._hosts is not None or local_size == size else size

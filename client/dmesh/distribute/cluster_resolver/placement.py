@@ -1,10 +1,10 @@
-"""Where Slurm puts the tasks of a step: `srun --distribution`."""
+"""Placement of a step's tasks by Slurm: `srun --distribution`."""
 
 from __future__ import annotations
 
 import re
 
-from dmesh.addresses import shown
+from dmesh.config.addresses import shown
 from dmesh.errors import ResolverError
 
 

@@ -81,5 +81,5 @@ class SimpleClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """What it was made with."""
+        """The environment that it was made with."""
         return self._environment

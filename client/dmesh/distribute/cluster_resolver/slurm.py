@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dmesh import context
-from dmesh.addresses import join_address
-from dmesh.detection import detect_gpus
+from dmesh.config.addresses import join_address
+from dmesh.devices.detection import detect_gpus
 from dmesh.distribute.cluster_resolver.base import ClusterResolver
 from dmesh.distribute.cluster_resolver.hostlist import expand_hostlist, expand_tasks_per_node
 from dmesh.distribute.cluster_resolver.placement import place_tasks
@@ -21,6 +20,7 @@ from dmesh.distribute.cluster_resolver.variables import (
     text,
 )
 from dmesh.errors import ArgumentTypeError, ConfigurationError, ResolverError
+from dmesh.runtime import context
 from dmesh.train import ClusterSpec
 
 PLACE = "a Slurm step (srun)"
@@ -28,7 +28,7 @@ PLACE = "a Slurm step (srun)"
 
 @dataclass(frozen=True)
 class _Allocation:
-    """What the step's variables and the arguments come to, at one moment."""
+    """Values of the step's variables and of the arguments, at one moment."""
 
     spec: ClusterSpec
     task_type: str

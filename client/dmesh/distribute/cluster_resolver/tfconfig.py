@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dmesh.addresses import shown
+from dmesh.config.addresses import shown
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
 from dmesh.distribute.cluster_resolver.variables import text
 from dmesh.errors import ConfigurationError
@@ -98,7 +98,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """What it was made with."""
+        """The environment that it was made with."""
         return self._environment or ""
 
     @property
@@ -135,7 +135,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What was set, or else `rpc_layer`."""
+        """The value that was set, or else `rpc_layer`."""
         if self._rpc_layer is not None:
             return self._rpc_layer
         layer = _load().get("rpc_layer")

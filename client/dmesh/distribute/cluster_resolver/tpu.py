@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dmesh import context
-from dmesh.addresses import join_address
-from dmesh.device import num_local_devices
+from dmesh.config.addresses import join_address
+from dmesh.config.settings import JOB_NAME_PATTERN, Settings
+from dmesh.devices.device import known_members, num_local_devices
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
 from dmesh.distribute.cluster_resolver.gce_metadata import METADATA_INQUIRY, MetadataServer
 from dmesh.distribute.cluster_resolver.inquiry import Inquiry
@@ -21,13 +21,13 @@ from dmesh.distribute.cluster_resolver.tpu_metadata import (
     describe_system,
 )
 from dmesh.errors import ClusterSpecError, ConfigurationError, ResolverError
-from dmesh.settings import JOB_NAME_PATTERN, Settings
+from dmesh.runtime import context
 from dmesh.tpu.accelerator import TpuSystem
 from dmesh.train import ClusterSpec
 
 if TYPE_CHECKING:
+    from dmesh.coordination.server import HostedServer
     from dmesh.v1.topology_pb2 import TopologyProto, TPUHardwareFeature
-    from dmesh_server.embedded import EmbeddedServer
 
 
 class TPUClusterResolver(ClusterResolver):
@@ -103,11 +103,13 @@ class TPUClusterResolver(ClusterResolver):
         self._job_name = job_name
         self._rpc_layer = "grpc"
         self._tpu_topology: TopologyProto | None = None
-        self._server: EmbeddedServer | None = None
+        self._server: HostedServer | None = None
         self._coordinator_name = coordinator_name
         self._coordinator_address = coordinator_address
         if coordinator_name and not coordinator_address:
-            from dmesh.bootstrap import start_coordinator  # of all of the SDK, which others need not wait for
+            from dmesh.runtime.bootstrap import (
+                start_coordinator,  # of all of the SDK, which others need not wait for
+            )
 
             self._server = start_coordinator(self._client.get_local_ip(), Settings.load())
             self._coordinator_address = self._server.address
@@ -140,7 +142,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def cloud_tpu_client(self) -> TpuClient:
-        """What knows about the TPU: its state, health, type and version."""
+        """Source of facts about the TPU: its state, health, type and version."""
         return self._client
 
     def cluster_spec(self) -> ClusterSpec:
@@ -240,8 +242,8 @@ class TPUClusterResolver(ClusterResolver):
             ClusterLookupError: The service that knows the type does not, refuses, or does not answer.
         """
         del task_type, task_id, config_proto
-        state = context.current_or_none()
-        cores = cores_per_member(state.members) if state is not None and state.members else None
+        members = known_members()
+        cores = cores_per_member(members) if members else None
         if cores is None and isinstance(self._client, LocalTpu):
             cores = num_local_devices("TPU")
         if cores is None:
@@ -268,7 +270,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """Which of the TPU's hosts this process is, as the environment or the metadata says; else 0.
+        """Number of this process among the TPU's hosts, as the environment or the metadata says; else 0.
 
         Raises:
             ConfigurationError: The environment has nonsense.
@@ -297,7 +299,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
-        """What the TPU can do beside computing; None before `set_tpu_topology`."""
+        """The TPU's features beside computing; None before `set_tpu_topology`."""
         return None if self._tpu_topology is None else self._tpu_topology.tpu_hardware_feature
 
     def __enter__(self) -> Self:

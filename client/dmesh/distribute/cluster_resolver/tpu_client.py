@@ -1,4 +1,4 @@
-"""What is known of a TPU, from wherever it is known: its hosts, its type, its state.
+"""Facts about a TPU from any source: its hosts, its type, its state.
 
 - `LocalTpu`: the TPU that this machine has itself, `tpu="local"`.
 - `TpuAtAddresses`: its hosts' addresses were given, `tpu="grpc://..."`, or GKE's endpoints.
@@ -13,12 +13,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from dmesh.addresses import HOST_PATTERN, is_ipv6, shown, split_address
+from dmesh.config.addresses import HOST_PATTERN, is_ipv6, shown, split_address
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer
 from dmesh.errors import ClusterLookupError, ConfigurationError, ResolverError
 
 DEFAULT_PORT = 8470
-"""Where the hosts of a TPU listen, unless something else is said."""
+"""Default port of a TPU's hosts."""
 ENDPOINTS_VARIABLE = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
 NAME_VARIABLE = "TPU_NAME"
 CONFIG_VARIABLE = "TPU_CONFIG"
@@ -30,7 +30,7 @@ _MOST_HOSTS = 65_536
 
 
 class NetworkEndpoint(TypedDict):
-    """Where a host of a TPU listens; the names are the API's."""
+    """Address of a TPU's host; the names are the API's."""
 
     ipAddress: str
     port: int

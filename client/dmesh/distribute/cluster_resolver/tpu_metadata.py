@@ -1,4 +1,4 @@
-"""What a TPU system consists of, as `tf.tpu.experimental.TPUSystemMetadata` says it."""
+"""Parts of a TPU system, as `tf.tpu.experimental.TPUSystemMetadata` lists them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from dmesh.coordination.members import Member
-from dmesh.device import DeviceSpec
+from dmesh.devices.device import DeviceSpec
 from dmesh.errors import ResolverError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class TPUSystemMetadata(NamedTuple):
     num_of_cores_per_host: int
     """Cores of each."""
     topology: Topology | None
-    """Where the cores are; None if it was not asked for."""
+    """Positions of the cores; None if they were not asked for."""
     devices: tuple[DeviceSpec, ...]
     """All devices: of each host its CPU and its cores."""
 

@@ -106,7 +106,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """What was set here, or else the first resolver's."""
+        """The value that was set here, or else the first resolver's."""
         return self._resolvers[0].task_type if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -115,7 +115,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """What was set here, or else the first resolver's."""
+        """The value that was set here, or else the first resolver's."""
         return self._resolvers[0].task_id if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -124,7 +124,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What was set here, or else the first resolver's."""
+        """The value that was set here, or else the first resolver's."""
         return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 
-from dmesh.addresses import shown
-from dmesh.context import environment
+from dmesh.config.addresses import shown
 from dmesh.errors import ConfigurationError, ResolverError
+from dmesh.runtime.context import environment
 
 _INTEGER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _FIRST_PORT, _STEP, _STEPS = 10_000, 16, 1_392
-"""Where the ports of a launch may begin; 256 are below those that systems hand out for connections."""
+"""Possible first ports of a launch; 256 are below those that systems hand out for connections."""
 LAST_PORT = 65_535
 
 

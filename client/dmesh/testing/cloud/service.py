@@ -19,7 +19,7 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a service was asked."""
+    """Request to a service."""
 
     method: str
     """Such as GET."""
@@ -30,12 +30,12 @@ class Request:
     headers: Mapping[str, str] = field(repr=False)  # one of them has the credentials
     """By name in lower case."""
     body: bytes = b""
-    """What was sent."""
+    """Body of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a service says."""
+    """Answer of a service."""
 
     status: int = 200
     """Such as 200."""
@@ -95,7 +95,7 @@ class FakeService:
 
     @property
     def url(self) -> str:
-        """Where it is, without a slash at the end."""
+        """URL of the service, without a slash at the end."""
         return f"{self._scheme}://{self.address}"
 
     def answer(self, request: Request) -> Answer:

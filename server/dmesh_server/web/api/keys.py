@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh.tokens import Role
+from dmesh.security.tokens import Role
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DropKey, KvGet
 from dmesh_server.core.model import Caller, KeyValue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from dmesh.tokens import Role
+from dmesh.security.tokens import Role
 from dmesh_server.chronicle import AdminAction
 from dmesh_server.core.effects import Operated
 from dmesh_server.core.errors import CoreError, ErrorKind

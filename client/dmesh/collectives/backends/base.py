@@ -1,0 +1,170 @@
+"""Interface of a backend: it says which requests it supports, and carries each out as an operation.
+
+A backend belongs to one group in one generation. Which of the group's backends takes a call follows from the
+request alone, so all ranks choose the same one: the first that supports it. An `Operation` is a call under
+way; it never waits longer than it is told to, because `work.Work` owns the one loop in which a call waits,
+asks the other ranks where they are, and gives up.
+
+`dmesh.testing.backends` has a test suite that every backend must pass.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+from dmesh.collectives.request import Buffers, Request
+from dmesh.collectives.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Row of a backend in the table of docs/backends.md."""
+
+    media: str
+    """Carrier of the data."""
+    arrays: str
+    """Arrays that it takes."""
+    operations: str
+    """Operations that it carries out."""
+    dtypes: str
+    """Dtypes that it moves and reduces."""
+    condition: str
+    """Condition under which a group has it."""
+
+
+class Operation(ABC):
+    """A call under way in a backend. Driven by one thread; failed by any."""
+
+    @abstractmethod
+    def progress(self, seconds: float) -> bool:
+        """Go on for at most so long; True once the call is complete.
+
+        Raises:
+            BaseException: What `fail` was given, or what the backend found out itself.
+        """
+
+    @abstractmethod
+    def missing(self) -> tuple[int, ...]:
+        """Return the ranks that the operation waits for, sorted. Any thread."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Make every pending and later `progress` raise `error`; only the first error counts. Any thread."""
+
+    def may_still_come(self, rank: int) -> bool:
+        """Return whether data of a rank that has said goodbye may still be on its way."""
+        del rank
+        return False
+
+    @abstractmethod
+    def revoke(self) -> None:
+        """End the operation: no memory of the caller's is touched after this returns."""
+
+
+class Call(Protocol):
+    """A call that a backend is to carry out, beside its request."""
+
+    stream: Stream
+    """Stream in which it is counted."""
+    sequence: int
+    """Its number there."""
+
+    def ask_everybody(self) -> None:
+        """Ask all other ranks where they are, because one of them has called something else."""
+
+
+class Backend(ABC):
+    """Carries out the calls of one group over one medium."""
+
+    name: str
+    """Short name, as in logs and docs/backends.md."""
+    capabilities: Capabilities
+    """Row in the table of docs/backends.md."""
+
+    @abstractmethod
+    def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
+        """Return whether it carries out a request: the same on all ranks that take part.
+
+        Args:
+            request: The call.
+            stream: Stream in which it is counted.
+            sequence: Its number there.
+        """
+
+    @abstractmethod
+    def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
+        """Begin a call, without waiting for other ranks.
+
+        Args:
+            request: What to do.
+            buffers: The memory to do it with.
+            call: Its place among the group's calls.
+        """
+
+    def close(self, *, orderly: bool) -> None:
+        """Let go of what the backend holds; does not wait.
+
+        Args:
+            orderly: Whether all calls are over, on the other ranks, too.
+        """
+        del orderly
+
+
+Steps = Generator[Operation, None, None]
+
+
+class Sequence(Operation):
+    """Operations one after the other, as one: what is waited for is what the current one waits for.
+
+    Args:
+        steps: Yields each operation when the one before is complete.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._error: BaseException | None = None
+        self._current: Operation | None = None
+        self._advance()
+
+    def _advance(self) -> None:
+        self._current = next(self._steps, None)
+        if self._current is not None and self._error is not None:
+            self._current.fail(self._error)
+
+    def progress(self, seconds: float) -> bool:
+        """Go on with the current operation; see `Operation.progress`."""
+        deadline = time.monotonic() + seconds
+        while (current := self._current) is not None:
+            if not current.progress(max(deadline - time.monotonic(), 0.0)):
+                return False
+            current.revoke()
+            self._advance()
+        return True
+
+    def missing(self) -> tuple[int, ...]:
+        """Return what the current operation waits for."""
+        current = self._current
+        return () if current is None else current.missing()
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the current operation and all later ones."""
+        self._error = self._error or error
+        current = self._current
+        if current is not None:
+            current.fail(error)
+
+    def may_still_come(self, rank: int) -> bool:
+        """Ask the current operation; see `Operation.may_still_come`."""
+        current = self._current
+        return current is not None and current.may_still_come(rank)
+
+    def revoke(self) -> None:
+        """End the current operation and the sequence."""
+        self._steps.close()
+        current, self._current = self._current, None
+        if current is not None:
+            current.revoke()

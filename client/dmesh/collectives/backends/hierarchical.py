@@ -1,0 +1,198 @@
+"""Hierarchical backend: large all-reduces of groups with several members on each of several hosts.
+
+The ranks of a host reduce their arrays in shared memory, and each of them gets a block of the result. The
+ranks with the same place on their hosts reduce these blocks over dedicated connections. Then the ranks of
+each host gather the blocks in shared memory. So a block crosses the network once for each host, not once for
+each rank.
+
+Elements are folded host by host: all ranks have the same bits, in every run, but not always those of a fold
+in the order of ranks. Partial results of bfloat16, folded in 32 bits, are rounded twice; sums, products and
+means of float16, whose range is small, do not go this way.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps
+from dmesh.collectives.backends.endpoints import EndpointOperation
+from dmesh.collectives.backends.shm.endpoint import SharedMemoryEndpoints
+from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
+from dmesh.collectives.backends.shm.setup import STEPS as SHM_STEPS
+from dmesh.collectives.backends.shm.setup import share_memory
+from dmesh.collectives.backends.tcp.dedicated import STEPS as TCP_STEPS
+from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
+from dmesh.collectives.backends.tcp.exchange import Waits, exchange
+from dmesh.collectives.backends.tcp.transport import Channel, Connector
+from dmesh.collectives.descriptor import DTYPES, KINDS, OPS, Descriptor, hash_of
+from dmesh.collectives.request import Buffers, Request
+from dmesh.collectives.stream import Stream
+from dmesh.collectives.tuning import Tuning
+from dmesh.collectives.work import Members
+from dmesh.native import Endpoint
+
+_HOST = struct.Struct("!16sQ")
+_VERDICT = struct.Struct("!?")
+_REDUCE_SCATTER, _ALL_REDUCE, _ALL_GATHER = map(KINDS.index, ("reduce_scatter", "all_reduce", "all_gather"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Ranks that reduce together, and this rank's endpoint among them."""
+
+    ranks: tuple[int, ...]
+    endpoint: Endpoint
+
+
+class HierarchicalBackend(Backend):
+    """Intra-host reduction in shared memory, inter-host reduction over connections.
+
+    Args:
+        intra: Ranks of this host.
+        inter: Ranks with this rank's place on their hosts.
+        ranks: All members.
+        minimum: Bytes of the arrays from which on this is faster than one flat all-reduce.
+    """
+
+    name = "hierarchical"
+    capabilities = Capabilities(
+        media="shared memory on each host, dedicated TCP connections between hosts",
+        arrays="NumPy",
+        operations="all_reduce of large arrays",
+        dtypes="native dtypes; float16 not for sum, prod, mean",
+        condition="equally many members, at least two, on each of at least two hosts",
+    )
+
+    def __init__(self, intra: _Part, inter: _Part, ranks: tuple[int, ...], minimum: int) -> None:
+        self.minimum = minimum
+        self._intra = intra
+        self._inter = inter
+        self._ranks = ranks
+
+    @property
+    def intra_ranks(self) -> tuple[int, ...]:
+        """Ranks of this host."""
+        return self._intra.ranks
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Native endpoints of the parts."""
+        return self._intra.endpoint, self._inter.endpoint
+
+    def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
+        """Return whether it is a large all-reduce of a suitable dtype; see `Backend.supports`."""
+        descriptor = request.descriptor
+        if request.kind != "all_reduce" or descriptor is None or request.nbytes_per_rank < self.minimum:
+            return False
+        endpoint = stream.endpoint
+        if endpoint is None or not stream.uses_endpoint(sequence) or not endpoint.supports(descriptor):
+            return False
+        # Partial results must fit into the dtype, and float16 ends at 65504: others go on folding in 32 bits.
+        narrow = DTYPES[descriptor.dtype] == np.float16
+        return not (narrow and OPS[descriptor.op] in ("sum", "prod", "mean"))
+
+    def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
+        """Begin with the reduction on this host; see `Backend.start`."""
+        return Sequence(self._steps(request, buffers, call))
+
+    def _steps(self, request: Request, buffers: Buffers, call: Call) -> Steps:
+        descriptor, flat = request.descriptor, call.stream.endpoint
+        assert descriptor is not None
+        assert flat is not None
+        assert buffers.source is not None
+        dtype, op = descriptor.dtype, OPS[descriptor.op]
+        mine, total = buffers.source, buffers.result
+        places, members = len(self._intra.ranks), len(self._ranks)
+        count = mine.size // places
+        whole = count * places
+        folds = OPS.index("sum") if op == "mean" else descriptor.op
+        part = np.empty(count, mine.dtype)
+
+        def step(at: _Part, inner: Descriptor, source: NDArray[Any], target: NDArray[Any]) -> Operation:
+            operation = EndpointOperation(at.endpoint, at.ranks, call.ask_everybody)
+            nbytes = int(source.nbytes)
+            block = nbytes // len(at.ranks) if inner.kind == _REDUCE_SCATTER else nbytes
+            # All members must agree on the whole call, too.
+            agreed = hash_of(inner) ^ request.hash
+            data = source.view(np.uint8), target.view(np.uint8)
+            at.endpoint.start(inner.kind, inner.op, inner.dtype, 0, agreed, nbytes, block, *data)
+            return operation
+
+        scattered = Descriptor(_REDUCE_SCATTER, folds, 0, dtype, (places, count))
+        yield step(self._intra, scattered, mine[:whole], part)
+        yield step(self._inter, Descriptor(_ALL_REDUCE, folds, 0, dtype, (count,)), part, part)
+        if op == "mean":
+            with np.errstate(all="ignore"):  # what overflows on one rank is no error on that rank alone
+                np.divide(part, np.array(members, mine.dtype), out=part)
+        yield step(self._intra, Descriptor(_ALL_GATHER, 0, 0, dtype, (count,)), part, total[:whole])
+        if whole < mine.size:  # the last elements, too few for the ranks of a host
+            last = Descriptor(_ALL_REDUCE, descriptor.op, 0, dtype, (mine.size - whole,))
+            yield step(_Part(self._ranks, flat), last, mine[whole:], total[whole:])
+
+
+def find_hierarchy(
+    channel: Channel,
+    members: Members,
+    shared_memory: SharedMemoryRegistry,
+    connector: Connector | None,
+    oversubscribed: bool,
+    step: int,
+    tuning: Tuning,
+) -> Waits[HierarchicalBackend | str]:
+    """Find out whether a group with dedicated connections is hierarchical; all its members must call this.
+
+    Args:
+        channel: Channel of the group's first call.
+        members: The group.
+        shared_memory: Of this client.
+        connector: Makes connections.
+        oversubscribed: Whether there are more ranks than cores on this host.
+        step: Where the numbers of its messages begin.
+        tuning: The group's.
+
+    Returns:
+        The backend, or why there is none.
+    """
+    ranks, position = members.ranks, members.rank
+    here = _HOST.pack(*shared_memory.host)
+    hosts = yield from exchange(channel, ranks, position, step, [here] * len(ranks))
+    places: Items[list[int]] = [
+        [member for member, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)
+    ]
+    if len(places) < 2 or len(places[0]) < 2 or any(len(place) != len(places[0]) for place in places):
+        lengths = ", ".join(str(len(place)) for place in places)
+        return (
+            f"its hosts have {lengths} members; it needs at least two hosts with equally many, at least two"
+        )
+    host = next(place for place in places if position in place)
+    place = host.index(position)
+    column = [other[place] for other in places]
+    intra = tuple(ranks[member] for member in host)
+    inter = tuple(ranks[member] for member in column)
+    step += 1
+    shared = yield from share_memory(
+        channel, intra, place, shared_memory, lambda: [(0, 0)] * len(intra), step
+    )
+    step += SHM_STEPS
+    core = shared_memory.core
+    found = yield from open_connections(
+        channel, inter, column.index(position), connector, core, step, tuning, transfers=False
+    )
+    step += TCP_STEPS
+    able = shared.memory is not None and not found.refusal
+    verdicts = yield from exchange(channel, ranks, position, step, [_VERDICT.pack(able)] * len(ranks))
+    against = [rank for rank, verdict in zip(ranks, verdicts, strict=True) if not _VERDICT.unpack(verdict)[0]]
+    if shared.memory is None or found.refusal or against:
+        found.close()
+        verdict = f"rank {against[0]} shares no memory on its host, or has no connections between hosts"
+        return shared.refusal or found.refusal or verdict
+    assert core is not None
+    between = TcpEndpoints(core, column.index(position), found).collectives
+    within = SharedMemoryEndpoints(shared.memory, place, oversubscribed, shared_memory).open_collectives()
+    return HierarchicalBackend(_Part(intra, within), _Part(inter, between), ranks, tuning.rows * len(intra))

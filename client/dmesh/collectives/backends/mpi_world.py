@@ -1,0 +1,352 @@
+"""MPI launch of this process: the MPI rank of each client, and the communicators of groups.
+
+`join` is the only step in which all clients take part together. It comes before anything else is sent, and
+fails on all of them alike if the launch does not fit `DTENSOR_JOBS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import queue
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from dmesh._log import announce, logger
+from dmesh.collectives.backends.tcp.exchange import Waits, all_of
+from dmesh.collectives.backends.tcp.transport import Channel
+from dmesh.coordination.waiting import Worker, take
+from dmesh.errors import (
+    CollectiveError,
+    ConfigurationError,
+    InitializationTimeoutError,
+    JobMismatchError,
+    MissingExtraError,
+)
+
+STEPS = 4
+"""Number of steps that the messages of `connect` take."""
+_CARD = struct.Struct("!qq16s8s")
+_ANSWER = struct.Struct("!i")
+_TOKEN_BYTES = 16
+_CREATED_WITHIN = 10.0
+"""Seconds in which a group's communicator must be there."""
+_REPORT_EVERY = 10.0
+_NAP = 0.001
+_PROGRESS_EVERY = 0.02
+"""Seconds between the calls that keep MPI going while the program computes."""
+_HOW_TO_START = (
+    "Start all clients by one `mpirun -n N`, with the same DTENSOR_JOBS and each with a DTENSOR_CLIENT_ID of "
+    "its own, for example: mpirun -n 4 sh -c 'DTENSOR_CLIENT_ID=$OMPI_COMM_WORLD_RANK exec python train.py' "
+    "(Open MPI; elsewhere $PMI_RANK or $SLURM_PROCID)"
+)
+_UNFINISHED: list[object] = []
+"""Memory of launches that did not come together: MPI may still use it, until the process ends."""
+
+
+class MemoryUser(Protocol):
+    """Holder of memory that MPI uses."""
+
+    def is_done_with_memory(self) -> bool:
+        """Return whether MPI has let go of the memory."""
+
+
+class MpiWorld:
+    """The clients as MPI knows them, and memory that MPI uses.
+
+    Args:
+        mpi: The module `mpi4py.MPI`.
+        comm: Communicator of all clients that nothing else uses. Its errors are exceptions. It is never
+            freed, because MPI could give its number, and messages for it, to a later one.
+        client: This client's id.
+        clients: The client at each MPI rank.
+        token: Random number of this launch, the same on all its clients.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, client: int, clients: Sequence[int], token: bytes) -> None:
+        self.mpi = mpi
+        self.comm = comm
+        self.client = client
+        self.token = token
+        self._ranks = {client: rank for rank, client in enumerate(clients)}
+        self._held: set[MemoryUser] = set()
+        self._retired: list[MemoryUser] = []
+        self._closed = False
+
+    def group_of(self, clients: Sequence[int]) -> Any:
+        """Return the MPI group of some clients."""
+        return self.comm.Get_group().Incl([self._ranks[client] for client in clients])
+
+    def start(self) -> None:
+        """Start the thread that keeps MPI going while this process does something else.
+
+        MPI sends what it has accepted only when it is called.
+        """
+        Worker(self._keep_going, "dmesh-mpi-progress").start()
+
+    def close(self) -> None:
+        """End that thread; does not wait."""
+        self._closed = True
+
+    def hold(self, user: MemoryUser) -> None:
+        """Keep a user's memory until it is released, or retired and let go by MPI. Any thread."""
+        self._held.add(user)
+
+    def release(self, user: MemoryUser) -> None:
+        """Let go of memory that MPI does not use any more. Any thread."""
+        self._held.discard(user)
+
+    def retire(self, user: MemoryUser) -> None:
+        """Let go of memory as soon as MPI does, which may be never. Any thread."""
+        self._retired.append(user)
+
+    def _keep_going(self) -> None:
+        try:
+            while not self._closed:
+                time.sleep(_PROGRESS_EVERY)
+                self.comm.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG)
+                self.sweep()
+        except self.mpi.Exception as error:  # the calls of groups find out for themselves
+            logger.debug("MPI has failed: %s", error)
+
+    def sweep(self) -> None:
+        """Let go of retired memory that MPI has let go of. The world's thread."""
+        for user in tuple(self._retired):
+            try:
+                is_done = user.is_done_with_memory()
+            except self.mpi.Exception:
+                self._retired.remove(user)  # for good: it stays held
+                continue
+            if is_done:
+                self._retired.remove(user)
+                self._held.discard(user)
+
+
+def load() -> Any:
+    """Return the module `mpi4py.MPI`; importing it starts MPI.
+
+    Raises:
+        MissingExtraError: mpi4py is not installed, or finds no MPI library.
+        ConfigurationError: MPI is not running, or does not allow several threads at once.
+    """
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"the mpi backend needs the mpi extra ({error}): pip install 'dmesh[mpi]'"
+        ) from error
+    except (ImportError, RuntimeError) as error:
+        raise MissingExtraError(
+            f"mpi4py is installed, but finds no MPI library that it can use ({error}). Install one, such as "
+            "Debian's libopenmpi-dev, load your system's module, or name the library in MPI4PY_LIBMPI"
+        ) from error
+    check_threads(mpi)
+    return mpi
+
+
+def check_threads(mpi: Any) -> None:
+    """Refuse an MPI that several threads may not use: every call uses it on its own thread.
+
+    Raises:
+        ConfigurationError: MPI is not running, or does not allow several threads at once.
+    """
+    if not mpi.Is_initialized() or mpi.Is_finalized():
+        state = "has ended already" if mpi.Is_initialized() else "has not been started"
+        raise ConfigurationError(
+            f"the mpi backend needs a running MPI, which {state}: let mpi4py start and end it (the default), "
+            "or call MPI.Init_thread(MPI.THREAD_MULTIPLE) before dmesh is initialized"
+        )
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        names = {
+            mpi.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+            mpi.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+            mpi.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+        }
+        raise ConfigurationError(
+            f"the mpi backend needs MPI_THREAD_MULTIPLE, but MPI was started with or offers no more than "
+            f"{names.get(mpi.Query_thread(), mpi.Query_thread())}. Leave mpi4py.rc.thread_level as it is "
+            "('multiple'), and use an MPI library that was built with support for threads"
+        )
+
+
+def join(mpi: Any, client: int, jobs: Sequence[str], timeout: float) -> MpiWorld:
+    """Meet all other clients; all of them must call it.
+
+    Args:
+        mpi: Result of `load`.
+        client: This client's id.
+        jobs: The address of every client, as in `DTENSOR_JOBS`.
+        timeout: Seconds in which all must have come.
+
+    Raises:
+        ConfigurationError: The MPI ranks are not the clients of `DTENSOR_JOBS`, once each.
+        JobMismatchError: The clients have different job lists.
+        InitializationTimeoutError: Not all MPI ranks came.
+        CollectiveError: MPI failed.
+    """
+    size = mpi.COMM_WORLD.Get_size()
+    if size == 1 and len(jobs) > 1:
+        raise ConfigurationError(
+            f"DTENSOR_JOBS has {len(jobs)} entries, but MPI knows of this process alone: it was not started "
+            f"by mpirun, or by that of another MPI library. {_HOW_TO_START}"
+        )
+    deadline = time.monotonic() + timeout
+    digest = hashlib.blake2b(",".join(jobs).encode(), digest_size=16).digest()
+    card = _CARD.pack(client, len(jobs), digest, os.urandom(8))
+    table = bytearray(_CARD.size * size)
+    begun: list[object] = [card, table]
+    try:
+        comm, made = mpi.COMM_WORLD.Idup()
+        begun += comm, made
+        _await(made, f"all {size} MPI ranks", deadline, timeout)
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        told = comm.Iallgather(card, table)
+        begun.append(told)
+        _await(told, f"the client ids of all {size} MPI ranks", deadline, timeout)
+    except mpi.Exception as error:
+        raise CollectiveError(f"MPI cannot bring its {size} ranks together: {error}") from error
+    finally:
+        _UNFINISHED.extend(begun)  # the others may come when this client has given up
+    clients = check_cards([_CARD.unpack_from(table, rank * _CARD.size)[:3] for rank in range(size)])
+    world = MpiWorld(mpi, comm, client, clients, hashlib.blake2b(table, digest_size=_TOKEN_BYTES).digest())
+    world.start()
+    return world
+
+
+def check_cards(cards: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    """Return the client at each MPI rank.
+
+    Args:
+        cards: By MPI rank: the client's id, the number of its job list's entries, and their hash.
+
+    Raises:
+        ConfigurationError: They are not the clients of one job, once each.
+        JobMismatchError: They have different job lists.
+    """
+    size = len(cards)
+    for rank, (_, count, _) in enumerate(cards):
+        if count != size:
+            raise ConfigurationError(
+                f"DTENSOR_JOBS has {count} {'entry' if count == 1 else 'entries'} in the client at MPI rank "
+                f"{rank}, but mpirun has started {size} {'process' if size == 1 else 'processes'}: there "
+                f"must be as many. {_HOW_TO_START}"
+            )
+    for rank, (_, _, digest) in enumerate(cards):
+        if digest != cards[0][2]:
+            raise JobMismatchError(
+                f"the clients at the MPI ranks 0 and {rank} have different DTENSOR_JOBS: all must have the "
+                f"same. {_HOW_TO_START}"
+            )
+    clients = tuple(client for client, _, _ in cards)
+    for client in clients:
+        twice = [str(rank) for rank, other in enumerate(clients) if other == client]
+        if len(twice) > 1:
+            raise ConfigurationError(
+                f"DTENSOR_CLIENT_ID is {client}{' (the default)' if not client else ''} at the MPI ranks "
+                f"{', '.join(twice)}. {_HOW_TO_START}"
+            )
+    return clients
+
+
+def connect(
+    channel: Channel, ranks: tuple[int, ...], position: int, world: MpiWorld | None, step: int, name: str
+) -> Waits[Any]:
+    """Make a group's communicator, in its first call; all its members must take part.
+
+    Args:
+        channel: Channel of the call.
+        ranks: The group's members, by position.
+        position: This client's.
+        world: The MPI launch; None for a client outside of one.
+        step: Number of the first of its steps, of which there are `STEPS`.
+        name: Name of the group in its generation, the same on all members and of no other group.
+
+    Returns:
+        The communicator, or why the group has none, as text: all members get the one, or all the other.
+    """
+    mine = bytes(_TOKEN_BYTES) if world is None else world.token
+    outside = yield from _compare(channel, ranks, position, step, mine)
+    if world is None or outside >= 0:
+        return f"rank {ranks[max(outside, 0)]} is not in the MPI launch of the others"
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    # In a thread, because MPI has no way of making a communicator that does not block.
+    Worker(lambda: made.put(_create(world, ranks, name)), "dmesh-mpi-group").start()
+    found: list[Any] = []
+    give_up_at = time.monotonic() + _CREATED_WITHIN
+
+    def is_made(seconds: float) -> bool:
+        channel.wait([], 0.0)  # raises what the group has failed with
+        try:
+            found.append(take(made, min(seconds, 0.2)))
+        except queue.Empty:
+            return time.monotonic() > give_up_at
+        return True
+
+    yield is_made
+    comm = found[0] if found else f"MPI made no communicator within {_CREATED_WITHIN:g} s"
+    without = yield from _compare(channel, ranks, position, step + 2, bytes([not isinstance(comm, str)]))
+    if isinstance(comm, str):
+        return comm
+    return comm if without < 0 else f"rank {ranks[without]} could not make a communicator"
+
+
+def _compare(channel: Channel, ranks: Sequence[int], position: int, step: int, mine: bytes) -> Waits[int]:
+    """Return the position of a member whose message is zero or differs from the others'; -1 if there is none.
+
+    All messages go to the first member, which answers: not all members need a connection with all others.
+    """
+    others = range(1, len(ranks))
+    answer = bytearray(_ANSWER.size)
+    if position == 0:
+        said = [bytearray(len(mine)) for _ in others]
+        yield all_of(
+            channel,
+            [
+                channel.receive(ranks[at], step, memoryview(data))
+                for at, data in zip(others, said, strict=True)
+            ],
+        )
+        differs = (at for at, data in zip(others, said, strict=True) if data != mine)
+        _ANSWER.pack_into(answer, 0, next(differs, -1) if any(mine) else 0)
+        for at in others:
+            channel.send(ranks[at], step + 1, memoryview(answer))
+    else:
+        channel.send(ranks[0], step, memoryview(mine))
+        yield all_of(channel, [channel.receive(ranks[0], step + 1, memoryview(answer))])
+    yield channel.flush
+    return int(_ANSWER.unpack(answer)[0])
+
+
+def _create(world: MpiWorld, ranks: Sequence[int], name: str) -> Any:
+    """Return a communicator for a group; why there is none, if MPI fails."""
+    most = world.comm.Get_attr(world.mpi.TAG_UB)
+    tag = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % most
+    try:
+        comm = world.comm.Create_group(world.group_of(ranks), tag)
+        comm.Set_errhandler(world.mpi.ERRORS_RETURN)
+    except world.mpi.Exception as error:
+        logger.warning("MPI cannot make a communicator: %s", error)
+        return f"MPI cannot make a communicator: {error}"
+    return comm
+
+
+def _await(request: Any, what: str, deadline: float, timeout: float) -> None:
+    began = reported = time.monotonic()
+    while not request.Test():
+        now = time.monotonic()
+        if now >= deadline:
+            raise InitializationTimeoutError(
+                f"{what} did not come together within {timeout:g} s; MPI cannot say which are missing. Look "
+                "for a process that ended before it came to initialize_accelerator_system, never called it, "
+                "or chose another backend; DMESH_INIT_TIMEOUT sets the limit"
+            )
+        if now >= reported + _REPORT_EVERY:
+            reported = now
+            announce(
+                f"has waited {now - began:.0f} s (of {timeout:g} s) for {what}; MPI cannot say which are "
+                "missing"
+            )
+        time.sleep(_NAP)

@@ -1,0 +1,327 @@
+"""Admission of connections: accepts them, and lets those in that prove to come from a peer."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from dmesh._log import logger
+from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
+from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Acceptor, Credentials, Refused, Status
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls, claimed_rank, explain
+from dmesh.collectives.backends.tcp.secure_socket import SecureSocket, Stream, speaks_tls
+
+MOST_UNPROVEN: Final = 128
+"""Most connections in the middle of their handshake; more are closed at once."""
+HANDSHAKE_TIMEOUT: Final = 5.0
+"""Seconds for a handshake, with that of TLS before it."""
+LOG_INTERVAL: Final = 10.0
+"""Seconds in which at most one line about a host is logged."""
+_ACCEPTS_AT_ONCE: Final = 32
+_PAUSE: Final = 0.2
+_YOUNG: Final = 0.25
+_FIRST_BYTES: Final = 4 * 1024
+_MOST_LEFTOVERS: Final = 64 * 1024
+_MOST_HOSTS: Final = 256
+_MANY: Final = "many hosts"
+
+
+class RefusalLog:
+    """Log of refused connections: at most one line per host and interval, with the number of lines left out.
+
+    The coordination server follows the same rule. Used by one thread at a time.
+
+    Args:
+        rank: This client's id, with which lines begin.
+        interval: Seconds between two lines about the same host.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, rank: int, interval: float = LOG_INTERVAL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rank = rank
+        self._interval = interval
+        self._clock = clock
+        self._logged: dict[str, float] = {}  # host -> time of its last line, oldest first
+        self._left_out: dict[str, int] = {}
+
+    def note(self, host: str, message: str) -> None:
+        """Log the problem of a connection from a host; the message should name the host."""
+        now = self._clock()
+        self._expire(now)
+        if host not in self._logged and len(self._logged) >= _MOST_HOSTS:
+            host = _MANY  # they share a line: outsiders must fill neither the log nor memory
+        if host in self._logged:
+            self._left_out[host] = self._left_out.get(host, 0) + 1
+            return
+        self._logged[host] = now
+        logger.warning("rank %d: %s", self._rank, message)
+
+    def _expire(self, now: float) -> None:
+        while self._logged:
+            host, when = next(iter(self._logged.items()))
+            if now - when < self._interval:
+                return
+            del self._logged[host]
+            count = self._left_out.pop(host, 0)
+            if count:
+                logger.warning("rank %d: refused %d more connections from %s", self._rank, count, host)
+
+
+class Admission:
+    """Accepts connections for one client. Everything happens on the loop's thread.
+
+    An unproven connection costs a socket and a few hundred bytes (some ten kilobytes and about a millisecond
+    of this thread's time with TLS) for a few seconds, and can do nothing to the cluster: it is only ever
+    refused. When there are too many, the oldest is closed: a peer's handshake takes milliseconds, so a crowd
+    of silent connections does not keep peers out.
+
+    Args:
+        loop: Waits for the sockets.
+        listener: Bound and listening; closed by `close`.
+        credentials: This client's.
+        incarnations: Random number of each peer's process, 0 if unknown.
+        may_enter: Returns whether a proven peer (rank, incarnation, number) is still expected.
+        on_admitted: Called with the peer's rank, the number of a dedicated connection (0 for frames) and the
+            proven connection.
+        on_tls_mismatch: Called with a peer's rank if a dialer that claims it disagrees with this client about
+            TLS. That proves nothing; but asking the true peer will, on both sides.
+        tls: Encrypts connections; None for plain ones.
+        most_unproven: Most unproven connections.
+        timeout: Seconds that each of them has.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        listener: socket.socket,
+        credentials: Credentials,
+        incarnations: Mapping[int, int],
+        *,
+        may_enter: Callable[[int, int, int], bool],
+        on_admitted: Callable[[int, int, Stream], None],
+        on_tls_mismatch: Callable[[int], None],
+        tls: PeerTls | None = None,
+        most_unproven: int = MOST_UNPROVEN,
+        timeout: float = HANDSHAKE_TIMEOUT,
+    ) -> None:
+        self.refusals: dict[int, str] = {}
+        self.tls = tls
+        self.may_enter = may_enter
+        self.admit = on_admitted
+        self._loop = loop
+        self._listener = listener
+        self._credentials = credentials
+        self._incarnations = dict(incarnations)
+        self._on_tls_mismatch = on_tls_mismatch
+        self._limit = most_unproven
+        self._timeout = timeout
+        self._unproven: dict[_Unproven, None] = {}  # in the order of their coming
+        self._log = RefusalLog(credentials.rank)
+        self._closed = False
+
+    def begin(self) -> None:
+        """Begin to accept."""
+        if not self._closed:
+            self._listener.setblocking(False)
+            self._loop.watch(self._listener, selectors.EVENT_READ, self._on_connections)
+
+    def expect(self, incarnations: Mapping[int, int]) -> None:
+        """Set the peers' processes of a new generation."""
+        self._incarnations.clear()
+        self._incarnations.update(incarnations)  # in place: handshakes under way use it, too
+        self.refusals.clear()
+
+    def close(self) -> None:
+        """Close the listener and all connections that have not been let in."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.watch(self._listener, 0, self._on_connections)
+        self._listener.close()
+        for unproven in tuple(self._unproven):
+            unproven.close()
+
+    def _on_connections(self, _: int) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # Out of files or memory: to try again at once would only burn time.
+                self._log.note("", f"cannot accept a connection: {error.strerror or error}")
+                self._loop.watch(self._listener, 0, self._on_connections)
+                self._loop.after(_PAUSE, self.begin)
+                return
+            if len(self._unproven) >= self._limit:
+                oldest = next(iter(self._unproven))
+                if time.monotonic() - oldest.began < _YOUNG:
+                    sock.close()  # all have just come: a whole cluster may be connecting at once
+                    continue
+                oldest.close()
+            sock.setblocking(False)
+            unproven = _Unproven(self, self._loop, sock, str(address[0]), self._timeout)
+            self._unproven[unproven] = None
+
+    # -- called by unproven connections ------------------------------------------------------------
+
+    def acceptor(self, *, tls_only: bool = False) -> Acceptor:
+        """Return a new handshake."""
+        return Acceptor(self._credentials, self._incarnations, tls_only=tls_only)
+
+    def forget(self, unproven: _Unproven) -> None:
+        """Remove a connection whose handshake is over."""
+        self._unproven.pop(unproven, None)
+
+    def refused(self, error: Refused, claimed: int | None, host: str) -> None:
+        """Log a refusal."""
+        if error.status is Status.NOT_YET:
+            return  # nothing is wrong, it will try again
+        self._note(str(error), claimed, host, tls=error.status in ABOUT_TLS)
+
+    def refused_tls(self, error: ssl.SSLError, claimed: int | None, host: str) -> None:
+        """Log a failed TLS handshake."""
+        claim = "" if claimed is None else f" that claims to be of rank {claimed}"
+        self._note(f"refused a connection{claim}: {explain(error)}", claimed, host, tls=True)
+
+    def _note(self, message: str, claimed: int | None, host: str, *, tls: bool) -> None:
+        # Only ranks that exist: an outsider's claims must not fill memory.
+        known = claimed if claimed is not None and claimed in self._incarnations else None
+        if known is not None:
+            self.refusals[known] = message
+        self._log.note(host, f"{message} (from {host})")
+        if tls and known is not None:
+            self._on_tls_mismatch(known)
+
+
+class _Unproven:
+    """A connection that has not proven to come from a peer."""
+
+    def __init__(
+        self, admission: Admission, loop: EventLoop, sock: socket.socket, host: str, timeout: float
+    ) -> None:
+        self.began = time.monotonic()
+        self._admission = admission
+        self._loop = loop
+        self._socket = sock
+        self._stream: Stream = sock
+        self._host = host
+        self._handshake = admission.acceptor()
+        self._claimed: int | None = None
+        self._most_leftovers = _MOST_LEFTOVERS
+        self._timer: Timer = loop.after(timeout, self.close)
+        loop.watch(sock, selectors.EVENT_READ, self._on_first_bytes)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._release()
+        self._socket.close()
+
+    def _release(self) -> None:
+        self._timer.cancel()
+        self._admission.forget(self)
+        self._loop.watch(self._socket, 0, self._on_readable)
+
+    def _on_first_bytes(self, _: int) -> None:
+        """Peek at the first bytes: are they TLS, and should they be?"""
+        try:
+            start = self._socket.recv(_FIRST_BYTES, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            start = b""
+        tls = self._admission.tls
+        if not start:
+            self.close()
+        elif not speaks_tls(start):
+            if tls is not None:
+                self._handshake = self._admission.acceptor(tls_only=True)
+            self._go_on(self._on_readable)
+        elif tls is None:
+            self._refuse(self._handshake.refuse_tls(claimed_rank(start)))
+        else:
+            self._claimed = claimed_rank(start)
+            secure = self._stream = tls.accept(self._socket)
+            self._go_on(lambda _: self._on_tls(secure))
+
+    def _go_on(self, on_readable: Callable[[int], None]) -> None:
+        self._loop.watch(self._socket, selectors.EVENT_READ, on_readable)
+        on_readable(selectors.EVENT_READ)
+
+    def _on_tls(self, secure: SecureSocket) -> None:
+        try:
+            secure.handshake()
+        except (BlockingIOError, InterruptedError):
+            return
+        except ssl.SSLError as error:
+            self._admission.refused_tls(error, self._claimed, self._host)
+            self._answer_and_close(b"")  # TLS has sent an alert
+        except OSError:
+            self.close()
+        else:
+            self._handshake.bind(secure.binding)
+            self._go_on(self._on_readable)
+
+    def _on_readable(self, _: int) -> None:
+        handshake, admission = self._handshake, self._admission
+        try:
+            data = self._stream.recv(handshake.wanted)
+            if not data:
+                self.close()
+                return
+            answer = handshake.feed(data)
+            peer = handshake.peer
+            if (
+                handshake.done
+                and peer is not None
+                and not admission.may_enter(peer, handshake.incarnation, handshake.number)
+            ):
+                raise handshake.refuse_connected()
+            if answer and self._stream.send(answer) != len(answer):
+                self.close()
+            elif handshake.done:
+                assert peer is not None
+                self._release()
+                admission.admit(peer, handshake.number, self._stream)
+        except (BlockingIOError, InterruptedError):
+            return
+        except Refused as error:
+            self._refuse(error)
+        except ssl.SSLError as error:  # the dialer changed its mind, or the stream was tampered with
+            admission.refused_tls(error, self._claimed, self._host)
+            self.close()
+        except OSError:
+            self.close()
+
+    def _refuse(self, error: Refused) -> None:
+        self._admission.refused(error, self._handshake.peer, self._host)
+        self._answer_and_close(error.answer)
+
+    def _answer_and_close(self, answer: bytes) -> None:
+        try:
+            if answer:
+                self._stream.send(answer)
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close()
+            return
+        # With unread bytes a close would be a reset, which could overtake the answer: read them first.
+        self._loop.watch(self._socket, selectors.EVENT_READ, self._on_leftovers)
+
+    def _on_leftovers(self, _: int) -> None:
+        try:
+            count = len(self._socket.recv(4096))
+            self._most_leftovers -= count
+            if count and self._most_leftovers > 0:
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        self.close()

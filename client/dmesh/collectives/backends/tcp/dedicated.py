@@ -1,0 +1,275 @@
+"""Dedicated connections of a group whose ranks share no memory, made in its first call.
+
+Each member advertises to all others whether it can use dedicated connections, and its tuning; to those before
+it in the group also the numbers under which it expects them, for collectives and for transfers. The first
+member's tuning says how many connections each pair has. Each member dials all that come after it, and reports
+to all others whether that succeeded. The group gets dedicated connections only if every member agrees, from
+its second call on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import struct
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from socket import socket
+
+from dmesh.collectives.backends.tcp.exchange import Waits, exchange
+from dmesh.collectives.backends.tcp.transport import Channel, Connector
+from dmesh.collectives.tuning import MOST_STREAMS, Tuning
+from dmesh.coordination.waiting import take
+from dmesh.native import Core, Endpoint
+
+PROTOCOL = 4
+"""Version of the calls' format; see `client/native/core/tcp.h`. A group needs the same at all members."""
+STEPS = 2
+"""Messages that `open_connections` sends to each member."""
+_NUMBERS = 3 * MOST_STREAMS
+_OFFER = struct.Struct(f"!Bxxx{_NUMBERS}IQIQQQI")
+_VERDICT = struct.Struct("!?")
+_CONNECT_WITHIN = 10.0
+"""Seconds in which all connections must be there."""
+_CHECK_EVERY = 0.2
+"""Seconds between checks for a failure of the group."""
+
+Sockets = dict[int, list[socket]]
+"""Connections with each other member: for collectives, then for transfers up and down in rank, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """Outcome of `open_connections`, the same for all members."""
+
+    sockets: Sockets
+    """Empty if the group has no dedicated connections."""
+    refusal: str
+    """The reason if it has none, else empty."""
+    tuning: Tuning
+    """The first member's, which holds for all, connected or not."""
+
+    def close(self) -> None:
+        """Close the connections: the group does not use them."""
+        for sockets in self.sockets.values():
+            close_all(sockets)
+
+
+def open_connections(
+    channel: Channel,
+    ranks: Sequence[int],
+    position: int,
+    connector: Connector | None,
+    core: Core | None,
+    step: int,
+    tuning: Tuning,
+    *,
+    transfers: bool = True,
+) -> Waits[Connections]:
+    """Connect the members of a group; must be called by all of them.
+
+    Args:
+        channel: Channel of its first call.
+        ranks: Its members.
+        position: This client's.
+        connector: Makes the connections; None if it cannot.
+        core: The native core, which alone can use them.
+        step: Number of its first message, of `STEPS`.
+        tuning: This client's.
+        transfers: Whether transfers get connections, too.
+
+    Returns:
+        The connections, or why there are none; and the group's tuning in any case.
+    """
+    refusal = _unable(connector, core)
+    numbers: dict[int, list[int]] = {}
+    found: Sockets = {}
+    try:
+        offers = []
+        for member, rank in enumerate(ranks):
+            if not refusal and connector is not None and member < position:
+                numbers[member] = [connector.expect(rank) for _ in range((1 + 2 * transfers) * MOST_STREAMS)]
+            advertised = [*numbers.get(member, ()), *[0] * _NUMBERS][:_NUMBERS]
+            offers.append(_OFFER.pack(0 if refusal else PROTOCOL, *advertised, *astuple(tuning)))
+        answers = yield from exchange(channel, ranks, position, step, offers)
+        offers_of_all = [_OFFER.unpack(offer) for offer in answers]
+        agreed = Tuning(*offers_of_all[0][1 + _NUMBERS :])
+        used = (1 + 2 * transfers) * agreed.streams
+        for expected in numbers.values():
+            close_all(_claim(connector, expected[used:]))  # no member dials them
+            del expected[used:]
+        for rank, (protocol, *_) in zip(ranks, offers_of_all, strict=True):
+            if not refusal and protocol != PROTOCOL:
+                refusal = f"rank {rank} has none, or of another protocol ({protocol})"
+        if not refusal and connector is not None:
+            later = range(position + 1, len(ranks))
+            wanted = {member: list(offers_of_all[member][1 : 1 + used]) for member in later}
+            refusal = yield from _dial(channel, connector, ranks, wanted, found)
+        mine = [_VERDICT.pack(not refusal)] * len(ranks)
+        answers = yield from exchange(channel, ranks, position, step + 1, mine)
+        verdicts = [_VERDICT.unpack(answer)[0] for answer in answers]
+        against = [rank for rank, agrees in zip(ranks, verdicts, strict=True) if not agrees]
+        for member, expected in tuple(numbers.items()):
+            # A dialer agrees once it has been let in, so its connections are here by then.
+            claimed = _claim(connector, expected)
+            del numbers[member]
+            if len(claimed) == len(expected):
+                found[member] = claimed
+            else:
+                close_all(claimed)
+        if refusal or against:
+            reason = refusal or f"rank {against[0]} could not connect with all of the group"
+            return Connections({}, reason, agreed)
+        if len(found) != len(ranks) - 1:
+            missing = next(m for m in range(len(ranks)) if m != position and m not in found)
+            raise AssertionError(f"rank {ranks[missing]} says that it has connected, but has not")
+        connected, found = Connections(found, "", agreed), {}
+        return connected
+    finally:
+        for expected in numbers.values():
+            close_all(_claim(connector, expected))
+        for sockets in found.values():
+            close_all(sockets)
+
+
+def _claim(connector: Connector | None, expected: Iterable[int]) -> list[socket]:
+    """Return the connections that have come under some numbers, which are not expected any more."""
+    return [] if connector is None else [sock for sock in map(connector.claim, expected) if sock is not None]
+
+
+def _unable(connector: Connector | None, core: Core | None) -> str:
+    if connector is None:
+        return "its connections are encrypted, or not over TCP"
+    if core is None:
+        return "this client has no native core"
+    if sys.byteorder != "little":
+        return "this machine has another byte order"
+    return ""
+
+
+def _dial(
+    channel: Channel, connector: Connector, ranks: Sequence[int], wanted: dict[int, list[int]], found: Sockets
+) -> Waits[str]:
+    """Dial members under their numbers; return the problem, if any. Raises the group's failure."""
+    results: queue.SimpleQueue[tuple[int, int, socket | None, str]] = queue.SimpleQueue()
+    given_up: list[None] = []
+    connected: dict[tuple[int, int], socket] = {}
+
+    def dialed(member: int, which: int, sock: socket | None, problem: str) -> None:
+        results.put((member, which, sock, problem))
+        if given_up:
+            _drain(results)
+
+    for member, numbers in wanted.items():
+        for which, number in enumerate(numbers):
+            connector.dial(ranks[member], number, partial(dialed, member, which))
+    missing = {(member, which) for member, numbers in wanted.items() for which in range(len(numbers))}
+    refusal = ""
+    give_up_at = time.monotonic() + _CONNECT_WITHIN
+
+    def arrived(seconds: float) -> bool:
+        """Take the outcome of one dial; raise the group's failure."""
+        nonlocal refusal
+        try:
+            member, which, sock, problem = take(results, min(seconds, _CHECK_EVERY))
+        except queue.Empty:
+            channel.wait([], 0.0)
+            if time.monotonic() > give_up_at:
+                late = ranks[min(missing)[0]]
+                refusal = f"there is no connection with rank {late} after {_CONNECT_WITHIN:g} s"
+            return bool(refusal)
+        missing.discard((member, which))
+        if sock is None:
+            refusal = f"there is no connection with rank {ranks[member]}: {problem}"
+        else:
+            connected[member, which] = sock
+        return True
+
+    try:
+        while missing and not refusal:
+            yield arrived
+        if not refusal:
+            for member, numbers in wanted.items():
+                found[member] = [connected[member, which] for which in range(len(numbers))]
+            connected.clear()
+    finally:
+        given_up.append(None)
+        _drain(results)
+        close_all(connected.values())
+    return refusal
+
+
+def _drain(results: queue.SimpleQueue[tuple[int, int, socket | None, str]]) -> None:
+    while True:
+        try:
+            sock = results.get_nowait()[2]
+        except queue.Empty:
+            return
+        if sock is not None:
+            sock.close()
+
+
+def close_all(sockets: Iterable[socket]) -> None:
+    """Close connections."""
+    for sock in sockets:
+        sock.close()
+
+
+class _TransferSockets:
+    """Connections for transfers, closed when no endpoint holds them any more."""
+
+    def __init__(self, sockets: Sockets) -> None:
+        self.sockets = sockets
+        weakref.finalize(self, close_all, list(itertools.chain(*sockets.values()))).atexit = False
+
+
+class TcpEndpoints:
+    """Opens the endpoints of a group with dedicated connections; see `generation.EndpointOpener`.
+
+    Args:
+        core: The native core.
+        position: This client's position in the group.
+        found: The connections, which belong to the endpoints from now on.
+    """
+
+    def __init__(self, core: Core, position: int, found: Connections) -> None:
+        self._core = core
+        self._position = position
+        self._tuning = tuning = found.tuning
+        sockets, streams = found.sockets, tuning.streams
+        self._transfers = _TransferSockets({member: its[streams:] for member, its in sockets.items()})
+        members = len(sockets) + 1
+        used = [sockets[member][:streams] if member != position else [] for member in range(members)]
+        descriptors = itertools.chain(*([sock.fileno() for sock in its] or [-1] * streams for its in used))
+        try:
+            self.collectives = core.Endpoint.over_sockets(
+                list(descriptors), position, False, tuning.piece, True, tuning.flat, streams
+            )
+        except BaseException:
+            close_all(itertools.chain(*used))
+            raise
+        for sock in itertools.chain(*used):
+            sock.detach()  # the endpoint closes it
+
+    def open_collectives(self) -> Endpoint:
+        """Return this rank's endpoint for collectives."""
+        return self.collectives
+
+    def open_transfers(self, sender: int, receiver: int) -> Endpoint:
+        """Open this rank's endpoint for transfers from one position to another, of which it is one."""
+        other = receiver if sender == self._position else sender
+        sockets, streams = self._transfers.sockets[other], self._tuning.streams
+        sockets = sockets[:streams] if sender < receiver else sockets[streams:]
+        theirs = [sock.fileno() for sock in sockets]
+        mine = [-1] * len(theirs)
+        ends = [*mine, *theirs] if sender == self._position else [*theirs, *mine]
+        end = int(receiver == self._position)
+        endpoint = self._core.Endpoint.over_sockets(
+            ends, end, True, self._tuning.piece, False, 0, len(theirs)
+        )
+        endpoint.keep_alive = self._transfers
+        return endpoint

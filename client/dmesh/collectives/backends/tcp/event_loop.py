@@ -1,0 +1,164 @@
+"""Event loop on a daemon thread: waits for sockets, timers and calls from other threads. Knows no peers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from dmesh._log import logger
+from dmesh.coordination.waiting import Worker
+
+Action = Callable[[], None]
+OnReady = Callable[[int], None]
+
+
+class Watchable(Protocol):
+    """A socket, or a wrapper around one."""
+
+    def fileno(self) -> int:
+        """Return the descriptor; negative if it is closed."""
+
+
+class Timer:
+    """An action in the future that can be cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def cancel(self) -> None:
+        """Cancel the action; on the loop's thread."""
+        self.action = None
+
+
+class EventLoop:
+    """The thread that owns a transport's sockets.
+
+    `call`, `stop` and `join` may be used by any thread, everything else only on the loop's own.
+
+    Args:
+        name: Name of the thread.
+        on_crash: Called if an action raises, which is a bug: the loop ends after it.
+        on_end: The thread's last action, however it ends.
+    """
+
+    def __init__(self, name: str, on_crash: Callable[[Exception], None], on_end: Action) -> None:
+        self._on_crash = on_crash
+        self._on_end = on_end
+        self._selector = selectors.DefaultSelector()
+        self._calls: deque[Action] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._ended = False
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._selector.register(self._wakee, selectors.EVENT_READ, self._on_wake)
+        self._thread = Worker(self._run, name)
+        self._ident: int | None = None
+        self._started = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._started = True
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """True on the loop's own thread."""
+        return threading.get_ident() == self._ident
+
+    def call(self, action: Action) -> None:
+        """Run an action on the loop's thread, in the order of the calls; never waits."""
+        self._calls.append(action)
+        if not self.is_current:
+            self._wake()
+
+    def stop(self) -> None:
+        """End the thread after its current action."""
+        self._ended = True
+        self._wake()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end, for `timeout` seconds at most. No effect on the thread itself."""
+        if not self._started:
+            self._release()
+        self._thread.join(timeout)
+
+    def after(self, delay: float, action: Action) -> Timer:
+        """Run an action after `delay` seconds."""
+        timer = Timer(action)
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), timer))
+        return timer
+
+    def watch(self, sock: Watchable, events: int, on_ready: OnReady) -> None:
+        """Call `on_ready(events)` whenever a socket is ready for some of `events`; 0 ends the watch."""
+        watched = sock in self._selector.get_map()
+        if not events:
+            if watched:
+                self._selector.unregister(sock)
+        elif watched:
+            self._selector.modify(sock, events, on_ready)
+        else:
+            self._selector.register(sock, events, on_ready)
+
+    def _wake(self) -> None:
+        try:
+            self._waker.send(b"\0")
+        except OSError:
+            return  # it has been woken often enough, or has ended
+
+    def _on_wake(self, _: int) -> None:
+        try:
+            self._wakee.recv(4096)
+        except BlockingIOError:
+            return
+
+    def _run(self) -> None:
+        self._ident = threading.get_ident()
+        try:
+            while not self._ended:
+                self._turn()
+        except Exception as error:  # noqa: BLE001
+            logger.exception("the transport's thread failed")
+            self._on_crash(error)
+        finally:
+            self._ended = True
+            self._on_end()
+            self._release()
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(self._time_to_next()):
+            # An earlier callback of this turn may have closed this socket or changed its watch.
+            sock = key.fileobj
+            assert not isinstance(sock, int)
+            current = None if sock.fileno() < 0 else self._selector.get_map().get(sock)
+            if current is not None and events & current.events:
+                current.data(events & current.events)
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            action = heapq.heappop(self._timers)[2].action
+            if action is not None:
+                action()
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
+
+    def _time_to_next(self) -> float | None:
+        if self._calls:
+            return 0.0
+        while self._timers and self._timers[0][2].action is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _release(self) -> None:
+        self._selector.close()
+        self._waker.close()
+        self._wakee.close()

@@ -1,0 +1,468 @@
+"""Message transport over TCP, between processes and hosts.
+
+One thread (`EventLoop`) owns all sockets. A connection carries frames one way: a client that has something to
+send dials the peer, at the first need, and both keep the connection. When a process dies, its kernel closes
+all its connections, and the first that ends tells its peers within milliseconds; a process that leaves says
+goodbye on each first.
+
+```
+caller's thread: MessageChannel -> Connection -> SendQueue -> socket   (writes at once what the socket takes)
+loop's thread:   socket -> FrameReader -> MessageQueue -> posted memory   (and the rest of the writing)
+                 listener -> Admission -> Connection;   Dial -> Connection
+```
+
+With TLS, a `SecureSocket` takes the place of each socket (`secure_socket`, `peer_tls`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dmesh._log import announce
+from dmesh.collectives.backends.tcp.admission import HANDSHAKE_TIMEOUT, MOST_UNPROVEN, Admission
+from dmesh.collectives.backends.tcp.channel import Send
+from dmesh.collectives.backends.tcp.connection import Connection
+from dmesh.collectives.backends.tcp.connector import ConnectorLimits, TcpConnector
+from dmesh.collectives.backends.tcp.dialing import Dial
+from dmesh.collectives.backends.tcp.event_loop import EventLoop
+from dmesh.collectives.backends.tcp.frames import Frame, Kind
+from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
+from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT, MessageQueue
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls
+from dmesh.collectives.backends.tcp.secure_socket import Stream
+from dmesh.collectives.backends.tcp.socket_options import tune
+from dmesh.collectives.backends.tcp.startup import wait_for_peers
+from dmesh.collectives.backends.tcp.transport import Channel, Peer, Transport, TransportListener
+from dmesh.coordination.waiting import Bell, carry_out
+from dmesh.errors import CollectiveError, PeerAuthenticationError, PeerLostError
+
+_SILENCE_CHECKS = 8
+_TLS_MISMATCH_DELAY = 1.0
+"""Seconds that a client goes on listening after a peer disagreed with it about TLS, before it fails: the peer
+dials it in that time and gets the same explanation, instead of a refused connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpOptions:
+    """Limits of the TCP transport; the defaults suit everything but tests."""
+
+    unexpected_limit: int = UNEXPECTED_LIMIT
+    """Bytes buffered for each peer before a receive is posted; beyond it the peer is not read for a while."""
+    retry_for: float = 1.0
+    """Seconds for which a refused connection is tried again before the peer counts as lost."""
+    connect_timeout: float = 60.0
+    """Seconds in which an address must answer at all."""
+    dedicated_timeout: float = 5.0
+    """The same for dedicated connections, without which a group can do."""
+    most_unproven: int = MOST_UNPROVEN
+    """Most connections at a time that have not proven to come from a peer."""
+    handshake_timeout: float = HANDSHAKE_TIMEOUT
+    """Seconds that such a connection has for its proof."""
+    grace: float = 0.5
+    """Seconds that a peer's other connection has to bring its last frames after one has ended."""
+    silence: float = 60.0
+    """Seconds for which a peer's host may answer nothing, also while the connection is idle, before the peer
+    counts as lost: about the longest time that a partition of the network stays unnoticed."""
+
+
+class TcpTransport(Transport):
+    """Moves bytes between processes over TCP.
+
+    Args:
+        rank: This client's id.
+        listener: Bound and listening at one of the addresses that the peers know; closed by `close`.
+        secret: Returns the secret that all clients of the cluster share.
+        cluster_id: Names this run of the cluster; the same for all its clients.
+        incarnation: Random number of this process, as the peers know it; 0 if there is none.
+        options: Limits.
+        tls: Encrypts connections, at all clients or none; None for plain ones.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        listener: socket.socket,
+        secret: Callable[[], bytes],
+        cluster_id: bytes,
+        incarnation: int = 0,
+        options: TcpOptions | None = None,
+        tls: PeerTls | None = None,
+    ) -> None:
+        self.rank = rank
+        self.options = options = options or TcpOptions()
+        self.message_queue = MessageQueue(rank, self, options.unexpected_limit)
+        self._credentials = Credentials(
+            rank, incarnation, cluster_id, secret, lambda: self.message_queue.generation
+        )
+        self._tls = tls
+        self._listener_socket = listener
+        self._loop = EventLoop(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
+        self._admission: Admission | None = None
+        self._peers: dict[int, Peer] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        # These belong to the loop's thread, but any thread may look up a connection; new ones are made under
+        # the lock.
+        self._dialed: dict[int, Connection] = {}
+        self._accepted: dict[int, Connection] = {}
+        self._dials: dict[int, Dial] = {}
+        self._refused: dict[int, Refused] = {}
+        self._changed = Bell()  # rings when a connection comes or goes
+        limits = ConnectorLimits(options.retry_for, options.dedicated_timeout, options.silence)
+        self.connector: TcpConnector | None = (
+            TcpConnector(self._loop, self._credentials, self.message_queue.peer, limits)
+            if tls is None
+            else None
+        )
+
+    # -- the transport's users; any thread -----------------------------------------------------------
+
+    def start(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
+        """Begin to accept and deliver; see `Transport.start`. This client itself may be among the peers."""
+        if self._admission is not None or self._closing:
+            raise CollectiveError(f"the transport of rank {self.rank} has been started or closed already")
+        self._peers = {peer.rank: peer for peer in peers if peer.rank != self.rank}
+        self.message_queue.attach(listener, tuple(self._peers.values()), generation)
+        self._admission = Admission(
+            self._loop,
+            self._listener_socket,
+            self._credentials,
+            {peer.rank: peer.incarnation for peer in self._peers.values()},
+            may_enter=self._may_enter,
+            on_admitted=self._on_admitted,
+            on_tls_mismatch=self._on_tls_mismatch,
+            tls=self._tls,
+            most_unproven=self.options.most_unproven,
+            timeout=self.options.handshake_timeout,
+        )
+        self._loop.call(self._admission.begin)
+        self._loop.call(self._check_silence)
+        self._loop.start()
+
+    def connect_all(
+        self, timeout: float, report: Callable[[str], None] = announce, report_every: float = 10.0
+    ) -> None:
+        """Connect to every peer, and wait until that is done.
+
+        Without a coordination service the end of these connections is how a dead peer is noticed.
+
+        Args:
+            timeout: Seconds within which all peers must be there.
+            report: Called from time to time with a line that names the missing ranks.
+            report_every: Seconds between the reports.
+
+        Raises:
+            InitializationTimeoutError: A peer did not come in time.
+            PeerAuthenticationError: A peer refused this client, or was refused.
+            PeerLostError: A peer came and went.
+        """
+        connections = {rank: self._connection(rank) for rank in self._peers}
+        self._loop.call(lambda: self._extend_dials(timeout))
+        wait_for_peers(
+            self.rank,
+            len(self._peers) + 1,
+            lambda: sorted(rank for rank, found in connections.items() if found is None or not found.is_open),
+            lambda rank: f"{self.message_queue.describe(rank)} [{self._problem(rank)}]",
+            self._check_peers,
+            self._changed,
+            timeout=timeout,
+            report=report,
+            report_every=report_every,
+        )
+
+    def _check_peers(self) -> None:
+        for rank in self._peers:
+            reason = self.message_queue.gone(rank)
+            if reason is None:
+                continue
+            if (refused := self._refused.get(rank)) is not None:
+                raise PeerAuthenticationError(f"rank {self.rank} cannot join: {refused}") from refused
+            raise PeerLostError(f"{self.message_queue.describe(rank)} is gone: {reason}", rank)
+        self._check_open()
+
+    def watch(self, peer: int) -> None:
+        """Dial a peer, if nothing has been sent to it yet; see `Transport.watch`."""
+        self.message_queue.peer(peer)
+        self._connection(peer)
+
+    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
+        """Open a channel; see `Transport.open`."""
+        return self.message_queue.open(group, sequence, signature, generation)
+
+    def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
+        """Begin a new generation; see `Transport.renew`.
+
+        Once begun it completes, on the loop's thread; Ctrl-C only ends the wait for it.
+        """
+        if self._admission is None:
+            raise CollectiveError(f"the transport of rank {self.rank} has not been started")
+        others = {peer.rank: peer for peer in peers if peer.rank != self.rank}
+        carry_out(lambda: self._renew(others, generation, switch), self._loop.call, self._check_open)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise CollectiveError(f"the transport of rank {self.rank} is closed")
+
+    def control(self, peer: int, message: bytes) -> None:
+        """Send a control message; see `Transport.control`."""
+        self.message_queue.check_control(peer, message)
+        connection = self._connection(peer)
+        if connection is not None:
+            connection.send(Frame(Kind.CONTROL, length=len(message)), None, bytes(message))
+
+    def sends_to(self, peer: int) -> bool:
+        """Return whether this client has a connection to `peer`; see `Transport.sends_to`."""
+        connection = self._dialed.get(peer)
+        return connection is not None and connection.is_open
+
+    def hears_from(self, peer: int) -> bool:
+        """Return whether there is a connection with `peer`; see `Transport.hears_from`."""
+        accepted = self._accepted.get(peer)
+        return self.sends_to(peer) or (accepted is not None and accepted.is_open)
+
+    def close(self, linger: float) -> None:
+        """Say goodbye and stop; see `Transport.close`."""
+        with self._lock:
+            first, self._closing = not self._closing, True
+        self.message_queue.shut(CollectiveError(f"the transport of rank {self.rank} is closed"))
+        self._changed.ring()
+        if self._admission is None:
+            self._listener_socket.close()
+        elif first:
+            self._loop.call(lambda: self._leave(linger))
+        # A margin for a busy machine; the loop itself keeps to the limit.
+        self._loop.join(linger + 30.0)
+
+    # -- the message queue's sender; any thread ------------------------------------------------------
+
+    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
+        """Send a frame; see `FrameSender.transmit`."""
+        connection = self._connection(peer)
+        if connection is not None:
+            connection.send(frame, send)
+
+    def withdraw(self, send: Send) -> bool:
+        """Stop using a send's memory; see `FrameSender.withdraw`."""
+        connection = self._dialed.get(send.peer)
+        if connection is None:
+            send.withdrawn = True  # nothing has ever been sent to that peer
+            return False
+        return connection.withdraw(send)
+
+    def resume(self, peer: int) -> None:
+        """Read a peer again; see `FrameSender.resume`."""
+        connection = self._accepted.get(peer)
+        if connection is not None:
+            self._loop.call(connection.resume)
+
+    def _connection(self, peer: int) -> Connection | None:
+        """Return the connection that carries frames to a peer, a new one if need be; None if it is gone."""
+        connection = self._dialed.get(peer)
+        if connection is not None:
+            return connection
+        gone = self.message_queue.gone(peer)
+        with self._lock:
+            connection = self._dialed.get(peer)
+            if connection is None and not gone and not self._closing:
+                made = connection = Connection(self._loop, self.message_queue, peer, True, self)
+                self._dialed[peer] = made
+                self._loop.call(lambda: self._dial(made))
+        return connection
+
+    # -- connections; the loop's thread --------------------------------------------------------------
+
+    def _connections(self) -> Iterator[Connection]:
+        return itertools.chain(tuple(self._dialed.values()), tuple(self._accepted.values()))
+
+    def _renew(self, peers: dict[int, Peer], generation: int, switch: Callable[[], None]) -> None:
+        replaced = {rank for rank, peer in peers.items() if peer.incarnation != self._peers[rank].incarnation}
+        with self._lock:
+            dropped = [
+                connection
+                for connections in (self._dialed, self._accepted)
+                for rank in replaced
+                if (connection := connections.pop(rank, None)) is not None
+            ]
+            self._peers = peers
+        for rank in replaced:
+            self._cancel_dial(rank)
+            self._refused.pop(rank, None)
+        for connection in dropped:
+            connection.drop()
+        if self._admission is not None:
+            self._admission.expect({rank: peer.incarnation for rank, peer in peers.items()})
+        # From here on peers of the new generation are let in, and its channels can be opened.
+        self.message_queue.renew(tuple(peers.values()), replaced, generation)
+        switch()
+
+    def _is_current(self, connection: Connection) -> bool:
+        """Return False for a connection with a former process of the peer."""
+        return connection in (self._dialed.get(connection.peer), self._accepted.get(connection.peer))
+
+    def _dial(self, connection: Connection) -> None:
+        peer = connection.peer
+        if connection.ended or not self._is_current(connection) or self.message_queue.gone(peer):
+            return
+        dial = self._dials[peer] = Dial(
+            self._loop,
+            self._credentials,
+            self._peers[peer],
+            retry_for=self.options.retry_for,
+            connect_timeout=self.options.connect_timeout,
+            silence=self.options.silence,
+            on_connected=lambda sock: self._on_connected(connection, sock),
+            on_failed=lambda problem, refused: self._on_unreachable(connection, problem, refused),
+            tls=self._tls,
+        )
+        dial.begin()
+
+    def _cancel_dial(self, peer: int) -> None:
+        if (dial := self._dials.pop(peer, None)) is not None:
+            dial.cancel()
+
+    def _extend_dials(self, seconds: float) -> None:
+        for dial in self._dials.values():
+            dial.extend(seconds)
+
+    def _check_silence(self) -> None:
+        """Look for hosts that do not answer any more, a few times within the limit."""
+        silence = self.options.silence
+        for dial in tuple(self._dials.values()):
+            dial.check()
+        for connection in self._connections():
+            connection.check(silence)
+        self._loop.after(silence / _SILENCE_CHECKS, self._check_silence)
+
+    def _on_connected(self, connection: Connection, sock: Stream) -> None:
+        self._dials.pop(connection.peer, None)
+        connection.adopt(sock)
+        self._changed.ring()
+
+    def _on_unreachable(self, connection: Connection, problem: str, refused: Refused | None) -> None:
+        self._dials.pop(connection.peer, None)
+        connection.drop()
+        if refused is not None:
+            self._refused[connection.peer] = refused
+        if refused is not None and refused.status in ABOUT_TLS:
+            self._loop.after(_TLS_MISMATCH_DELAY, lambda: self._depart(connection, problem))
+        else:
+            self._depart(connection, problem)
+
+    def _may_enter(self, peer: int, incarnation: int, number: int) -> bool:
+        known = self._peers[peer].incarnation  # the peer may have been replaced since it said who it is
+        if self._closing or (known and incarnation != known) or self.message_queue.gone(peer):
+            return False
+        if number:
+            return self.connector is not None and self.connector.is_expected(peer, number)
+        return peer not in self._accepted
+
+    def _on_admitted(self, peer: int, number: int, sock: Stream) -> None:
+        if number:
+            assert self.connector is not None
+            self.connector.admitted(number, sock)
+            return
+        tune(sock, self.options.silence)
+        connection = Connection(self._loop, self.message_queue, peer, False, self)
+        self._accepted[peer] = connection
+        connection.adopt(sock)
+
+    def _on_tls_mismatch(self, peer: int) -> None:
+        # A thread that waits for that peer would wait in vain. If it is true, our own connection shows it.
+        dial = self._dials.get(peer)
+        if dial is not None:
+            dial.hurry()
+        else:
+            self._connection(peer)
+
+    def connection_goodbye(self, connection: Connection, frame: Frame) -> None:
+        """Handle a goodbye; see `ConnectionOwner.connection_goodbye`."""
+        accepted = self._accepted.get(connection.peer)
+        if not connection.dialed or (accepted is not None and accepted.ended):
+            self._depart(connection, None)
+        elif accepted is None:
+            # Its own connection to us, with its last frames, may still be on its way.
+            grace = self.options.grace if frame.sequence else 0.0
+            self._loop.after(grace, lambda: self._depart_unless_accepted(connection))
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        """Handle the end of a connection; see `ConnectionOwner.connection_ended`."""
+        if self._closing:
+            self._stop_if_alone()
+            return
+        if not connection.dialed:
+            self._depart(connection, reason)
+        elif not connection.goodbye:
+            # A dying process loses all its connections at once, but its last frames may be in the other one.
+            accepted = self._accepted.get(connection.peer)
+            alone = accepted is None or accepted.ended
+            delay = 0.0 if alone else self.options.grace
+            self._loop.after(delay, lambda: self._depart(connection, reason))
+
+    def _depart_unless_accepted(self, connection: Connection) -> None:
+        if connection.peer not in self._accepted:
+            self._depart(connection, None)
+
+    def _depart(self, connection: Connection, reason: str | None) -> None:
+        """Drop and report a peer that is lost for a reason, or has left (None), as a connection shows."""
+        peer = connection.peer
+        if self._closing:
+            self._stop_if_alone()
+            return
+        if not self._is_current(connection) or self.message_queue.gone(peer):
+            return
+        self._cancel_dial(peer)
+        for connections in (self._dialed, self._accepted):
+            if (other := connections.get(peer)) is not None:
+                other.drop()
+        self.message_queue.depart(peer, reason)
+        self._changed.ring()
+
+    # -- the end; the loop's thread ------------------------------------------------------------------
+
+    def _leave(self, linger: float) -> None:
+        self._close_doors()
+        for peer, dial in tuple(self._dials.items()):
+            if self._dialed[peer].idle:
+                dial.cancel()
+                self._dialed[peer].drop()
+        for connection in self._connections():
+            if not connection.ended:
+                dialed = None if connection.dialed else self._dialed.get(connection.peer)
+                connection.leave(other_follows=dialed is not None and not dialed.ended)
+        self._loop.after(max(0.0, linger), self._loop.stop)
+        self._stop_if_alone()
+
+    def _close_doors(self) -> None:
+        if self._admission is not None:
+            self._admission.close()
+        if self.connector is not None:
+            self.connector.close()
+
+    def _stop_if_alone(self) -> None:
+        if all(connection.ended for connection in self._connections()):
+            self._loop.stop()
+
+    def _on_crash(self, error: Exception) -> None:
+        self._closing = True
+        self.message_queue.shut(
+            CollectiveError(f"the transport of rank {self.rank} failed, please report this: {error!r}")
+        )
+
+    def _on_end(self) -> None:
+        self._closing = True
+        self._close_doors()
+        for dial in self._dials.values():
+            dial.cancel()
+        for connection in self._connections():
+            connection.drop()
+        self._changed.ring()
+
+    def _problem(self, rank: int) -> str:
+        """Return why there is no connection with a peer yet."""
+        refusals = {} if self._admission is None else self._admission.refusals
+        dial = self._dials.get(rank)
+        return refusals.get(rank) or (dial.problem if dial is not None else "not tried yet")

@@ -1,0 +1,233 @@
+"""Futures of transfers that a native endpoint has begun: the thread that waits for one drives it.
+
+A nonblocking `send` or `recv` begins at once in the native endpoint of its stream. Most are complete then:
+the slot of a small send is free, the data of a receive has come. Any other stays in the endpoint, and is
+driven by the thread that waits for its result. A transfer that takes longer, or that nobody waits for,
+moves to the thread of its stream, where it has the time-outs, questions and failures of every other call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures._base import FINISHED
+from functools import cached_property
+from typing import Any
+
+from dmesh.coordination import waiting
+from dmesh.native import Endpoint
+
+_DRIVEN = 0.01
+"""Seconds for which a waiting thread drives a transfer itself."""
+_STEP = 50e-6
+"""Seconds for which it drives one transfer before it looks at the others."""
+_NAPS = 0.002, 0.02
+"""Shortest and longest nap of the background thread, in seconds."""
+_IDLE = 1.0
+"""Seconds without a pending transfer after which the background thread ends."""
+_NOTHING = object()
+
+HandOver = Callable[["Transfer", Endpoint], None]
+"""Lets a stream's thread carry on the transfer that is pending in its endpoint."""
+
+
+class Completed(Future[Any]):
+    """Future of a transfer that was complete when the call returned.
+
+    Args:
+        result: What the call returns.
+    """
+
+    _state = FINISHED
+    _exception = None
+
+    def __init__(self, result: Any) -> None:  # without the condition and the lists, which are rarely needed
+        self._result = result
+
+    _condition: Any = cached_property(lambda self: threading.Condition())
+    _waiters: Any = cached_property(lambda self: [])
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the result."""
+        del timeout
+        return self._result
+
+
+class Transfer(Future[Any]):
+    """Future of a transfer that is pending in its endpoint; cannot be cancelled: another rank counts on it.
+
+    Args:
+        endpoint: Endpoint in which it has begun.
+        hand_over: Lets the stream's thread carry the transfer on, and complete the future.
+    """
+
+    def __init__(self, endpoint: Endpoint, hand_over: HandOver) -> None:
+        super().__init__()
+        self.looked_at = False
+        """True if the background thread has seen it."""
+        self.endpoint: Endpoint | None = endpoint
+        """The endpoint; None once the transfer is complete, or with the stream's thread."""
+        self._hand_over: HandOver | None = hand_over
+        self._driving = threading.Lock()
+        self._value: Any = _NOTHING
+        self._error: BaseException | None = None
+
+    def cancel(self) -> bool:
+        """Return False."""
+        return False
+
+    def running(self) -> bool:
+        """Return whether it is pending."""
+        return not super().done()
+
+    def done(self) -> bool:
+        """Return whether it is complete, after an attempt to complete it."""
+        if not super().done() and not self._driving.locked():
+            self._drive(0.0)
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Drive the transfer until it is complete; see `concurrent.futures.Future.result`."""
+        return super().result(self._wait(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Drive the transfer until it is over; see `concurrent.futures.Future.exception`."""
+        return super().exception(self._wait(timeout))
+
+    def _wait(self, timeout: float | None) -> float | None:
+        """Drive the transfer for a while; return the rest of the time-out."""
+        if self._hand_over is None:
+            return timeout
+        began = now = time.monotonic()
+        until = began + (_DRIVEN if timeout is None else min(max(timeout, 0.0), _DRIVEN))
+        while self._hand_over is not None:
+            # The other rank may wait for another transfer of this one, as this one waits for it.
+            others = [transfer for transfer in tuple(_pending.transfers) if transfer is not self]
+            self._drive(min(_STEP, until - now) if others else until - now)
+            if self.endpoint is None:
+                break
+            now = time.monotonic()
+            for transfer in others:
+                transfer.settle(0.0) if now >= until else transfer.done()
+            if now >= until:
+                self.settle(0.0)
+                break
+        return None if timeout is None else timeout - (time.monotonic() - began)
+
+    def settle(self, seconds: float) -> None:
+        """Drive the transfer for at most so long, then leave it to the stream's thread."""
+        self._drive(seconds)
+        if self._hand_over is None:
+            return
+        with self._driving:
+            endpoint, hand_over = self.endpoint, self._hand_over
+            if endpoint is not None and hand_over is not None and self._value is _NOTHING and not self._error:
+                self.endpoint = self._hand_over = None
+                _pending.transfers.discard(self)
+                hand_over(self, endpoint)
+
+    def _drive(self, seconds: float) -> None:
+        """Go on for at most so long, in turns with other threads; complete the future if that is all."""
+        if self._hand_over is None:
+            return
+        with self._driving:  # a function that Ctrl-C ends at any place can be called again
+            endpoint = self.endpoint
+            if endpoint is None:
+                return
+            if self._value is _NOTHING and not self._error:
+                try:
+                    value = endpoint.progress(seconds)
+                    if value is endpoint:
+                        return
+                    self._value = value
+                except BaseException as error:
+                    if not endpoint.pending:
+                        self._error = error
+                    elif isinstance(error, Exception):
+                        return  # the stream's thread meets it again, and the group fails of it
+                    else:
+                        raise
+        with contextlib.suppress(InvalidStateError):  # another thread completes it at the same time
+            if self._error is None:
+                self.set_result(self._value)
+            else:
+                self.set_exception(self._error)
+        self.endpoint = self._hand_over = None
+        _pending.transfers.discard(self)
+
+
+class _Pending:
+    """Transfers that are pending in endpoints, and the thread that looks after those nobody waits for.
+
+    The thread is not woken for a new transfer: it naps while there have been some lately, then ends.
+    """
+
+    def __init__(self) -> None:
+        self.transfers: set[Transfer] = set()
+        self.runs = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        with self._lock:
+            if self.runs:
+                return
+            self.runs = True
+        waiting.Worker(self._look_after, "dmesh-transfers").start()
+
+    def _look_after(self) -> None:
+        shortest, longest = _NAPS
+        nap, idle_since = shortest, time.monotonic()
+        while True:
+            time.sleep(nap)
+            nap = min(2 * nap, longest)
+            transfer: Transfer | None
+            transfers = list(self.transfers)
+            for transfer in transfers:
+                if transfer.looked_at:
+                    transfer.settle(0.0)
+                    nap = shortest
+                transfer.looked_at = True
+            now = time.monotonic()
+            if transfers:
+                idle_since = now
+            elif now - idle_since > _IDLE:
+                with self._lock:
+                    self.runs = False
+                    if not self.transfers:
+                        return
+                    self.runs = True
+            transfer = None
+            del transfers
+
+
+_pending = _Pending()
+
+
+def _forget_all() -> None:
+    global _pending
+    _pending = _Pending()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def pend(endpoint: Endpoint, hand_over: HandOver) -> Transfer:
+    """Return the future of the transfer that has just begun in an endpoint."""
+    transfer = Transfer(endpoint, hand_over)
+    _pending.transfers.add(transfer)
+    if not _pending.runs:
+        _pending.start()
+    return transfer
+
+
+def settle(endpoint: Endpoint | None) -> None:
+    """Leave what is pending in an endpoint to its stream's thread: another call of the stream comes."""
+    if endpoint is not None and endpoint.pending:
+        for transfer in list(_pending.transfers):
+            if transfer.endpoint is endpoint:
+                transfer.settle(0.0)

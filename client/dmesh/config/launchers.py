@@ -1,0 +1,301 @@
+"""The cluster that this process was started for, where `DTENSOR_JOBS` does not name it.
+
+A cluster resolver that the program gives comes first, then `DTENSOR_JOBS`, then whatever launcher has left
+its signs in the environment. `DMESH_LAUNCHER` names one of those, or `none`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dmesh._log import logger
+from dmesh.config.addresses import join_address, shown, unknown_address
+from dmesh.config.settings import Settings, read_client_id, read_job_name, read_jobs, read_num_clients
+from dmesh.distribute.cluster_resolver import variables
+from dmesh.distribute.cluster_resolver.base import ClusterResolver
+from dmesh.distribute.cluster_resolver.launched import own_host
+from dmesh.errors import ArgumentTypeError, ConfigurationError, DMeshError
+from dmesh.runtime import context
+from dmesh.train import ClusterSpec
+
+LAUNCHERS: Mapping[str, tuple[str, str]] = {
+    "torchelastic": ("TORCHELASTIC_RUN_ID", "torchrun"),
+    "openmpi": ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
+    "tfconfig": ("TF_CONFIG", "TF_CONFIG"),
+    "slurm": ("SLURM_STEP_NUM_TASKS", "a Slurm step"),
+    "kubernetes": ("KUBERNETES_SERVICE_HOST", "Kubernetes"),
+}
+"""The launchers that are looked for, the innermost first: mpirun and torchrun are started in a Slurm step,
+and inherit its variables; who sets `TF_CONFIG` there means it. For each, by the name of its module in
+`distribute.cluster_resolver`, the variable without which it is not there, and what people call it. The module
+has a function `detected`, which returns a resolver, or None if this process is not one of several."""
+
+_ASIDE = ("ps", "evaluator", "coordinator")
+"""Jobs of TensorFlow's whose tasks take no part in the clients' computation."""
+_LEADERS = ("chief", "master")
+"""Jobs of TensorFlow's whose one task is the first of the workers."""
+
+
+@dataclass(frozen=True)
+class FoundCluster:
+    """A cluster that this process belongs to."""
+
+    jobs: tuple[str, ...]
+    """Address of every client; a name that does not exist for those of which it is not known yet."""
+    client_id: int
+    """Index of this process among them."""
+    job_name: str
+    """Name of their job."""
+    source: str
+    """Origin of this description, for people."""
+    own_address: str | None = None
+    """This client's address, if it is not in `jobs`."""
+    takes_any_seat: bool = False
+    """True if the coordinator is to choose this client's id; `client_id` does not count then."""
+
+    reason: str = ""
+    """Reason for looking for it, if the program has not asked; then the user may name the job otherwise."""
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the `DTENSOR_*` variables that say the same, to be put over those of `environ`."""
+        named = environ.get("DTENSOR_JOB_NAME", "").strip() if self.reason else ""
+        return {
+            "DTENSOR_JOBS": ",".join(self.jobs),
+            "DTENSOR_CLIENT_ID": str(self.client_id),
+            "DTENSOR_JOB_NAME": named or self.job_name,
+        }
+
+
+def find_cluster(resolver: ClusterResolver | None) -> FoundCluster | None:
+    """Returns the cluster that this process is to join, unless it is the one in `DTENSOR_JOBS`, or none.
+
+    Args:
+        resolver: What the program has given.
+
+    Raises:
+        ArgumentTypeError: It is not a ClusterResolver.
+        ConfigurationError: What it says, or what a launcher has left, is not a cluster of clients.
+        DMeshError: The resolver's own error.
+    """
+    if resolver is None:
+        found = detect()
+        if found is not None and found.takes_any_seat:
+            logger.info("%s: this is one of %d clients, whichever is vacant", found.reason, len(found.jobs))
+        elif found is not None:
+            logger.info(
+                "%s: this is client %d of %d, started by %s (DMESH_LAUNCHER=none to run alone)",
+                found.reason, found.client_id, len(found.jobs), found.source,
+            )  # fmt: skip
+        return found
+    check_resolver(resolver)
+    found = _cluster_of(resolver, type(resolver).__name__)
+    logger.info(
+        "%s says that this is %s%s",
+        type(resolver).__name__,
+        "a process of its own" if found is None else f"client {found.client_id} of {len(found.jobs)}",
+        "; DTENSOR_JOBS is ignored" if context.environment().get("DTENSOR_JOBS", "").strip() else "",
+    )
+    return found
+
+
+def check_resolver(resolver: object) -> None:
+    """Refuses what is neither a cluster resolver nor None.
+
+    Raises:
+        ArgumentTypeError: It is something else.
+    """
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise ArgumentTypeError(
+            f"cluster_resolver must be a dmesh.distribute.cluster_resolver.ClusterResolver, got "
+            f"{type(resolver).__name__}"
+        )
+
+
+def detect() -> FoundCluster | None:
+    """Returns the cluster whose launcher has started this process; None if there is none, or nobody asks.
+
+    `DTENSOR_JOBS` says that somebody knows better, as does `DMESH_LAUNCHER=none`.
+
+    Raises:
+        ConfigurationError: `DMESH_LAUNCHER` is malformed, or what the launcher has left is not a cluster.
+        ResolverError: The launcher that `DMESH_LAUNCHER` names is not there, or something of it is missing.
+    """
+    environ = context.environment()
+    if environ.get("DTENSOR_JOBS", "").strip():
+        return None
+    counted = _of_a_number(environ)
+    if counted is not None:
+        return counted
+    wanted = environ.get("DMESH_LAUNCHER", "").strip().lower() or "auto"
+    if wanted not in ("auto", "none", *LAUNCHERS):
+        raise ConfigurationError(
+            f"DMESH_LAUNCHER is {shown(wanted)}; expected auto, none or one of {', '.join(LAUNCHERS)}: who "
+            "started this process. Unset it for the default, auto"
+        )
+    for name, (sign, title) in LAUNCHERS.items():
+        if wanted != name and (wanted != "auto" or not environ.get(sign, "").strip()):
+            continue
+        reason = f"{sign} is set" if wanted == "auto" else f"DMESH_LAUNCHER is {wanted}"
+        try:
+            resolver = importlib.import_module(f"dmesh.distribute.cluster_resolver.{name}").detected()
+            aside = resolver is not None and resolver.task_type in _ASIDE
+            found = None if resolver is None or aside else _cluster_of(resolver, title)
+        except DMeshError as error:
+            raise type(error)(
+                f"{error}. This was looked for because {reason}; set DMESH_LAUNCHER=none to run alone, or "
+                "DTENSOR_JOBS to HOST:PORT of every client"
+            ) from error
+        if found is not None and len(found.jobs) > 1:
+            return replace(found, reason=reason)
+        logger.debug("%s, but this process is not one of several started by %s", reason, title)
+        if wanted == "auto" and resolver is not None:
+            return None  # it knows that this process works for itself; an outer launcher does not
+    if wanted not in ("auto", "none"):
+        sign, title = LAUNCHERS[wanted]
+        raise ConfigurationError(
+            f"DMESH_LAUNCHER is {wanted}, but this process is not one of several that {title} has started: "
+            f"{sign} is {shown(environ.get(sign, ''))}. Start it there, or unset DMESH_LAUNCHER"
+        )
+    return None
+
+
+def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
+    """Returns the cluster of `DMESH_NUM_CLIENTS` clients that meet at a coordinator; None if it is not set.
+
+    Raises:
+        ConfigurationError: It, `DTENSOR_CLIENT_ID` or `DMESH_PORT_BASE` is malformed, or there is no
+            coordinator.
+        ResolverError: There is no way to the coordinator.
+    """
+    count = read_num_clients(environ)
+    if count is None:
+        return None
+    coordinator = Settings.load({"DMESH_COORDINATOR": environ.get("DMESH_COORDINATOR", "")}).coordinator
+    if coordinator is None:
+        raise ConfigurationError(
+            f"DMESH_NUM_CLIENTS is {count}, but DMESH_COORDINATOR is not set: it is there that clients meet "
+            "which do not know each other's addresses. Set it to HOST:PORT of a coordination server, or set "
+            "DTENSOR_JOBS to HOST:PORT of every client instead"
+        )
+    port = variables.integer("DMESH_PORT_BASE") or 0
+    if port:
+        variables.checked_port_base(port, 1, "DMESH_PORT_BASE")
+    return FoundCluster(
+        tuple(unknown_address(index) for index in range(count)),
+        read_client_id(environ, count),
+        environ.get("DTENSOR_JOB_NAME", "").strip() or "worker",
+        "DMESH_NUM_CLIENTS",
+        join_address(own_host(coordinator), port),
+        takes_any_seat=not environ.get("DTENSOR_CLIENT_ID", "").strip(),
+        reason="DMESH_NUM_CLIENTS is set",
+    )
+
+
+def load_settings(resolver: ClusterResolver | None, backend: object) -> tuple[Settings, Mapping[str, str]]:
+    """Reads and checks the settings of this process, with the cluster that it is to join.
+
+    Args:
+        resolver: What the program has given, before `DTENSOR_JOBS` and launchers.
+        backend: Comes before `DMESH_BACKEND`, if it is not None.
+
+    Returns:
+        The settings, and the `DTENSOR_*` variables whose values are not the environment's.
+
+    Raises:
+        DMeshError: See `find_cluster` and `Settings.load`.
+    """
+    environ = context.environment()
+    found = find_cluster(resolver)
+    if found is None:
+        alone = {} if resolver is None else {"DTENSOR_JOBS": "", "DTENSOR_CLIENT_ID": ""}
+        return Settings.load({**environ, **alone}, backend=backend), alone
+    instead = found.variables(environ)
+    try:
+        read_client_id(instead, len(read_jobs(instead)))
+        read_job_name(instead, multi_client=True)
+    except ConfigurationError as error:
+        raise type(error)(f"{error}. The value is {found.source}'s, not one of the environment") from error
+    settings = Settings.load({**environ, **instead}, backend=backend)
+    origins = {**settings.origins, **dict.fromkeys(("jobs", "client_id", "job_name"), found.source)}
+    settings = replace(
+        settings, own_address=found.own_address, takes_any_seat=found.takes_any_seat, origins=origins
+    )
+    return settings, instead
+
+
+def _cluster_of(resolver: ClusterResolver, source: str) -> FoundCluster | None:
+    spec = resolver.cluster_spec()
+    jobs = [job for job in spec.jobs if spec.num_tasks(job)]
+    if not jobs:
+        return None
+    clients = _client_jobs(jobs, source)
+    job_name = clients[-1]
+    task_type = resolver.task_type or job_name
+    if task_type not in clients:
+        raise ConfigurationError(
+            f"{source} says that this is a task of job {task_type!r}, but clients are the tasks of "
+            f"{' and '.join(map(repr, clients))}. Do not initialize the accelerator system in other tasks"
+        )
+    total = resolver.num_processes
+    if total is None:
+        addresses = _all_addresses(spec, clients, source)
+        start = sum(spec.num_tasks(job) for job in clients[: clients.index(task_type)])
+        task = _task_id(resolver, spec.num_tasks(task_type), len(addresses), source)
+        return FoundCluster(tuple(addresses), start + task, job_name, source)
+    task = _task_id(resolver, total, total, source)
+    # The list must be the same in all clients, whatever else each of them knows.
+    listed = [unknown_address(index) for index in range(total)]
+    if not context.environment().get("DMESH_COORDINATOR", "").strip():
+        listed[0] = spec.task_address(job_name, 0)
+    return FoundCluster(tuple(listed), task, job_name, source, spec.task_address(job_name, task))
+
+
+def _client_jobs(jobs: list[str], source: str) -> list[str]:
+    """Returns the jobs whose tasks are clients, in order; the last one names them all."""
+    if len(jobs) == 1:
+        return jobs
+    taking_part = [job for job in jobs if job not in _ASIDE]
+    if len(taking_part) == 1:
+        return taking_part
+    leaders = [job for job in taking_part if job in _LEADERS]
+    if len(taking_part) == 2 and len(leaders) == 1 and "worker" in taking_part:
+        return [*leaders, "worker"]
+    raise ConfigurationError(
+        f"{source} has the jobs {', '.join(map(repr, jobs))}; clients are the tasks of one job, or of a "
+        "chief and workers. Pass a resolver of one job"
+    )
+
+
+def _all_addresses(spec: ClusterSpec, jobs: list[str], source: str) -> list[str]:
+    addresses = []
+    for job in jobs:
+        for index, address in enumerate(spec.job_tasks(job)):
+            if address is None:
+                raise ConfigurationError(
+                    f"{source} has no address of task {index} of job {job!r}; every client needs one"
+                )
+            addresses.append(address)
+    return addresses
+
+
+def _task_id(resolver: ClusterResolver, of_job: int, of_all: int, source: str) -> int:
+    task = resolver.task_id
+    if task is None:
+        chosen = context.environment().get("DTENSOR_CLIENT_ID", "").strip()
+        if chosen.isascii() and chosen.isdecimal() and len(chosen) < 10:
+            task = int(chosen)
+        elif of_all == 1:
+            task = 0
+        else:
+            raise ConfigurationError(
+                f"{source} does not say which of the {of_all} clients this process is; set task_id of the "
+                "resolver, or DTENSOR_CLIENT_ID"
+            )
+    if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < of_job:
+        raise ConfigurationError(
+            f"{source} says that this process is task {task!r:.200} of {of_job}; expected an integer from 0 "
+            f"to {of_job - 1}"
+        )
+    return task

@@ -1,0 +1,452 @@
+"""Settings of this process from the environment: one frozen value, checked as a whole before anything starts.
+
+The `DTENSOR_*` variables are TensorFlow's and mean what its documentation says; the `DMESH_*` variables are
+ours. An unset variable and an empty one are the same thing. Each variable has a function of its own here,
+because `dmesh.config` reads single ones at every call and must not stumble over another variable's mistake.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dmesh._log import announce
+from dmesh.config import environment as values
+from dmesh.config.addresses import BNS_PREFIX, check_bns_order, shown
+from dmesh.config.addresses import split_address as split_address  # part of this module's interface
+from dmesh.config.environment import JOB_NAME_PATTERN as JOB_NAME_PATTERN  # likewise
+from dmesh.errors import ConfigurationError
+
+RESTART_POLICIES = ("fail-fast", "rejoin")
+"""Restart policies: after a client's loss the job fails for all, or another process may take its place."""
+
+BACKENDS = ("tcp", "mpi")
+"""Backends of the data plane."""
+
+_LONGEST_LEASE = 3600.0
+_MOST_SHARED_MEMORY = 2**24
+MOST_CPU_DEVICES = 65_536
+"""Logical CPU devices that one client may have."""
+MOST_CLIENTS = 100_000
+"""Clients that `DMESH_NUM_CLIENTS` may ask for: what a coordination server has room for."""
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that `initialize_accelerator_system` takes from the environment."""
+
+    jobs: tuple[str, ...] = ()
+    """`DTENSOR_JOBS`: HOST:PORT of every client, by client id. Empty in local mode."""
+    own_address: str | None = None
+    """Address of this client, if a launcher has started it that does not know all addresses."""
+    client_id: int = 0
+    """`DTENSOR_CLIENT_ID`: which of them this process is."""
+    takes_any_seat: bool = False
+    """True if `client_id` stands for any free one, until the coordinator has chosen."""
+    job_name: str = "localhost"
+    """`DTENSOR_JOB_NAME`: the job part of device names; `localhost` in local mode, otherwise `worker`."""
+    heartbeat: bool = True
+    """`DTENSOR_ENABLE_HEARTBEAT`: what `heartbeat_enabled()` answers. Leases are kept alive in any case."""
+    parallel_executor: str = ""
+    """`DTENSOR_USE_PARALLEL_EXECUTOR`: `pw` asks for Pathways; NumPy computes in any case."""
+    coordinator: str | None = None
+    """`DMESH_COORDINATOR`: HOST:PORT of a standalone coordination server. None: client 0 hosts one."""
+    cluster: str = "default"
+    """`DMESH_CLUSTER`: name of the cluster on that server."""
+    backend: str = "tcp"
+    """`DMESH_BACKEND`: what carries the data plane, `tcp` or `mpi`."""
+    data_port: int | None = None
+    """`DMESH_DATA_PORT`: where client 0 listens for its peers while it hosts the server. None: any port."""
+    bind_host: str | None = None
+    """`DMESH_BIND_HOST`: local address to listen on. None: the host of this client's `DTENSOR_JOBS` entry."""
+    token: str | None = field(default=None, repr=False)
+    """`DMESH_TOKEN`: what this process shows the coordination server, and the shared secret of the clients
+    when there is none. Never shown."""
+    token_file: str | None = None
+    """`DMESH_TOKEN_FILE`: file that has the token. None: `~/.config/dmesh/token`, if there is one."""
+    tls_ca: str | None = None
+    """`DMESH_TLS_CA`: PEM file of the authority behind everybody's certificates. None: no TLS."""
+    tls_cert: str | None = None
+    """`DMESH_TLS_CERT`: PEM file of this process's own certificate."""
+    tls_key: str | None = None
+    """`DMESH_TLS_KEY`: PEM file of the key to it."""
+    tls_server_name: str | None = None
+    """`DMESH_TLS_SERVER_NAME`: name in the coordinator's certificate, if its address has another one."""
+    peer_tls: bool = False
+    """`DMESH_PEER_TLS`: encrypt what peers send each other, with the certificates above."""
+    insecure: bool = False
+    """`DMESH_INSECURE`: host the server on an address that others can reach although there is no token."""
+    num_cpu_devices: int | None = None
+    """`DMESH_NUM_CPU_DEVICES`: logical CPU devices if the program does not say. None: as many as needed."""
+    native: bool | None = None
+    """`DMESH_NATIVE`: whether to use the native core. None: if this installation has it."""
+    init_timeout: float = 300.0
+    """`DMESH_INIT_TIMEOUT`: how long to wait for the other clients, seconds."""
+    shutdown_timeout: float = 60.0
+    """`DMESH_SHUTDOWN_TIMEOUT`: how long a shutdown waits for the other clients, seconds."""
+    collective_timeout: float = 300.0
+    """`DMESH_COLLECTIVE_TIMEOUT`: how long a collective without its own timeout may take, seconds."""
+    shared_memory: int = 1024
+    """`DMESH_SHARED_MEMORY`: most memory that this client shares with others on its host, MiB; 0 for none."""
+    tuning: str | None = None
+    """`DMESH_TUNING`: file that `dmesh tune` has written, or 0 for the shipped defaults. None:
+    `~/.config/dmesh/tuning.json`, if there is one."""
+    restart_policy: str | None = None
+    """`DMESH_RESTART_POLICY`: `fail-fast` or `rejoin`. None: whatever the cluster has."""
+    heartbeat_interval: float | None = None
+    """`DMESH_HEARTBEAT_INTERVAL`: seconds between heartbeats. None: whatever the cluster has."""
+    lease: float | None = None
+    """`DMESH_LEASE`: silence that makes a client blocked or lost, seconds. None: what the cluster has."""
+    stuck_after: float | None = None
+    """`DMESH_STUCK_AFTER`: how long others wait for a client before it is asked what it does, seconds; 0 for
+    ever. None: whatever the cluster has."""
+    trace: str | None = None
+    """`DMESH_TRACE`: directory into which each client writes a trace of its calls. None: no trace."""
+    otel: bool = False
+    """`DMESH_OTEL`: whether to make OpenTelemetry spans; where they go is said by the `OTEL_*` variables."""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Origin of each field's value: `default`, `environment variable NAME`, `argument NAME`, or the
+    launcher or resolver that has said it."""
+
+    @property
+    def multi_client(self) -> bool:
+        """True if other processes may belong to this one. A job list of one entry counts, as documented."""
+        return bool(self.jobs)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients; 1 in local mode."""
+        return len(self.jobs) or 1
+
+    @property
+    def address(self) -> str:
+        """Address of this client: its own entry of `jobs`, if that is known there.
+
+        Raises:
+            ConfigurationError: In local mode there is none.
+        """
+        if not self.jobs:
+            raise ConfigurationError(
+                "DTENSOR_JOBS is not set, so this client has no address; set it to HOST:PORT of every client"
+            )
+        return self.own_address or self.jobs[self.client_id]
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, *, backend: object = None) -> Settings:
+        """Reads and checks all variables.
+
+        Args:
+            environ: Where to read them; the process's environment if None.
+            backend: Comes before `DMESH_BACKEND`, if it is not None.
+
+        Raises:
+            ConfigurationError: A value is malformed. The message names the variable, the value, what was
+                expected and what to do.
+        """
+        environ = os.environ if environ is None else environ
+        jobs = read_jobs(environ)
+        origins = {name: _origin(environ, variable) for name, variable in VARIABLES.items()}
+        if backend is not None:
+            origins["backend"] = "argument backend"
+        settings = cls(
+            jobs=jobs,
+            client_id=read_client_id(environ, len(jobs)),
+            job_name=read_job_name(environ, multi_client=bool(jobs)),
+            heartbeat=read_heartbeat(environ),
+            parallel_executor=values.text(environ, "DTENSOR_USE_PARALLEL_EXECUTOR") or cls.parallel_executor,
+            coordinator=values.address(environ, "DMESH_COORDINATOR"),
+            cluster=values.name(environ, "DMESH_CLUSTER") or cls.cluster,
+            backend=read_backend(environ, backend),
+            data_port=values.number(environ, "DMESH_DATA_PORT", 65_535, "unset it to use any free port"),
+            bind_host=values.bind_host(environ),
+            token=values.token(environ),
+            token_file=values.text(environ, "DMESH_TOKEN_FILE"),
+            tls_ca=values.text(environ, "DMESH_TLS_CA"),
+            tls_cert=values.text(environ, "DMESH_TLS_CERT"),
+            tls_key=values.text(environ, "DMESH_TLS_KEY"),
+            tls_server_name=values.text(environ, "DMESH_TLS_SERVER_NAME"),
+            peer_tls=values.flag(environ, "DMESH_PEER_TLS"),
+            insecure=values.flag(environ, "DMESH_INSECURE"),
+            num_cpu_devices=read_num_cpu_devices(environ),
+            native=read_native(environ),
+            init_timeout=values.seconds(environ, "DMESH_INIT_TIMEOUT", cls.init_timeout),
+            shutdown_timeout=values.seconds(environ, "DMESH_SHUTDOWN_TIMEOUT", cls.shutdown_timeout),
+            collective_timeout=values.seconds(environ, "DMESH_COLLECTIVE_TIMEOUT", cls.collective_timeout),
+            shared_memory=_shared_memory(environ),
+            tuning=values.text(environ, "DMESH_TUNING"),
+            restart_policy=_restart_policy(environ),
+            heartbeat_interval=values.optional_seconds(
+                environ, "DMESH_HEARTBEAT_INTERVAL", 0.01, _LONGEST_LEASE
+            ),
+            lease=values.optional_seconds(environ, "DMESH_LEASE", 0.1, _LONGEST_LEASE),
+            stuck_after=values.optional_seconds(environ, "DMESH_STUCK_AFTER", 0.0, values.LONGEST_TIME),
+            trace=values.text(environ, "DMESH_TRACE"),
+            otel=values.flag(environ, "DMESH_OTEL"),
+            origins=origins,
+        )
+        settings._check_heartbeat()
+        settings._check_peer_tls()
+        settings._check_backend()
+        if settings.parallel_executor == "pw":
+            announce(
+                "DTENSOR_USE_PARALLEL_EXECUTOR=pw asks for the Pathways backend, but NumPy is the only "
+                "backend of dmesh; going on with NumPy. Unset the variable to silence this"
+            )
+        return settings
+
+    def _check_heartbeat(self) -> None:
+        if self.heartbeat_interval is None or self.lease is None or self.heartbeat_interval < self.lease:
+            return
+        raise ConfigurationError(
+            f"DMESH_HEARTBEAT_INTERVAL is {self.heartbeat_interval:g} and DMESH_LEASE is {self.lease:g}; "
+            "expected an interval shorter than the lease, because a client that is silent for a lease counts "
+            "as blocked or lost. A fifth of the lease is a good interval"
+        )
+
+    def _check_peer_tls(self) -> None:
+        files = {"DMESH_TLS_CA": self.tls_ca, "DMESH_TLS_CERT": self.tls_cert, "DMESH_TLS_KEY": self.tls_key}
+        missing = [name for name, value in files.items() if value is None]
+        if self.peer_tls and missing:
+            raise ConfigurationError(
+                f"DMESH_PEER_TLS is on, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
+                "not set; peers show each other certificates, so set DMESH_TLS_CA to the PEM file of the "
+                "authority that signed them, and DMESH_TLS_CERT and DMESH_TLS_KEY to this client's own "
+                "certificate and key"
+            )
+
+    def _check_backend(self) -> None:
+        if self.backend != "mpi":
+            return
+        asked = (
+            "DMESH_BACKEND is mpi" if self.origins["backend"] != "argument backend" else "backend is 'mpi'"
+        )
+        if not self.jobs:
+            raise ConfigurationError(
+                f"{asked}, but DTENSOR_JOBS is not set: every process of an MPI launch would compute alone. "
+                "Set DTENSOR_JOBS to HOST:PORT of every client, as many as mpirun starts, and "
+                "DTENSOR_CLIENT_ID to each client's own index"
+            )
+        if self.peer_tls:
+            raise ConfigurationError(
+                f"{asked} and DMESH_PEER_TLS is on, but MPI encrypts nothing that dmesh could vouch for. Use "
+                "DMESH_BACKEND=tcp, or unset DMESH_PEER_TLS where the network itself can be trusted"
+            )
+
+
+VARIABLES: Mapping[str, str] = {
+    "jobs": "DTENSOR_JOBS",
+    "client_id": "DTENSOR_CLIENT_ID",
+    "job_name": "DTENSOR_JOB_NAME",
+    "heartbeat": "DTENSOR_ENABLE_HEARTBEAT",
+    "parallel_executor": "DTENSOR_USE_PARALLEL_EXECUTOR",
+    "coordinator": "DMESH_COORDINATOR",
+    "cluster": "DMESH_CLUSTER",
+    "backend": "DMESH_BACKEND",
+    "data_port": "DMESH_DATA_PORT",
+    "bind_host": "DMESH_BIND_HOST",
+    "token": "DMESH_TOKEN",
+    "token_file": "DMESH_TOKEN_FILE",
+    "tls_ca": "DMESH_TLS_CA",
+    "tls_cert": "DMESH_TLS_CERT",
+    "tls_key": "DMESH_TLS_KEY",
+    "tls_server_name": "DMESH_TLS_SERVER_NAME",
+    "peer_tls": "DMESH_PEER_TLS",
+    "insecure": "DMESH_INSECURE",
+    "num_cpu_devices": "DMESH_NUM_CPU_DEVICES",
+    "native": "DMESH_NATIVE",
+    "init_timeout": "DMESH_INIT_TIMEOUT",
+    "shutdown_timeout": "DMESH_SHUTDOWN_TIMEOUT",
+    "collective_timeout": "DMESH_COLLECTIVE_TIMEOUT",
+    "shared_memory": "DMESH_SHARED_MEMORY",
+    "tuning": "DMESH_TUNING",
+    "restart_policy": "DMESH_RESTART_POLICY",
+    "heartbeat_interval": "DMESH_HEARTBEAT_INTERVAL",
+    "lease": "DMESH_LEASE",
+    "stuck_after": "DMESH_STUCK_AFTER",
+    "trace": "DMESH_TRACE",
+    "otel": "DMESH_OTEL",
+}
+"""The environment variable of each field of `Settings`."""
+
+
+# Variables that others read one by one ----------------------------------------------------------------------
+
+
+def read_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the clients' addresses from `DTENSOR_JOBS`, by client id; empty in local mode.
+
+    Raises:
+        ConfigurationError: An entry is empty, malformed or there twice, or BNS addresses are out of order.
+    """
+    raw = values.text(environ, "DTENSOR_JOBS")
+    if raw is None:
+        return ()
+    jobs = tuple(entry.strip() for entry in raw.split(","))
+    seen: dict[tuple[str, int], int] = {}
+    for index, entry in enumerate(jobs):
+        what = f"entry {index} of DTENSOR_JOBS"
+        if not entry:
+            raise ConfigurationError(
+                f"{what} is empty in {shown(raw)}: is there a comma too many? Expected HOST:PORT of each "
+                "client, separated by single commas"
+            )
+        if entry.startswith(BNS_PREFIX):
+            # Google's own naming: a task number, then perhaps the number or the name of a port.
+            key = (entry, 0)
+        else:
+            host, port = split_address(entry, what)
+            key = (host.lower(), port)
+        first = seen.setdefault(key, index)
+        if first != index:
+            raise ConfigurationError(
+                f"DTENSOR_JOBS lists {entry} more than once, as entries {first} and {index}. Each client "
+                "needs an address of its own: give them different ports"
+            )
+    if any(entry.startswith(BNS_PREFIX) for entry in jobs):
+        check_bns_order(jobs)
+    return jobs
+
+
+def read_client_id(environ: Mapping[str, str], num_jobs: int) -> int:
+    """Returns this client's id from `DTENSOR_CLIENT_ID`, default 0.
+
+    Args:
+        environ: Where to read it.
+        num_jobs: Number of entries in `DTENSOR_JOBS`; 0 in local mode.
+
+    Raises:
+        ConfigurationError: It is not an integer from 0 to the number of clients - 1.
+    """
+    raw = values.text(environ, "DTENSOR_CLIENT_ID")
+    if raw is None:
+        return 0
+    if values.INTEGER.fullmatch(raw) and 0 <= int(raw) < (num_jobs or 1):
+        return int(raw)
+    if num_jobs == 0:
+        raise ConfigurationError(
+            f"DTENSOR_CLIENT_ID is {shown(raw)}, but DTENSOR_JOBS is not set: without other clients the id "
+            "can only be 0. Set DTENSOR_JOBS to HOST:PORT of every client, or unset DTENSOR_CLIENT_ID"
+        )
+    raise ConfigurationError(
+        f"DTENSOR_CLIENT_ID is {shown(raw)}; expected an integer from 0 to {num_jobs - 1}, because "
+        f"DTENSOR_JOBS has {num_jobs} {'entry' if num_jobs == 1 else 'entries'}. Give each client the index "
+        "of its own entry"
+    )
+
+
+def read_num_clients(environ: Mapping[str, str]) -> int | None:
+    """Returns `DMESH_NUM_CLIENTS`, None if it is not set.
+
+    Raises:
+        ConfigurationError: It is not a positive integer.
+    """
+    return values.number(environ, "DMESH_NUM_CLIENTS", MOST_CLIENTS, "unset it to run without other clients")
+
+
+def read_job_name(environ: Mapping[str, str], *, multi_client: bool) -> str:
+    """Returns the job name from `DTENSOR_JOB_NAME`; default `worker`, or `localhost` in local mode.
+
+    Raises:
+        ConfigurationError: It has characters that a device name cannot hold.
+    """
+    return values.name(environ, "DTENSOR_JOB_NAME") or ("worker" if multi_client else "localhost")
+
+
+def read_heartbeat(environ: Mapping[str, str]) -> bool:
+    """Returns `DTENSOR_ENABLE_HEARTBEAT` as a truth value, default True.
+
+    Raises:
+        ConfigurationError: It is neither a yes nor a no.
+    """
+    raw = values.text(environ, "DTENSOR_ENABLE_HEARTBEAT")
+    if raw is None or raw.lower() in ("true", "1", "yes", "on"):
+        return True
+    if raw.lower() in ("false", "0", "no", "off"):
+        return False
+    raise ConfigurationError(
+        f"DTENSOR_ENABLE_HEARTBEAT is {shown(raw)}; expected true or false. Unset it for the default, true"
+    )
+
+
+def read_num_cpu_devices(environ: Mapping[str, str]) -> int | None:
+    """Returns `DMESH_NUM_CPU_DEVICES`, None if it is not set.
+
+    Raises:
+        ConfigurationError: It is not a positive integer.
+    """
+    return values.number(
+        environ,
+        "DMESH_NUM_CPU_DEVICES",
+        MOST_CPU_DEVICES,
+        "unset it to have as many as the program asks for",
+    )
+
+
+def read_backend(environ: Mapping[str, str], argument: object = None) -> str:
+    """Returns what carries the data plane, from an argument or `DMESH_BACKEND`; default `tcp`.
+
+    Raises:
+        ConfigurationError: There is no such backend.
+    """
+    raw = values.text(environ, "DMESH_BACKEND") if argument is None else argument
+    if raw is None:
+        return Settings.backend
+    if isinstance(raw, str) and raw.lower() in BACKENDS:
+        return raw.lower()
+    name = "DMESH_BACKEND" if argument is None else "backend"
+    told = shown(raw) if isinstance(raw, str) else repr(raw)
+    raise ConfigurationError(
+        f"{name} is {told}; expected {' or '.join(BACKENDS)}: what carries arrays between clients. Leave it "
+        f"out for the default, {Settings.backend}"
+    )
+
+
+def read_native(environ: Mapping[str, str]) -> bool | None:
+    """Returns `DMESH_NATIVE` as a truth value, None if it is not set or `auto`.
+
+    Raises:
+        ConfigurationError: It is none of 0, 1 and auto.
+    """
+    raw = values.text(environ, "DMESH_NATIVE")
+    if raw is None or raw.lower() == "auto":
+        return None
+    if raw.lower() in ("0", "false", "no", "off"):
+        return False
+    if raw.lower() in ("1", "true", "yes", "on"):
+        return True
+    raise ConfigurationError(
+        f"DMESH_NATIVE is {shown(raw)}; expected 1 (the native core or an error), 0 (never) or auto (if it "
+        "is there). Unset it for the default, auto"
+    )
+
+
+# Values -----------------------------------------------------------------------------------------------------
+
+
+def _origin(environ: Mapping[str, str], variable: str) -> str:
+    return _DEFAULT if values.text(environ, variable) is None else f"environment variable {variable}"
+
+
+def _restart_policy(environ: Mapping[str, str]) -> str | None:
+    raw = values.text(environ, "DMESH_RESTART_POLICY")
+    if raw is not None and raw.lower() not in RESTART_POLICIES:
+        raise ConfigurationError(
+            f"DMESH_RESTART_POLICY is {shown(raw)}; expected {' or '.join(RESTART_POLICIES)}: whether a lost "
+            "client fails the job for all, or another process may take its place. Unset it for whatever the "
+            "cluster has"
+        )
+    return None if raw is None else raw.lower()
+
+
+def _shared_memory(environ: Mapping[str, str]) -> int:
+    raw = values.text(environ, "DMESH_SHARED_MEMORY")
+    if raw is None:
+        return Settings.shared_memory
+    if values.INTEGER.fullmatch(raw) is None or not 0 <= int(raw) <= _MOST_SHARED_MEMORY:
+        raise ConfigurationError(
+            f"DMESH_SHARED_MEMORY is {shown(raw)}; expected a whole number of MiB from 0 (share none) to "
+            f"{_MOST_SHARED_MEMORY}, or unset it for the default, {Settings.shared_memory}"
+        )
+    return int(raw)

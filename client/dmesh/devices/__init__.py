@@ -1,0 +1,1 @@
+"""Device names and specs, and the detection of accelerators."""

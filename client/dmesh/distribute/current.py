@@ -1,0 +1,24 @@
+"""The strategy and the replica that the calling code belongs to: `get_strategy`, `get_replica_context`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from dmesh.distribute import scopes
+from dmesh.distribute.replica_context import ReplicaContext
+from dmesh.distribute.strategy import Strategy
+
+__all__ = ["get_replica_context", "get_strategy"]
+
+
+def get_strategy() -> Strategy:
+    """Return the strategy in whose scope or replica the calling code is; otherwise the default one."""
+    return cast(Strategy, scopes.frame().strategy)
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Return the replica that the calling code is; None in a scope that is not within `Strategy.run`.
+
+    Outside of all scopes it is replica 0 of 1.
+    """
+    return cast(ReplicaContext | None, scopes.frame().replica)

@@ -1,0 +1,173 @@
+"""Process-wide state of the SDK: the parts of the initialized system that the public functions act on.
+
+`system` and `exits` write it (and tests); everything that a script calls without naming a cluster reads it.
+This module knows none of the parts: each room asks for its own by class, so any room may import it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dmesh.errors import NotInitializedError
+
+Part = TypeVar("Part")
+
+
+class Context:
+    """The parts of one initialized system, each found by its class.
+
+    ```python
+    state = context.current()
+    state.get(Communicator).world.barrier()
+    ```
+
+    The parts are `config.settings.Settings`, `config.client.FoundVariables`, `devices.device.LogicalDevices`,
+    `coordination.members.Members`, `coordination.agent_source.AgentSource`, `tpu.topology.Topology`,
+    `collectives.communicator.Communicator` and `runtime.membership.Client`.
+
+    Args:
+        client_id: This process's client id; 0 in local mode.
+        *parts: The parts that there are; None is ignored.
+    """
+
+    def __init__(self, client_id: int, *parts: object) -> None:
+        self.client_id = client_id
+        """This process's client id; 0 in local mode."""
+        self._parts: dict[type, object] = {type(part): part for part in parts if part is not None}
+
+    def find(self, kind: type[Part]) -> Part | None:
+        """Return the part of this class, or None."""
+        return self._parts.get(kind)  # type: ignore[return-value]
+
+    def get(self, kind: type[Part]) -> Part:
+        """Return the part of this class.
+
+        Raises:
+            NotInitializedError: The system was initialized without it.
+        """
+        part = self.find(kind)
+        if part is None:
+            raise NotInitializedError(f"dmesh was initialized without a {kind.__name__} in this process")
+        return part
+
+    def put(self, part: object, kind: type | None = None) -> None:
+        """Add a part, in place of the one of its class.
+
+        Args:
+            part: The part.
+            kind: The class to find it by; its own if None.
+        """
+        self._parts[kind or type(part)] = part
+
+    def discard(self, kind: type) -> None:
+        """Remove the part of this class, if there is one."""
+        self._parts.pop(kind, None)
+
+
+@dataclass(frozen=True)
+class FakeProcess:
+    """State of a thread that stands for a process of its own; see `dmesh.testing.FakeCluster`."""
+
+    context: Context
+    """Its state: initialized already."""
+    environ: Mapping[str, str]
+    """Its environment variables, as far as dmesh reads any."""
+
+
+_fake_process: ContextVar[FakeProcess | None] = ContextVar("dmesh_fake_process", default=None)
+_current: Context | None = None
+_inherited: Context | None = None
+"""The parent's state in a forked child: never used, but kept so that its connections are not torn down."""
+_devices_in_use = False
+
+
+def current() -> Context:
+    """Return the state of the initialized system.
+
+    Raises:
+        NotInitializedError: There is none.
+    """
+    state = current_or_none()
+    if state is None:
+        refuse_forked_child()
+        raise NotInitializedError(
+            "dmesh is not initialized in this process: call dmesh.initialize_accelerator_system() first"
+        )
+    return state
+
+
+def refuse_forked_child() -> None:
+    """Raise NotInitializedError in a child that was forked from an initialized process.
+
+    Threads do not survive a fork and connections cannot be shared: a child's call would wait forever, or
+    disturb the parent.
+    """
+    if _inherited is not None:
+        raise NotInitializedError(
+            f"this process was forked from client {_inherited.client_id} and cannot use dmesh: its "
+            "parent's connections are not its own. Let it compute only, or start it with "
+            'multiprocessing.get_context("spawn")'
+        )
+
+
+def disown_after_fork() -> None:
+    """Make the state of a forked child unusable. Called in every forked child."""
+    global _current, _inherited
+    if _current is not None:
+        _current, _inherited = None, _current
+
+
+def current_or_none() -> Context | None:
+    """Return the state of the initialized system, or None."""
+    fake = _fake_process.get()
+    return _current if fake is None else fake.context
+
+
+def find(kind: type[Part]) -> Part | None:
+    """Return the part of this class; None if there is none, or the system is not initialized."""
+    state = current_or_none()
+    return None if state is None else state.find(kind)
+
+
+def fake_process() -> FakeProcess | None:
+    """Return the fake process that this thread is, or None in the thread of a real one."""
+    return _fake_process.get()
+
+
+def become_fake_process(fake: FakeProcess) -> Token[FakeProcess | None]:
+    """Make this thread a process of its own, for the public functions that it calls."""
+    return _fake_process.set(fake)
+
+
+def environment() -> Mapping[str, str]:
+    """Return the environment variables of this process, or of the fake process that this thread is."""
+    fake = _fake_process.get()
+    return os.environ if fake is None else fake.environ
+
+
+def install(context: Context) -> None:
+    """Make `context` the state that the public functions act on."""
+    global _current
+    _current = context
+
+
+def clear() -> None:
+    """Return to the state before `initialize_accelerator_system`."""
+    global _current, _devices_in_use
+    _current = None
+    _devices_in_use = False
+
+
+def mark_devices_in_use() -> None:
+    """Note that a mesh over local devices was made, after which their number must not change."""
+    global _devices_in_use
+    _devices_in_use = True
+
+
+def devices_in_use() -> bool:
+    """Return whether a mesh was made before the system was initialized."""
+    return _devices_in_use

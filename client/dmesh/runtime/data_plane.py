@@ -1,0 +1,132 @@
+"""Data plane of a client before it knows its peers: a TCP listener, and the MPI launch if there is to be one.
+
+Everything that can be wrong with it is found here, before the first byte goes to a peer.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dmesh.collectives.backends import mpi_world
+from dmesh.collectives.backends.tcp.peer_tls import PeerTls
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.config.addresses import join_address
+from dmesh.config.settings import Settings, split_address
+from dmesh.errors import AddressInUseError, ConfigurationError
+from dmesh.security.certificates import IdentityFiles
+
+
+class DataPlane:
+    """A client's end of the data plane.
+
+    Args:
+        settings: Multi-client settings.
+        port: Port to listen on; 0 for any free one.
+        deadline: Time on the monotonic clock by which all processes of an MPI launch must have come.
+
+    Raises:
+        AddressInUseError: The port is taken.
+        ConfigurationError: The settings do not fit this machine, or the MPI launch.
+        MissingExtraError: mpi4py or an MPI library is missing.
+        InitializationTimeoutError: Not all processes of the MPI launch came.
+        CollectiveError: MPI failed.
+    """
+
+    def __init__(self, settings: Settings, port: int, deadline: float) -> None:
+        host, _ = split_address(
+            settings.address, f"entry {settings.client_id} of DTENSOR_JOBS", any_port=True
+        )
+        self._tls = _peer_tls(settings)
+        self.mpi: mpi_world.MpiWorld | None = None
+        """The MPI launch that carries the arrays; None if TCP does."""
+        if settings.backend == "mpi":  # first, because it also finds clients that have the same id, and port
+            left = max(deadline - time.monotonic(), 0.001)
+            self.mpi = mpi_world.join(mpi_world.load(), settings.client_id, settings.jobs, left)
+        self._listener = _listen(settings, host, port)
+        self.address = join_address(host, self._listener.getsockname()[1])
+        """HOST:PORT that the peers are told."""
+
+    def transport(
+        self, rank: int, incarnation: int, secret: Callable[[], bytes], cluster_id: bytes
+    ) -> TcpTransport:
+        """Return the transport, not started; once.
+
+        Args:
+            rank: This client's id.
+            incarnation: Random number of this process; 0 if there is none.
+            secret: Returns the secret that all clients of the cluster share.
+            cluster_id: Identifies this run of the cluster.
+        """
+        return TcpTransport(
+            rank,
+            self._listener,
+            secret=secret,
+            cluster_id=cluster_id,
+            incarnation=incarnation,
+            tls=self._tls,
+        )
+
+    def close(self) -> None:
+        """Give up what was opened, if no transport comes of it."""
+        self._listener.close()
+        if self.mpi is not None:
+            self.mpi.close()
+
+
+def address_in_use(where: str, settings: Settings) -> AddressInUseError:
+    """Return the error that says that this client's port is taken."""
+    source = settings.origins.get("jobs", "default")
+    advice = ""
+    if source != "default" and not source.startswith("environment variable"):
+        advice = f" The port is from {source}; DMESH_PORT_BASE sets others for all clients of a launch"
+    return AddressInUseError(
+        f"cannot listen on {where}{_whose(settings)}: the port is taken by another process. Is another "
+        f"client with the same DTENSOR_CLIENT_ID, or a leftover of an earlier run, still there?{advice}"
+    )
+
+
+def _peer_tls(settings: Settings) -> PeerTls | None:
+    """Read the certificates for the connections with peers; None if those are not encrypted."""
+    cert, key, ca = settings.tls_cert, settings.tls_key, settings.tls_ca
+    if (
+        not settings.peer_tls or cert is None or key is None or ca is None
+    ):  # settings are checked: all or none
+        return None
+    return PeerTls(IdentityFiles(Path(cert), Path(key)), Path(ca))
+
+
+def _listen(settings: Settings, host: str, port: int) -> socket.socket:
+    """Open the listener for this client's peers; port 0 takes any free one."""
+    bind_host = settings.bind_host or host
+    where = join_address(bind_host, port)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigurationError(f"cannot listen on {where}{_whose(settings)}: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A restarted client must not wait for the kernel to forget its old connections.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise address_in_use(where, settings) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigurationError(
+                f"cannot listen on {where}{_whose(settings)}: it is not an address of this machine. Check "
+                "DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST to the local address to listen on."
+            ) from error
+        raise
+    return listener
+
+
+def _whose(settings: Settings) -> str:
+    return (
+        f" for client {settings.client_id} (DTENSOR_JOBS entry {settings.address})" if settings.jobs else ""
+    )

@@ -1,0 +1,128 @@
+"""The end of a process that is a client: its exit code, its traceback, and the news for the other clients."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn
+
+from dmesh.errors import (
+    BarrierError,
+    CoordinationError,
+    CoordinatorUnavailableError,
+    DMeshError,
+    FencedError,
+    PeerLostError,
+)
+from dmesh.runtime import context
+from dmesh.runtime.membership import Client
+
+EXIT_LOST_PEER = 75
+"""A client's exit code after an uncaught error that says that another client, or the server, is lost."""
+EXIT_FENCED = 76
+"""A client's exit code after an uncaught error that is due to its having been declared lost or failed."""
+
+_previous_excepthook = sys.excepthook
+_previous_exit: Callable[..., NoReturn] = sys.exit
+_exit_reason = ""
+_owner_pid = 0
+
+os.register_at_fork(after_in_child=context.disown_after_fork)
+
+
+def install() -> None:
+    """Watch how this process ends, which is a client from now on."""
+    global _previous_excepthook, _previous_exit, _exit_reason, _owner_pid
+    _previous_excepthook, _previous_exit = sys.excepthook, sys.exit
+    _exit_reason, _owner_pid = "", os.getpid()
+    sys.excepthook = _on_exception
+    sys.exit = _exit
+    atexit.register(_leave_at_exit)
+
+
+def uninstall() -> None:
+    """End what `install` began: the client leaves by a shutdown."""
+    if sys.excepthook is _on_exception:
+        sys.excepthook = _previous_excepthook
+    if sys.exit is _exit:
+        sys.exit = _previous_exit
+    atexit.unregister(_leave_at_exit)
+
+
+class _Exit(SystemExit):
+    """A `SystemExit` that takes note of its exit code if nothing catches it."""
+
+    def __del__(self) -> None:
+        # The interpreter drops an exception that nothing has caught when no Python code runs any more; one
+        # that was caught ends earlier, within some frame.
+        if threading.current_thread() is threading.main_thread() and not _has_caller():
+            _note_exit_code(self.code)
+
+
+def _has_caller() -> bool:
+    try:
+        sys._getframe(2)
+    except ValueError:
+        return False
+    return True
+
+
+def _exit(status: object = None, /) -> NoReturn:
+    """Exit the interpreter by raising `SystemExit(status)`: `sys.exit`, which does not say what it was given.
+
+    An exit code can be known in no other way: it is no exception for `sys.excepthook`, and no argument for
+    `atexit`.
+    """
+    raise _Exit(status)
+
+
+def _note_exit_code(code: object) -> None:
+    global _exit_reason
+    if code is None or code == 0:
+        return
+    _exit_reason = f"exited with code {code & 0xFF if isinstance(code, int) else 1}"
+
+
+def _on_exception(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Print the traceback, then tell the others at once: they may be waiting for this client."""
+    global _exit_reason
+    _previous_excepthook(kind, error, traceback)
+    code = _exit_code(error, context.find(Client))
+    _exit_reason = f"{kind.__name__}: {error}".rstrip(": ")[:1000]
+    _leave_at_exit()
+    if code is not None and not (sys.flags.interactive or hasattr(sys, "ps1")):
+        # The only way for a hook to have a say in it; Python ends with 1 after any other exception.
+        raise SystemExit(code)
+
+
+def _exit_code(error: BaseException, client: Client | None) -> int | None:
+    """Return the exit code that follows from an uncaught error; None for Python's own."""
+    if isinstance(error, FencedError) or (
+        isinstance(error, DMeshError) and client is not None and client.fenced
+    ):
+        return EXIT_FENCED
+    # Of the errors of barriers, those that are about somebody's end, not about disagreement or lateness.
+    if isinstance(error, PeerLostError | CoordinatorUnavailableError) or type(error) is BarrierError:
+        return EXIT_LOST_PEER
+    return None
+
+
+def _leave_at_exit() -> None:
+    """End this client's membership when the interpreter ends without a shutdown."""
+    client = context.find(Client)
+    if client is None or os.getpid() != _owner_pid:
+        return  # shut down already, or a forked child, which is not the client
+    context.clear()
+    try:
+        if not _exit_reason:
+            client.finish()
+            return
+    except KeyboardInterrupt:  # while it waited for the others: it has left all the same
+        return
+    with contextlib.suppress(CoordinationError):  # nobody is left to be told
+        client.leave(_exit_reason)

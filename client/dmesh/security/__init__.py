@@ -1,0 +1,1 @@
+"""Tokens, certificates and the private certificate authority of a cluster."""

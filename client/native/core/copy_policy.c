@@ -1,0 +1,58 @@
+#include "copy_policy.h"
+
+#include "copy.h"
+#include "wait.h"
+
+enum {
+    SMALLEST = 8 * 1024, /* bytes from which reading the clock does not matter */
+    SLOW = 150,          /* ps per byte: below 7 GB/s the other mode may be faster */
+    FACTOR = 2,          /* a non-temporal copy must be so many times faster: its reader has more to do */
+    PERIOD = 64,         /* copies in the faster mode between trials of the other one */
+    TRIALS = 4,
+};
+
+enum dmesh_copy_mode dmesh_copy_choose(const struct dmesh_copy_policy *copies) {
+    return copies->trials ? !copies->mode : copies->mode;
+}
+
+/* Whether the other mode is worth a trial: it may be faster, or was before. */
+static int is_worth_a_trial(const struct dmesh_copy_policy *copies) {
+    return copies->mode == DMESH_NON_TEMPORAL || copies->cost[DMESH_CACHED] > SLOW;
+}
+
+void dmesh_copy_learn(struct dmesh_copy_policy *copies, enum dmesh_copy_mode mode, size_t size, int64_t nanoseconds) {
+    if (copies->fixed)
+        return;
+    const uint64_t measured = (uint64_t)nanoseconds * 1000 / size + 1;
+    uint32_t *cost = &copies->cost[mode];
+    /* A thread that is interrupted during a copy seems slow, so slow copies count little. */
+    if (!*cost)
+        *cost = measured < UINT32_MAX / 4 ? (uint32_t)measured : UINT32_MAX / 4;
+    else if (measured < *cost)
+        *cost = (uint32_t)((*cost + measured) / 2);
+    else
+        *cost += (uint32_t)((measured < 2 * (uint64_t)*cost ? measured : 2 * (uint64_t)*cost) - *cost) / 4;
+    if (copies->trials) {
+        if (--copies->trials)
+            return;
+        const int non_temporal = copies->cost[DMESH_CACHED] > SLOW &&
+                                 (uint64_t)copies->cost[DMESH_NON_TEMPORAL] * FACTOR < copies->cost[DMESH_CACHED];
+        copies->mode = non_temporal ? DMESH_NON_TEMPORAL : DMESH_CACHED;
+    } else if (++copies->uses % PERIOD == 0 && is_worth_a_trial(copies)) {
+        copies->trials = TRIALS;
+    }
+}
+
+void dmesh_publish(struct dmesh_copy_policy *copies, void *to, const void *from, size_t size) {
+    if (size < SMALLEST) {
+        dmesh_copy(to, from, size);
+        return;
+    }
+    const enum dmesh_copy_mode mode = dmesh_copy_choose(copies);
+    const int64_t began = dmesh_now();
+    if (mode == DMESH_NON_TEMPORAL)
+        dmesh_copy_stream(to, from, size);
+    else
+        dmesh_copy(to, from, size);
+    dmesh_copy_learn(copies, mode, size, dmesh_now() - began);
+}

@@ -1,0 +1,14 @@
+/* The kernels for every CPU that the compiler builds for: SSE2 on x86-64, NEON on aarch64. */
+#define DMESH_TARGET
+#ifdef __FP_FAST_FMA
+#define DMESH_FUSED_MULTIPLY_ADD
+#endif
+
+#include "loops.h"
+
+#include "fp16.h"
+#include "kernels_integers.h"
+#include "kernels_floats.h"
+#include "kernels_fp16.h"
+
+dmesh_kernel_table dmesh_kernels_baseline = {INTEGER_TABLES, FLOAT_TABLES, HALF_TABLES};

@@ -1,0 +1,43 @@
+/* Point-to-point channel: transfers between two ranks in shared memory. Member 0 sends, member 1 receives.
+ *
+ * The sender copies a piece into its next slot and posts an epoch; the receiver copies it out and posts its own epoch.
+ * There are two slots, so the sender waits only for a receiver that is two pieces behind; and at the end, unless the
+ * array is in one slot and no larger than DMESH_SEND_BUFFER, for the last piece to be taken. A large array that the
+ * receiver can reach is not copied to slots: the first epoch tells its location, and the receiver reads it in place.
+ */
+#ifndef DMESH_P2P_H
+#define DMESH_P2P_H
+
+#include "registered.h"
+#include "shm.h"
+
+struct dmesh_transfer {
+    unsigned char *data; /* read by the sender, written by the receiver */
+    size_t nbytes;
+    size_t done;
+    uint64_t hash;
+    uint64_t piece; /* number of the next one */
+    int active;
+    struct dmesh_location location; /* of the sender's array */
+    const unsigned char *from;      /* the sender's array as the receiver sees it, once it is resolved */
+    int owner;                      /* process in which `from` is an address; 0: this one */
+};
+
+/* Bytes of the sender's region, and of the receiver's, which has flags only. */
+static inline size_t dmesh_p2p_outbox_size(size_t slot_bytes, size_t staging_bytes) {
+    return offsetof(struct dmesh_region, slots) + 2 * slot_bytes + 2 * staging_bytes;
+}
+static inline size_t dmesh_p2p_inbox_size(void) { return offsetof(struct dmesh_region, slots); }
+
+/* Prepares a transfer. The sender may then set `location`, if the receiver understands locations. */
+void dmesh_p2p_begin(struct dmesh_transfer *transfer, uint64_t hash, void *data, size_t nbytes);
+
+/* Carries out this rank's half, or goes on with it after DMESH_PENDING, or an interruption by a signal. Returns
+ * DMESH_PENDING at `deadline`; 0: without waiting. DMESH_RESOLVE: the caller sets `from` according to `location`, and
+ * calls this again. DMESH_DISCONNECTED: the sender's memory is not readable, or no longer valid. */
+enum dmesh_status dmesh_p2p_run(struct dmesh_shm *shm, struct dmesh_transfer *transfer, int64_t deadline);
+
+/* Whether this member waits for the other one; another thread may be at the transfer. */
+int dmesh_p2p_waits(const struct dmesh_shm *shm, const struct dmesh_transfer *transfer);
+
+#endif

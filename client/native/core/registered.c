@@ -1,0 +1,76 @@
+#include "registered.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int dmesh_registered_add(struct dmesh_registered *registered, int own, struct dmesh_mapping mapping) {
+    struct dmesh_mapping **list = own ? &registered->own : &registered->others;
+    size_t *count = own ? &registered->owned : &registered->known;
+    struct dmesh_mapping *grown = realloc(*list, (*count + 1) * sizeof *grown);
+    if (!grown)
+        return -1;
+    *list = grown;
+    size_t at = *count;
+    for (; own && at > 0 && grown[at - 1].base > mapping.base; at--)
+        grown[at] = grown[at - 1];
+    grown[at] = mapping;
+    ++*count;
+    return 0;
+}
+
+static void *drop(struct dmesh_mapping *list, size_t *count, const unsigned char *nonce) {
+    for (size_t at = 0; at < *count; at++)
+        if (memcmp(list[at].at.nonce, nonce, DMESH_NONCE) == 0) {
+            void *owner = list[at].owner;
+            memmove(list + at, list + at + 1, (--*count - at) * sizeof *list);
+            return owner;
+        }
+    return NULL;
+}
+
+void *dmesh_registered_drop(struct dmesh_registered *registered, const unsigned char *nonce) {
+    void *owner = drop(registered->own, &registered->owned, nonce);
+    return owner ? owner : drop(registered->others, &registered->known, nonce);
+}
+
+struct dmesh_location dmesh_registered_locate(const struct dmesh_registered *registered, const void *address,
+                                              size_t nbytes) {
+    const unsigned char *first = address;
+    size_t low = 0, high = registered->owned; /* [low, high) holds the last segment that begins at or before `address` */
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (registered->own[middle].base <= first)
+            low = middle;
+        else
+            high = middle;
+    }
+    struct dmesh_location location = {.where = DMESH_PRIVATE};
+    if (low == high)
+        return location;
+    const struct dmesh_mapping *mapping = &registered->own[low];
+    if (first < mapping->base || (uint64_t)(first - mapping->base) > mapping->at.nbytes ||
+        nbytes > mapping->at.nbytes - (uint64_t)(first - mapping->base))
+        return location;
+    location = mapping->at;
+    location.offset = (uint64_t)(first - mapping->base);
+    location.where = DMESH_IN_SEGMENT;
+    return location;
+}
+
+unsigned char *dmesh_registered_resolve(const struct dmesh_registered *registered, const struct dmesh_location *location,
+                                        size_t nbytes) {
+    for (size_t at = 0; at < registered->known; at++) {
+        const struct dmesh_mapping *mapping = &registered->others[at];
+        if (memcmp(mapping->at.nonce, location->nonce, DMESH_NONCE) == 0)
+            return location->offset <= mapping->at.nbytes && nbytes <= mapping->at.nbytes - location->offset
+                       ? mapping->base + location->offset
+                       : NULL;
+    }
+    return NULL;
+}
+
+void dmesh_registered_free(struct dmesh_registered *registered) {
+    free(registered->own);
+    free(registered->others);
+    *registered = (struct dmesh_registered){0};
+}

@@ -1,0 +1,103 @@
+/* Epochs of a shared-memory group: all ranks of one host meet in memory that each of them has mapped.
+ *
+ * Each rank has a region of its own per group. Only that rank writes to it, except for the count of sleepers:
+ *
+ *     flag 0 | flag 1 | sleepers | slot 0 | slot 1 | staging buffers (see `shm_staged.h`)
+ *
+ * In an *epoch* each rank writes its contribution to its slot, then the number of the epoch to its flag, and waits until
+ * the flags of all other ranks have that number. Epochs alternate between the two flags and slots. No rank posts epoch
+ * n + 1 before it has read what it needs of epoch n, and none starts epoch n + 2 before all have posted n + 1. So nothing
+ * is overwritten while it is read.
+ *
+ * Groups use a region one after the other, each with a new random salt. A rank that has not heard of the end of one
+ * group therefore never mistakes a flag of the next group for one of its own.
+ */
+#ifndef DMESH_SHM_H
+#define DMESH_SHM_H
+
+#include <stddef.h>
+
+#include "copy_policy.h"
+#include "wait.h"
+
+enum { DMESH_INLINE = 48 };
+
+/* Largest send, in bytes, that may return before its receiver's call: SEND_BUFFER of dmesh/collectives/tuning.py. */
+enum { DMESH_SEND_BUFFER = 16 * 1024 };
+
+/* One cache line, so that a small contribution travels together with its announcement. */
+struct dmesh_flag {
+    _Alignas(64) _Atomic uint64_t epoch;      /* the last epoch for which the rest was written */
+    uint64_t hash;                            /* descriptor hash of the call, salted: all members must agree on it */
+    unsigned char contribution[DMESH_INLINE]; /* a short one; longer ones are in the slot */
+};
+
+struct dmesh_region {
+    struct dmesh_flag flags[2];
+    _Alignas(64) _Atomic uint32_t sleepers;
+    _Atomic uint32_t aborted; /* the owner may have reused its arrays: data read from them is not valid */
+    _Alignas(64) unsigned char slots[];
+};
+
+enum dmesh_status {
+    DMESH_OK = 0,
+    DMESH_PENDING,      /* other ranks are missing, or there is more to do */
+    DMESH_ABORTED,      /* by `dmesh_shm_abort`, or interrupted by a signal */
+    DMESH_MISMATCH,     /* `culprit` has made another call */
+    DMESH_CORRUPT,      /* `culprit` has written what no rank may write */
+    DMESH_RESOLVE,      /* the caller must map peers' arrays: see `shm_staged.h`, `p2p.h` */
+    DMESH_DISCONNECTED, /* the memory of `culprit`, or the connection with it, is gone */
+};
+
+struct dmesh_shm {
+    int size, me;
+    size_t slot_bytes;                 /* of each of the two slots of a region */
+    size_t staging_bytes;              /* of each of the four staging buffers of a region */
+    struct dmesh_region **regions;     /* of each member, by position */
+    uint64_t *salts;                   /* of each member: mixed into the hashes that it writes */
+    struct dmesh_wait_policy policy;
+    struct dmesh_copy_policy copies;   /* for contributions */
+    struct dmesh_copy_policy results;  /* for results that are written into peers' arrays */
+    uint64_t epoch;                    /* the last one posted */
+    uint64_t hash;                     /* of that epoch */
+    int next;                          /* first member that has not been seen in that epoch */
+    int culprit;
+    _Atomic int stop;
+};
+
+/* Bytes of a region; a multiple of a cache line if those of its slots and staging buffers are. */
+static inline size_t dmesh_region_size(size_t slot_bytes, size_t staging_bytes) {
+    return offsetof(struct dmesh_region, slots) + 2 * slot_bytes + 4 * staging_bytes;
+}
+
+/* This rank's slot for a contribution of `nbytes` to the next epoch. */
+static inline unsigned char *dmesh_shm_own_slot(const struct dmesh_shm *shm, size_t nbytes) {
+    struct dmesh_region *own = shm->regions[shm->me];
+    const int parity = (int)((shm->epoch + 1) & 1);
+    return nbytes <= DMESH_INLINE ? own->flags[parity].contribution : own->slots + (size_t)parity * shm->slot_bytes;
+}
+
+/* A member's contribution to the current epoch, once the epoch is complete. */
+static inline const unsigned char *dmesh_shm_slot(const struct dmesh_shm *shm, int member, size_t nbytes) {
+    const struct dmesh_region *region = shm->regions[member];
+    const int parity = (int)(shm->epoch & 1);
+    return nbytes <= DMESH_INLINE ? region->flags[parity].contribution
+                                  : region->slots + (size_t)parity * shm->slot_bytes;
+}
+
+/* Starts the next epoch: publishes what was written to `dmesh_shm_own_slot`. */
+void dmesh_shm_post(struct dmesh_shm *shm, uint64_t hash);
+
+/* Waits for the others for a microsecond or two, without system calls. */
+enum dmesh_status dmesh_shm_spin(struct dmesh_shm *shm);
+
+/* Waits for the others. May be called again after DMESH_PENDING and DMESH_ABORTED. */
+enum dmesh_status dmesh_shm_wait(struct dmesh_shm *shm, int64_t deadline);
+
+/* Whether a member has posted the current epoch. Any thread. */
+int dmesh_shm_has_posted(const struct dmesh_shm *shm, int member);
+
+/* Ends all waits and long folds, now and later, and marks this rank's region as aborted. Any thread. */
+void dmesh_shm_abort(struct dmesh_shm *shm);
+
+#endif

@@ -1,0 +1,372 @@
+#include "shm_staged.h"
+
+#include "cma.h"
+#include "copy.h"
+
+/* Results from this size on bypass the caches, unless they replace the inputs, whose lines are cached already. */
+static const size_t STREAMED = (size_t)8 << 20;
+/* Bytes between looks at the clock and at `stop`: well below a millisecond. A multiple of 64. */
+static const size_t SLICE = (size_t)2 << 20;
+
+/* A member's staging buffer for an epoch, and its buffer for what it reduces after that epoch. */
+static unsigned char *staging_of(const struct dmesh_shm *shm, int member, uint64_t epoch) {
+    return shm->regions[member]->slots + 2 * shm->slot_bytes + (epoch & 1) * shm->staging_bytes;
+}
+
+static unsigned char *reduced_of(const struct dmesh_shm *shm, int member, uint64_t epoch) {
+    return staging_of(shm, member, epoch) + 2 * shm->staging_bytes;
+}
+
+static void deliver(const struct dmesh_staged *staged, unsigned char *into, const unsigned char *from, size_t nbytes) {
+    if (staged->streams)
+        dmesh_copy_stream(into, from, nbytes);
+    else
+        dmesh_copy(into, from, nbytes);
+}
+
+/* Whether each rank gets a block of its own of every contribution. */
+static int has_blocks(enum dmesh_kind kind) {
+    return kind == DMESH_REDUCE_SCATTER || kind == DMESH_SCATTER || kind == DMESH_ALL_TO_ALL;
+}
+
+/* Whether each rank reduces a part of every piece for others. */
+static int shares_pieces(enum dmesh_kind kind) { return kind == DMESH_ALL_REDUCE || kind == DMESH_REDUCE; }
+
+/* Whether each byte goes to one rank, which copies it. Bytes that several ranks read, or that are reduced, are better
+ * staged, where they are found in the caches. */
+static int is_personal(enum dmesh_kind kind) {
+    return kind == DMESH_ALL_TO_ALL || kind == DMESH_SCATTER || kind == DMESH_PERMUTE;
+}
+
+/* Whether a member gets the result of an all-reduce or reduce. */
+static int gets_result(const struct dmesh_staged *staged, int member) {
+    return staged->call.kind == DMESH_ALL_REDUCE || member == staged->call.root;
+}
+
+/* Whether a member contributes, as far as all members know alike: of a permutation each knows its own source only. */
+static int contributes(const struct dmesh_staged *staged, int member) {
+    const enum dmesh_kind kind = staged->call.kind;
+    return (kind != DMESH_BROADCAST && kind != DMESH_SCATTER) || member == staged->call.root;
+}
+
+/* Chooses the size of the pieces: that of a staging buffer, or everything at once if nothing is staged. */
+static void choose_pieces(const struct dmesh_shm *shm, struct dmesh_staged *staged) {
+    const enum dmesh_kind kind = staged->call.kind;
+    const size_t parts = has_blocks(kind) || shares_pieces(kind) ? (size_t)shm->size : 1;
+    const size_t section = shm->staging_bytes / parts / 64 * 64; /* item sizes of all kernels divide 64 */
+    int needs_staging = 0, in_place = 0;
+    for (int member = 0; member < shm->size; member++) {
+        const struct dmesh_peer_arrays *peer = &staged->peers[member];
+        needs_staging |= contributes(staged, member) && !peer->source;
+        needs_staging |= shares_pieces(kind) && gets_result(staged, member) && !peer->target;
+        in_place |= peer->source || peer->target;
+    }
+    staged->length = has_blocks(kind) ? staged->call.block : staged->call.contribution;
+    staged->piece = !needs_staging ? staged->length : shares_pieces(kind) ? section * parts : section;
+    staged->steps = (staged->length + staged->piece - 1) / staged->piece;
+    /* Peers may still read this rank's arrays or buffers, or write to its result. */
+    staged->closes = in_place || shares_pieces(kind);
+}
+
+void dmesh_staged_init(const struct dmesh_shm *shm, struct dmesh_staged *staged, const struct dmesh_call *call,
+                       uint64_t hash) {
+    *staged = (struct dmesh_staged){.call = *call, .hash = hash, .phase = DMESH_MOVING};
+    staged->streams = call->contribution >= STREAMED && call->target != call->source;
+    choose_pieces(shm, staged);
+}
+
+void dmesh_staged_offer(struct dmesh_staged *staged, struct dmesh_location source, struct dmesh_location target) {
+    const enum dmesh_kind kind = staged->call.kind;
+    if ((kind == DMESH_ALL_TO_ALL || kind == DMESH_PERMUTE) && staged->call.target == staged->call.source)
+        source.where = DMESH_PRIVATE; /* it is overwritten while others would read it */
+    if (source.where == DMESH_IN_PROCESS && !is_personal(kind))
+        source.where = DMESH_PRIVATE;
+    if (!shares_pieces(kind) || target.where == DMESH_IN_PROCESS)
+        target.where = DMESH_PRIVATE; /* no other rank writes to it, or can */
+    staged->phase = DMESH_OFFERING;
+    staged->source = source;
+    staged->target = target;
+}
+
+int dmesh_staged_is_exposed(const struct dmesh_staged *staged) {
+    return staged->source.where != DMESH_PRIVATE || staged->target.where != DMESH_PRIVATE;
+}
+
+void dmesh_staged_resolved(const struct dmesh_shm *shm, struct dmesh_staged *staged) {
+    staged->phase = DMESH_MOVING;
+    staged->step = 0;
+    staged->posted = 0;
+    choose_pieces(shm, staged);
+}
+
+/* Bytes `begin` to `end` of the array, or of a block. */
+struct range {
+    size_t begin, end;
+};
+
+static struct range piece_of(const struct dmesh_staged *staged, size_t step) {
+    const size_t begin = step * staged->piece;
+    const size_t left = staged->length - begin;
+    return (struct range){begin, begin + (left < staged->piece ? left : staged->piece)};
+}
+
+/* The part of a piece that a member reduces: a multiple of 64 bytes; the last parts may be shorter or empty. */
+static struct range part_of(const struct dmesh_shm *shm, struct range piece, int member) {
+    const size_t share = (piece.end - piece.begin + (size_t)shm->size - 1) / (size_t)shm->size;
+    const size_t section = (share + 63) / 64 * 64;
+    size_t begin = piece.begin + (size_t)member * section, end = begin + section;
+    begin = begin < piece.end ? begin : piece.end;
+    end = end < piece.end ? end : piece.end;
+    return (struct range){begin, end};
+}
+
+/* Offset in a staging buffer of the data for a member. */
+static size_t section_at(const struct dmesh_shm *shm, const struct dmesh_staged *staged, struct range piece,
+                         int member) {
+    if (shares_pieces(staged->call.kind))
+        return part_of(shm, piece, member).begin - piece.begin;
+    return has_blocks(staged->call.kind) ? (size_t)member * staged->piece : 0;
+}
+
+/* Copies what others need of a piece into this rank's staging buffer. */
+static void stage(struct dmesh_shm *shm, const struct dmesh_staged *staged) {
+    const struct dmesh_call *call = &staged->call;
+    const struct range piece = piece_of(staged, staged->step);
+    unsigned char *buffer = staging_of(shm, shm->me, shm->epoch + 1);
+    const unsigned char *source = call->source;
+    if (!source || staged->peers[shm->me].source)
+        return; /* others read it in place */
+    if (shares_pieces(call->kind)) {
+        const struct range own = part_of(shm, piece, shm->me); /* which no other rank reads */
+        dmesh_publish(&shm->copies, buffer, source + piece.begin, own.begin - piece.begin);
+        dmesh_publish(&shm->copies, buffer + (own.end - piece.begin), source + own.end, piece.end - own.end);
+    } else if (has_blocks(call->kind)) {
+        for (int member = 0; member < shm->size; member++)
+            if (member != shm->me)
+                dmesh_publish(&shm->copies, buffer + section_at(shm, staged, piece, member),
+                              source + (size_t)member * call->block + piece.begin, piece.end - piece.begin);
+    } else if (call->kind != DMESH_GATHER || shm->me != call->root) {
+        dmesh_publish(&shm->copies, buffer, source + piece.begin, piece.end - piece.begin);
+    }
+}
+
+/* A member's contribution: at `offset` in its array, or at `at` in its staging buffer. */
+static const unsigned char *contribution(const struct dmesh_shm *shm, const struct dmesh_staged *staged, int member,
+                                         size_t offset, size_t at) {
+    if (member == shm->me)
+        return staged->call.source + offset;
+    if (staged->peers[member].source)
+        return staged->peers[member].source + offset;
+    return staging_of(shm, member, shm->epoch) + at;
+}
+
+/* Reduces `nbytes` of all contributions in rank order: at `offset` in the arrays, at `at` in the staging buffers. */
+static void reduce(const struct dmesh_shm *shm, const struct dmesh_staged *staged, size_t offset, size_t at,
+                   size_t nbytes, void *const *outputs, unsigned outs, unsigned flags) {
+    const void *inputs[DMESH_MEMBERS];
+    for (int member = 0; member < shm->size; member++)
+        inputs[member] = contribution(shm, staged, member, offset, at);
+    const size_t count = nbytes / dmesh_kernel_input_size(staged->call.kernel);
+    dmesh_reduce(staged->call.kernel, inputs, (unsigned)shm->size, outputs, outs, count, flags);
+}
+
+/* Reduces bytes `slice` of the array, which are in this rank's part of a piece, for all ranks that get the result. */
+static void reduce_part(struct dmesh_shm *shm, const struct dmesh_staged *staged, struct range piece,
+                        struct range slice) {
+    const size_t nbytes = slice.end - slice.begin;
+    const size_t at = slice.begin - piece.begin;
+    void *outputs[DMESH_MEMBERS];
+    unsigned outs = 0;
+    int needs_staging = 0;
+    for (int member = 0; member < shm->size; member++) {
+        if (!gets_result(staged, member))
+            continue;
+        unsigned char *target = member == shm->me ? staged->call.target : staged->peers[member].target;
+        if (target)
+            outputs[outs++] = target + slice.begin;
+        else
+            needs_staging = 1;
+    }
+    unsigned char *reduced = reduced_of(shm, shm->me, shm->epoch) + (slice.begin - part_of(shm, piece, shm->me).begin);
+    const int non_temporal = shm->copies.mode == DMESH_NON_TEMPORAL;
+    if (!needs_staging) {
+        const enum dmesh_copy_mode mode = staged->streams ? DMESH_NON_TEMPORAL : dmesh_copy_choose(&shm->results);
+        const int64_t began = dmesh_now();
+        reduce(shm, staged, slice.begin, at, nbytes, outputs, outs, mode == DMESH_NON_TEMPORAL ? DMESH_STREAM : 0);
+        dmesh_copy_learn(&shm->results, mode, nbytes, dmesh_now() - began);
+    } else if (!outs || (non_temporal && staged->streams)) {
+        outputs[outs++] = reduced;
+        reduce(shm, staged, slice.begin, at, nbytes, outputs, outs, non_temporal ? DMESH_STREAM : 0);
+    } else if (staged->streams) {
+        void *only[] = {reduced};
+        reduce(shm, staged, slice.begin, at, nbytes, only, 1, 0);
+        for (unsigned out = 0; out < outs; out++)
+            deliver(staged, outputs[out], reduced, nbytes);
+    } else {
+        reduce(shm, staged, slice.begin, at, nbytes, outputs, outs, 0);
+        dmesh_publish(&shm->copies, reduced, outputs[0], nbytes);
+    }
+}
+
+/* Copies what the others reduced of a piece, one epoch after they could begin to. */
+static void collect_reduced(const struct dmesh_shm *shm, const struct dmesh_staged *staged, size_t step) {
+    const struct range piece = piece_of(staged, step);
+    if (!staged->call.target || staged->peers[shm->me].target)
+        return; /* this rank gets no result, or the others have written it in place */
+    for (int member = 0; member < shm->size; member++) {
+        const struct range part = part_of(shm, piece, member);
+        if (member != shm->me && part.end > part.begin)
+            deliver(staged, staged->call.target + part.begin, reduced_of(shm, member, shm->epoch - 1),
+                    part.end - part.begin);
+    }
+}
+
+/* Copies `nbytes` of a member's contribution. DMESH_DISCONNECTED if they are not readable. */
+static enum dmesh_status fetch(struct dmesh_shm *shm, const struct dmesh_staged *staged, int member, size_t offset,
+                               size_t at, unsigned char *into, size_t nbytes) {
+    const unsigned char *from = contribution(shm, staged, member, offset, at);
+    const int owner = member == shm->me ? 0 : staged->peers[member].owner;
+    if (owner) {
+        if (dmesh_cma_read(owner, into, (uintptr_t)from, nbytes)) {
+            shm->culprit = member;
+            return DMESH_DISCONNECTED;
+        }
+    } else if (into != from) {
+        deliver(staged, into, from, nbytes);
+    }
+    return DMESH_OK;
+}
+
+/* Copies or reduces bytes `slice` of a piece, relative to its begin, from all contributions that this rank needs. */
+static enum dmesh_status take(struct dmesh_shm *shm, const struct dmesh_staged *staged, struct range piece,
+                              struct range slice) {
+    const struct dmesh_call *call = &staged->call;
+    const int me = shm->me, size = shm->size;
+    const size_t begin = piece.begin + slice.begin, nbytes = slice.end - slice.begin;
+    const size_t own = has_blocks(call->kind) ? (size_t)me * call->block : 0;
+    const size_t at = section_at(shm, staged, piece, me) + slice.begin;
+    enum dmesh_status status = DMESH_OK;
+    switch (call->kind) {
+    case DMESH_REDUCE_SCATTER: {
+        void *outputs[] = {call->target + begin};
+        reduce(shm, staged, own + begin, at, nbytes, outputs, 1, 0);
+        break;
+    }
+    case DMESH_BROADCAST:
+    case DMESH_SCATTER:
+    case DMESH_PERMUTE:
+        if (call->target && call->root >= 0)
+            status = fetch(shm, staged, call->root, own + begin, at, call->target + begin, nbytes);
+        break;
+    case DMESH_ALL_GATHER:
+    case DMESH_GATHER:
+    case DMESH_ALL_TO_ALL:
+        for (int turn = 0; call->target && status == DMESH_OK && turn < size; turn++) {
+            const int member = (me + turn) % size; /* each starts with another one */
+            status = fetch(shm, staged, member, own + begin, at, call->target + (size_t)member * call->block + begin,
+                           nbytes);
+        }
+        break;
+    default:
+        break;
+    }
+    return status;
+}
+
+/* Does this rank's share of a step, slice by slice: an abort ends it soon, and a deadline interrupts it. */
+static enum dmesh_status process(struct dmesh_shm *shm, struct dmesh_staged *staged, int64_t deadline) {
+    const int reduces = shares_pieces(staged->call.kind);
+    if (reduces && staged->step && !staged->done)
+        collect_reduced(shm, staged, staged->step - 1);
+    if (staged->step == staged->steps)
+        return DMESH_OK; /* the last epoch, in which nothing is staged */
+    const struct range piece = piece_of(staged, staged->step);
+    const struct range share = reduces ? part_of(shm, piece, shm->me) : piece;
+    while (staged->done < share.end - share.begin) {
+        const size_t left = share.end - share.begin - staged->done, nbytes = left < SLICE ? left : SLICE;
+        enum dmesh_status status = DMESH_OK;
+        if (reduces) {
+            const size_t begin = share.begin + staged->done;
+            reduce_part(shm, staged, piece, (struct range){begin, begin + nbytes});
+        } else {
+            status = take(shm, staged, piece, (struct range){staged->done, staged->done + nbytes});
+        }
+        if (status != DMESH_OK)
+            return status;
+        staged->done += nbytes;
+        if (nbytes == left)
+            break;
+        if (atomic_load_explicit(&shm->stop, memory_order_relaxed))
+            return DMESH_ABORTED;
+        if (dmesh_now() >= deadline)
+            return DMESH_PENDING;
+    }
+    return DMESH_OK;
+}
+
+/* ---- exchanging locations ----------------------------------------------------------------------------------- */
+
+/* Mixed into the hash of the epoch in which locations are exchanged. */
+static const uint64_t LOCATIONS = UINT64_C(0x5368617265644D65);
+
+static unsigned char *offer_of(const struct dmesh_shm *shm, int member, uint64_t epoch) {
+    return shm->regions[member]->flags[epoch & 1].contribution;
+}
+
+/* Whether an array of any member is reachable, as the first epoch tells. */
+static int any_offers(const struct dmesh_shm *shm) {
+    for (int member = 0; member < shm->size; member++)
+        if (*offer_of(shm, member, shm->epoch))
+            return 1;
+    return 0;
+}
+
+const struct dmesh_location *dmesh_staged_locations(const struct dmesh_shm *shm, int member) {
+    return (const struct dmesh_location *)dmesh_shm_slot(shm, member, 2 * sizeof(struct dmesh_location));
+}
+
+/* Writes what others need before the next epoch, and posts it. */
+static void post(struct dmesh_shm *shm, struct dmesh_staged *staged) {
+    uint64_t hash = staged->hash + staged->step;
+    if (staged->phase == DMESH_LOCATING) {
+        struct dmesh_location *locations = (struct dmesh_location *)dmesh_shm_own_slot(shm, 2 * sizeof *locations);
+        locations[0] = staged->source;
+        locations[1] = staged->target;
+        hash ^= LOCATIONS;
+    } else {
+        if (staged->step < staged->steps)
+            stage(shm, staged);
+        if (staged->phase == DMESH_OFFERING)
+            *offer_of(shm, shm->me, shm->epoch + 1) = (unsigned char)dmesh_staged_is_exposed(staged);
+    }
+    dmesh_shm_post(shm, hash);
+    staged->posted = 1;
+}
+
+enum dmesh_status dmesh_staged_run(struct dmesh_shm *shm, struct dmesh_staged *staged, int64_t deadline) {
+    while (staged->step < staged->steps + (size_t)staged->closes) {
+        if (!staged->posted)
+            post(shm, staged);
+        enum dmesh_status status = dmesh_shm_wait(shm, deadline);
+        if (status != DMESH_OK)
+            return status;
+        if (staged->phase == DMESH_LOCATING)
+            return DMESH_RESOLVE;
+        if (staged->phase == DMESH_OFFERING) {
+            staged->phase = any_offers(shm) ? DMESH_LOCATING : DMESH_MOVING;
+            if (staged->phase == DMESH_LOCATING) {
+                staged->posted = 0;
+                continue;
+            }
+        }
+        status = process(shm, staged, deadline);
+        if (status != DMESH_OK)
+            return status;
+        staged->posted = 0;
+        staged->done = 0;
+        staged->step++;
+        if (dmesh_now() >= deadline && staged->step < staged->steps + (size_t)staged->closes)
+            return DMESH_PENDING; /* so that the caller sees signals */
+    }
+    return DMESH_OK;
+}

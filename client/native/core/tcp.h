@@ -1,0 +1,116 @@
+/* Collectives over TCP connections, for groups whose members do not share memory.
+ *
+ * Each member has connections with every other one that carry the calls of this group alone, one after the other. So
+ * nothing has to be matched, and the thread that makes a call reads and writes all connections itself. In one direction,
+ * a call sends to a peer:
+ *
+ *     header: number of the call | descriptor hash | bytes that follow      (three little-endian words of 64 bits)
+ *     pieces
+ *
+ * A rank without data for a peer sends the header alone: a collective ends when all members have come to it. There may be
+ * several connections with each peer, its *streams*, where a network gives one connection less than it has in all. The
+ * header goes on stream 0, and the pieces go to the streams in turn. Both ends know the order. No other stream is read
+ * before the header has been checked.
+ *
+ * Each element of a result is reduced by one member, in rank order: the same bits as in shared memory. In a small
+ * all-reduce, each rank sends everything to all others, in one step. Large ones, and reduces and broadcasts to more than
+ * one rank, take two steps. In the first, each member gets the *contributions* to its part; in the second, it sends the
+ * *results* of its part to the others. The steps overlap: the results of one piece travel while the next piece is
+ * contributed.
+ */
+#ifndef DMESH_TCP_H
+#define DMESH_TCP_H
+
+#include "shm.h"
+#include "collective.h"
+
+enum {
+    DMESH_TCP_HEADER = 24,
+    DMESH_STREAMS = 8, /* most connections with a peer */
+};
+
+/* The phases of a call, in which `dmesh_traffic.spans` have an entry each. */
+enum { DMESH_CONTRIBUTIONS, DMESH_RESULTS };
+
+static inline size_t dmesh_least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Bytes of one phase in one direction. */
+struct dmesh_span {
+    unsigned char *data; /* NULL: in the scratch memory, piece by piece */
+    size_t nbytes;
+};
+
+/* Progress of one stream in one direction. */
+struct dmesh_cursor {
+    size_t item; /* the current piece; see `dmesh_item_of` */
+    size_t done; /* bytes of it that are through */
+};
+
+/* Traffic of one call with one peer in one direction. */
+struct dmesh_traffic {
+    int active;
+    unsigned char header[DMESH_TCP_HEADER];
+    size_t header_done;             /* bytes of the header that are done */
+    size_t early;               /* bytes of the first piece that came with it, before it is checked */
+    struct dmesh_span spans[2]; /* contributions and results */
+    struct dmesh_cursor cursors[DMESH_STREAMS]; /* of the streams in use */
+};
+
+/* One connection. */
+struct dmesh_stream {
+    int fd;      /* -1 for this rank itself */
+    int blocked; /* its send buffer is full */
+};
+
+struct dmesh_tcp_peer {
+    struct dmesh_stream streams[DMESH_STREAMS];
+    struct dmesh_traffic out, in;
+};
+
+struct dmesh_tcp {
+    int size, me;
+    int streams;            /* of each peer */
+    int used;               /* streams that carry data in this call, at least one */
+    int owns;               /* whether the connections are closed with it */
+    uint64_t number;        /* of the call */
+    size_t piece_bytes;            /* bytes of a piece */
+    size_t one_step_bytes;            /* bytes that one rank sends in all, up to which one step epochs two */
+    size_t depth;           /* pieces that each member has in the scratch memory; a power of 2 */
+    unsigned char *scratch;
+    struct dmesh_call call;
+    int two_phases;
+    size_t pieces;
+    size_t folded;                    /* pieces that this rank has reduced */
+    int folds;                        /* whether it reduces anything */
+    struct dmesh_span source, target; /* its own part, before and after */
+    struct dmesh_span copy;           /* its own block, from `copy_from` */
+    const unsigned char *copy_from;
+    enum dmesh_status failure; /* DMESH_PENDING unless it has failed for good */
+    int culprit;
+    _Atomic int stop;
+    struct dmesh_tcp_peer tcp[]; /* with each member */
+};
+
+/* Takes a group's connections: `streams` descriptors for each member, -1 for this one. `piece_bytes`: bytes of a piece, a
+ * multiple of 64; 0 for what suits the number of members. `one_step_bytes`: bytes that one rank sends in all, up to which a
+ * call of at most one piece takes one step. These are the same on all members. NULL if there is no memory. */
+struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_bytes, size_t one_step_bytes, int owns,
+                                    const int *descriptors);
+
+/* Closes the connections, if they are its own. */
+void dmesh_tcp_free(struct dmesh_tcp *tcp);
+
+/* Prepares a call; sends nothing yet. An all-to-all must not be in place. */
+void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash);
+
+/* Carries the call out, or goes on with it after DMESH_PENDING, or an interruption by a signal. Returns DMESH_PENDING at
+ * `deadline` even if no rank is missing. DMESH_DISCONNECTED: the connection with `culprit` has ended. */
+enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline);
+
+/* Whether the call waits for a member. Any thread. */
+int dmesh_tcp_waits_for(const struct dmesh_tcp *tcp, int member);
+
+/* Ends all waits, now and later. Any thread. */
+void dmesh_tcp_abort(struct dmesh_tcp *tcp);
+
+#endif

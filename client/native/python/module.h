@@ -1,0 +1,55 @@
+/* Common header of the bindings, with the list of the module's parts.
+ *
+ * A part is a C file NAME.c that defines
+ *
+ *     int dmesh_NAME_exec(PyObject *module);
+ *
+ * which adds the part's functions, types and constants to the module, and returns 0, or -1 with a Python exception set.
+ * A new part is added to DMESH_PARTS and declared in client/dmesh/_native.pyi. Every *.c of core/ and python/ is compiled.
+ *
+ * Variables that change are in dmesh_state, because several interpreters may load the module; dmesh_forks belongs to the
+ * process. Data that threads share without the GIL is atomic. Floating point follows the build's flags
+ * (-ffp-contract=off, never -ffast-math or -march=native): all machines compute the same bits. Headers of one system
+ * only (linux/futex.h, ...) stay inside #ifdef.
+ */
+#ifndef DMESH_NATIVE_MODULE_H
+#define DMESH_NATIVE_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* The oldest NumPy that pyproject.toml allows, 1.26, has this API; newer ones keep it. */
+#define NPY_TARGET_VERSION NPY_1_25_API_VERSION
+#define NPY_NO_DEPRECATED_API NPY_1_25_API_VERSION
+/* One table of NumPy's functions for all parts, which module.c fills. */
+#define PY_ARRAY_UNIQUE_SYMBOL dmesh_native_array_api
+#ifndef DMESH_FILLS_NUMPY_TABLE
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+/* Grows with every change after which Python code written for the old module would misuse the new one, or the other
+ * mode round. dmesh/native.py has the same number and refuses a module with another one. */
+#define DMESH_NATIVE_ABI 6
+
+#define DMESH_PARTS(PART) PART(endpoint) PART(registered_memory) PART(fast_path)
+
+#define DMESH_DECLARE_PART(name) int dmesh_##name##_exec(PyObject *module);
+DMESH_PARTS(DMESH_DECLARE_PART)
+
+/* State of one interpreter's copy of the module. New members go into traverse and clear in module.c, too. */
+typedef struct {
+    PyObject *build;     /* the dict behind the attribute `build` */
+    PyObject *registered; /* the type */
+    PyObject *endpoint;      /* the type */
+} dmesh_state;
+
+/* Forks between the process that loaded the module and this one. */
+extern unsigned dmesh_forks;
+
+static inline dmesh_state *dmesh_state_of(PyObject *module)
+{
+    return (dmesh_state *)PyModule_GetState(module);
+}
+
+#endif

@@ -1,0 +1,102 @@
+"""Dedicated connections of several streams: a group gets all or none, and all are closed in the end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+import numpy as np
+import pytest
+from tests.collectives.ranks import cluster
+
+from dmesh import native
+from dmesh.collectives.backends.tcp import dedicated
+from dmesh.collectives.backends.tcp.local import LocalConnector
+from dmesh.collectives.tuning import Tuning
+from dmesh.errors import CollectiveError
+
+pytestmark = [
+    pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}"),
+    pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc"),
+]
+
+SIZE, STREAMS = 3, 4
+
+
+def open_files() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def works(communicator) -> bool:
+    total = communicator.world.all_reduce(np.full(100_000, communicator.rank, "f4"))
+    return bool((total == sum(range(SIZE))).all())
+
+
+def test_each_pair_has_as_many_connections_as_it_needs_and_closes_them():
+    before = open_files()
+    with cluster(SIZE, shm=("wired",), tuning=(Tuning(streams=STREAMS, piece=64),)) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        assert ranks.all(works) == [True] * SIZE
+        pairs = SIZE * (SIZE - 1) // 2
+        assert open_files() - before == pairs * STREAMS * 3 * 2  # two for transfers; both ends are here
+        assert not any(
+            c._expected or c._arrived for c in (t.transport.connector for t in ranks.communicators)
+        )
+    del ranks
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("failing", [0, STREAMS + 1, 3 * STREAMS - 1, 6 * STREAMS - 1])
+@pytest.mark.parametrize("silent", [False, True])
+def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, silent):
+    """One of those of rank 0, the last of which are with rank 2; whether it is refused or never there."""
+    caplog.set_level("INFO", "dmesh")
+    monkeypatch.setattr(dedicated, "_CONNECT_WITHIN", 0.1)
+    monkeypatch.setattr(dedicated, "_CHECK_EVERY", 0.05)
+    dial, dialed = LocalConnector.dial, []
+
+    def fail(self, peer, number, on_dialed):
+        if self._rank == 0:
+            dialed.append(number)
+            if len(dialed) == failing + 1:
+                return None if silent else on_dialed(None, "the test refuses it")
+        return dial(self, peer, number, on_dialed)
+
+    monkeypatch.setattr(LocalConnector, "dial", fail)
+    before = open_files()
+    with cluster(SIZE, shm=("wired",), tuning=(Tuning(streams=STREAMS),)) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        assert ranks.all(works) == [True] * SIZE  # by messages
+        assert [c.world._generation.endpoint for c in ranks.communicators] == [None] * SIZE
+        assert open_files() == before
+    said = "after 0.1 s" if silent else "the test refuses it"
+    assert f"there is no connection with rank {1 + failing // (3 * STREAMS)}" in caplog.text
+    assert said in caplog.text
+
+
+def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):
+    """As when there is no memory for one."""
+
+    class Failing:
+        class Endpoint:
+            @staticmethod
+            def over_sockets(*arguments):
+                raise MemoryError
+
+    def fail(core, position, found):
+        return opened(Failing, position, found)
+
+    opened = dedicated.TcpEndpoints
+    monkeypatch.setattr("dmesh.collectives.connect.TcpEndpoints", fail)
+    before = open_files()
+    with cluster(SIZE, shm=("wired",), tuning=(Tuning(streams=STREAMS),)) as ranks:
+        errors = ranks.run(lambda c: c.world.barrier())
+        assert MemoryError in map(type, errors)
+        # Who hears first of the other's failure fails with that.
+        assert all(isinstance(error, MemoryError | CollectiveError) for error in errors)
+        del errors
+        ranks.close()
+        ranks.communicators.clear()
+        assert open_files() == before
