@@ -167,7 +167,7 @@ def test_members_that_have_registered_different_backends_use_none(example, caplo
         backends.register("dict", example["DictBackend"])
         try:
             first = pool.submit(ranks.run, two_barriers, (0,))
-            waits = lambda: [c.missing() for c in ranks.communicators[0].world.streams[0].calls.values()]  # noqa: E731
+            waits = lambda: [c.waits_for() for c in ranks.communicators[0].world.streams[0].calls.values()]  # noqa: E731
             assert ranks.wait_until(lambda: waits() == [(1,)])
             backends.register("other", example["DictBackend"])
             assert ranks.run(two_barriers, (1,)) == [None]
