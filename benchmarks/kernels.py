@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.native.library import STREAM, Kernels, build
 
-from dmesh.collectives.reduction import Reduction, resolve
+from dmesh.collectives.reduction import resolve
+from dmesh.collectives.request import Reduction
 
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 CASES = [

@@ -278,7 +278,7 @@ class Core(Protocol):
     RegisteredMemory: Callable[[], RegisteredMemory]
     """Makes an empty table of segments."""
     FastPath: Callable[[str, Callable[..., Any], Callable[..., Any]], Any]
-    """Makes a public function whose usual calls run natively; see `dmesh.collectives.fast_path`."""
+    """Makes a public function whose usual calls run natively; see `dmesh.collectives.api`."""
 
 
 def core() -> Core | None:

@@ -10,7 +10,7 @@ import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.reduction import Reduction
+from dmesh.collectives.request import Reduction
 from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.collectives.work import Work
 from dmesh.errors import (

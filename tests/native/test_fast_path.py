@@ -10,7 +10,7 @@ import pytest
 from tests.collectives.ranks import cluster
 
 from dmesh import collectives, native
-from dmesh.collectives.fast_path import NATIVE, method, resolve
+from dmesh.collectives.api import NATIVE, method, resolve
 from dmesh.collectives.group import Group
 from dmesh.errors import CollectiveTypeError, NotInitializedError
 

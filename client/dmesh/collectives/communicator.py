@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from dmesh._log import logger
-from dmesh.collectives.arguments import check_position
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.transport import Peer, Transport
@@ -22,6 +21,7 @@ from dmesh.collectives.group import Group, group_id
 from dmesh.collectives.roster import Roster, ranks_text
 from dmesh.collectives.skipped import Barriers, NoBarriers
 from dmesh.collectives.tuning import SHIPPED, Tuning
+from dmesh.collectives.validation import check_position
 from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import (
     CollectiveError,

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 from numpy.typing import ArrayLike
 
-from dmesh.collectives.fast_path import ProcessGroup, fast_path, resolve
+from dmesh.collectives.api import ProcessGroup, fast_path, resolve
 from dmesh.collectives.request import Array
 
 

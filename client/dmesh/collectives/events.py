@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from dmesh.collectives.call_record import CallRecord, Pending
-from dmesh.collectives.descriptor import Descriptor, as_called, text_of
 from dmesh.collectives.event_readers import EventReader, ReaderThread
+from dmesh.collectives.request import Descriptor, as_called, text_of
 
 _CAPACITY = 256
 """Calls that the ring keeps, and that each native endpoint keeps."""

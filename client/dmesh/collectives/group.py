@@ -11,23 +11,21 @@ from functools import partial
 from typing import Any
 
 from dmesh.collectives import api, data_movement
-from dmesh.collectives.arguments import check_timeout
+from dmesh.collectives.api import ProcessGroup, method
 from dmesh.collectives.backends.base import Backend
 from dmesh.collectives.backends.endpoints import EndpointOperation
 from dmesh.collectives.backends.nccl.backend import NcclBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.connect import connect
 from dmesh.collectives.control_messages import Abort, Position, State, WhereAreYou, clean
-from dmesh.collectives.descriptor import TRANSFER
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.fast_path import ProcessGroup, method
 from dmesh.collectives.generation import Generation
-from dmesh.collectives.request import Request
+from dmesh.collectives.request import TRANSFER, Request
 from dmesh.collectives.services import Services
 from dmesh.collectives.skipped import NOT_BLOCKED, blocked_in
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.transfers import Completed, Transfer, pend, settle
-from dmesh.collectives.validation import RequestBuilder
+from dmesh.collectives.validation import RequestBuilder, check_timeout
 from dmesh.collectives.work import Members, Work
 from dmesh.collectives.worker import Worker
 from dmesh.errors import CollectiveError, NotInitializedError, PeerLostError

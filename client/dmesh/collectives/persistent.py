@@ -8,10 +8,10 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dmesh.collectives.arguments import as_input
 from dmesh.collectives.group import Group
 from dmesh.collectives.reduction import canonical_op, resolve
 from dmesh.collectives.request import Array
+from dmesh.collectives.validation import as_input
 from dmesh.collectives.world import group_or_world
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 

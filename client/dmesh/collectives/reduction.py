@@ -19,14 +19,12 @@ complex numbers can differ in their last bit between kinds of CPUs, as NumPy's d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dmesh.collectives.descriptor import describe_dtype
+from dmesh.collectives.request import Reduction, describe_dtype
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 _ALIASES = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
@@ -58,44 +56,6 @@ _MEANINGFUL = {
     "bitwise_or": "biuI",
     "bitwise_xor": "biuI",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """Reduction of one dtype: the dtypes that travel, are folded, and are returned."""
-
-    op: str
-    """Canonical name of the op."""
-    wire: np.dtype[Any]
-    """Dtype of the contributions as they travel."""
-    accumulator: np.dtype[Any]
-    """Dtype in which they are folded."""
-    result: np.dtype[Any]
-    """Dtype of the result."""
-    _ufunc: np.ufunc = field(repr=False)
-
-    def fold(self, contribution: NDArray[Any], accumulator: NDArray[Any], first: bool) -> None:
-        """Fold the next rank's contribution into the accumulator, in place."""
-        with np.errstate(all="ignore"):
-            if first:
-                np.copyto(accumulator, contribution, casting="unsafe")
-                return
-            if contribution.dtype != accumulator.dtype:
-                contribution = contribution.astype(accumulator.dtype)
-            if accumulator.size == 1:
-                # In place, NumPy takes one element for a reduction and multiplies complex numbers in another
-                # way, with other last bits than the same element has in a longer array.
-                accumulator[...] = self._ufunc(accumulator, contribution)
-            else:
-                self._ufunc(accumulator, contribution, out=accumulator)
-
-    def finish(self, accumulator: NDArray[Any], result: NDArray[Any], contributions: int) -> None:
-        """Write the result of a fold; `result` may be the accumulator, which is overwritten in any case."""
-        with np.errstate(all="ignore"):
-            if self.op == "mean":
-                np.true_divide(accumulator, contributions, out=accumulator)
-            if result is not accumulator:
-                np.copyto(result, accumulator, casting="unsafe")
 
 
 def canonical_op(op: str) -> str:

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dmesh._log import logger
-from dmesh.collectives.arguments import as_input, check_position
 from dmesh.collectives.backends.shm.lending import PLACE_SIZE, borrow
-from dmesh.collectives.descriptor import MAX_LENGTH, text_from
 from dmesh.collectives.group import Group
 from dmesh.collectives.persistent import check_planned, empty_for
 from dmesh.collectives.reduction import canonical_op, resolve
-from dmesh.collectives.request import Array
+from dmesh.collectives.request import MAX_LENGTH, Array, text_from
+from dmesh.collectives.validation import as_input, check_position
 from dmesh.collectives.world import group_or_world
 from dmesh.errors import (
     CollectiveError,

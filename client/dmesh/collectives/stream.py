@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from dmesh.collectives.descriptor import Descriptor, text_of
 from dmesh.collectives.failure import Failure
+from dmesh.collectives.request import Descriptor, text_of
 from dmesh.coordination.waiting import Bell
 from dmesh.native import Endpoint
 

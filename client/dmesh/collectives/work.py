@@ -10,10 +10,9 @@ from typing import Any
 from dmesh.collectives.backends.base import Backend, Operation
 from dmesh.collectives.call_record import CallRecord
 from dmesh.collectives.control_messages import Position, WhereAreYou
-from dmesh.collectives.descriptor import as_called
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.generation import Generation
-from dmesh.collectives.request import Request
+from dmesh.collectives.request import Request, as_called
 from dmesh.collectives.roster import NAMED, ranks_text
 from dmesh.collectives.services import Services
 from dmesh.collectives.skipped import SkippedCalls, skipped_text

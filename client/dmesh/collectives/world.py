@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dmesh.collectives.api import ProcessGroup, resolve
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.fast_path import ProcessGroup, resolve
 from dmesh.collectives.group import Group
 from dmesh.runtime import context
 
@@ -20,7 +20,7 @@ def world() -> Group:
 
 
 def group_or_world(group: ProcessGroup | None) -> Group:
-    """Return the group that a function was given, or the world; see `fast_path.resolve`."""
+    """Return the group that a function was given, or the world; see `api.resolve`."""
     found = resolve(group)
     assert isinstance(found, Group)
     return found

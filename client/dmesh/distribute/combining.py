@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.collectives.bucketing import BUCKET_BYTES, all_reduce_many
-from dmesh.collectives.descriptor import describe_dtype
 from dmesh.collectives.group import Group
 from dmesh.collectives.reduction import resolve
+from dmesh.collectives.request import describe_dtype
 from dmesh.distribute.options import CommunicationOptions
 from dmesh.distribute.placement import Placement
 from dmesh.distribute.reduce_op import ReduceOp

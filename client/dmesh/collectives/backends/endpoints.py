@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
-from dmesh.collectives.descriptor import KINDS, Descriptor
-from dmesh.collectives.request import Buffers, Request
+from dmesh.collectives.request import KINDS, Buffers, Descriptor, Request
 from dmesh.collectives.stream import Stream
 from dmesh.coordination.waiting import take
 from dmesh.errors import CollectiveError

@@ -30,8 +30,7 @@ from dmesh.collectives.backends.tcp.dedicated import STEPS as TCP_STEPS
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.exchange import Waits, exchange
 from dmesh.collectives.backends.tcp.transport import Channel, Connector
-from dmesh.collectives.descriptor import DTYPES, KINDS, OPS, Descriptor, hash_of
-from dmesh.collectives.request import Buffers, Request
+from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import Tuning
 from dmesh.collectives.work import Members

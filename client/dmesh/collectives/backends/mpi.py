@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
 from dmesh.collectives.backends.mpi_operation import MismatchedCall, MpiOperation, Steps
 from dmesh.collectives.backends.mpi_world import MpiWorld
-from dmesh.collectives.reduction import Reduction
-from dmesh.collectives.request import Buffers, Request
+from dmesh.collectives.request import Buffers, Reduction, Request
 from dmesh.collectives.schedules.program import bounds
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import SEND_BUFFER

@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.collectives.arguments import describe_type
 from dmesh.collectives.backends.nccl import is_gpu_array
 from dmesh.collectives.backends.nccl.reductions import load_nccl, resolve
-from dmesh.collectives.descriptor import Descriptor, describe_dtype, text_from
-from dmesh.collectives.reduction import Reduction
-from dmesh.collectives.request import Request
+from dmesh.collectives.request import Descriptor, Reduction, Request, describe_dtype, describe_type, text_from
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 ON_GPUS = "on GPUs"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.collectives.descriptor import describe_dtype
-from dmesh.collectives.reduction import Reduction, canonical_op, plain_reduction
+from dmesh.collectives.reduction import canonical_op, plain_reduction
+from dmesh.collectives.request import Reduction, describe_dtype
 from dmesh.errors import CollectiveTypeError, MissingExtraError
 
 _CODES = {

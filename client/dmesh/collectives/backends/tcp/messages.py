@@ -18,8 +18,7 @@ from dmesh.collectives import schedules
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
 from dmesh.collectives.backends.tcp.exchange import Attempt, Waits, all_of
 from dmesh.collectives.backends.tcp.transport import Channel, Completion, Transport
-from dmesh.collectives.reduction import Reduction
-from dmesh.collectives.request import Buffers, Request
+from dmesh.collectives.request import Buffers, Reduction, Request
 from dmesh.collectives.schedules.program import (
     Await,
     Buffer,
