@@ -99,7 +99,8 @@ PAIR = """
 import socket
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.backends.tcp.transport import Peer
-from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.connecting import TcpOptions
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 
 hosts, rank = {hosts}, {rank}
 peers = [Peer(at, (host + ":7777",), 5 + at, "task " + str(at)) for at, host in enumerate(hosts)]

@@ -48,7 +48,8 @@ import gc, socket
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.collectives.backends.tcp.transport import Peer
-from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.connecting import TcpOptions
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.errors import CollectiveError
 
 secret, cluster = b"the secret of the test", b"cluster 1"

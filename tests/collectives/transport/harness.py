@@ -15,9 +15,10 @@ from typing import Any
 
 from tests.faults.secured import Authority
 
+from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.local import LocalNetwork, LocalTransport
 from dmesh.collectives.backends.tcp.peer_tls import PeerTls
-from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.transport import Channel, Completion, Peer
 from dmesh.security.certificates import IdentityFiles
 

@@ -20,6 +20,7 @@ from tests.collectives.transport.harness import (
     together,
 )
 
+from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, Frame, Kind
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
@@ -31,7 +32,7 @@ from dmesh.collectives.backends.tcp.handshake import (
     Refused,
     Status,
 )
-from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.errors import (
     CollectiveError,

@@ -31,6 +31,7 @@ from tests.collectives.transport.harness import (
 from tests.collectives.transport.test_transport_tcp import check_alive, connect, is_closed, read_exactly
 from tests.faults.secured import Authority
 
+from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     WELCOME_SIZE,
@@ -40,7 +41,7 @@ from dmesh.collectives.backends.tcp.handshake import (
     Status,
 )
 from dmesh.collectives.backends.tcp.peer_tls import PeerTls
-from dmesh.collectives.backends.tcp.tcp_transport import TcpOptions, TcpTransport
+from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.errors import PeerAuthenticationError, PeerLostError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
-from typing import Protocol
+from collections.abc import Callable
 
 from dmesh.collectives.backends.tcp.channel import Send
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
@@ -18,16 +18,6 @@ from dmesh.errors import CollectiveError
 _DISCARD_SIZE = 256 * 1024
 
 
-class ConnectionOwner(Protocol):
-    """Callbacks of a connection; on the loop's thread."""
-
-    def connection_goodbye(self, connection: Connection, frame: Frame) -> None:
-        """The other side said goodbye on this connection."""
-
-    def connection_ended(self, connection: Connection, reason: str) -> None:
-        """The connection ended or broke, with or without a goodbye before."""
-
-
 class Connection:
     """A connection with a peer, on which the dialing side sends all frames but the goodbye.
 
@@ -39,11 +29,18 @@ class Connection:
         message_queue: Takes arriving frames, and completes sends.
         peer: The other side's rank.
         dialed: True if this client connects to the peer and sends, False if the peer does.
-        owner: Its callbacks.
+        on_goodbye: Called with the goodbye of the other side on this connection.
+        on_ended: Called with the reason when the connection has ended or broken, also after a goodbye.
     """
 
     def __init__(
-        self, loop: EventLoop, message_queue: MessageQueue, peer: int, dialed: bool, owner: ConnectionOwner
+        self,
+        loop: EventLoop,
+        message_queue: MessageQueue,
+        peer: int,
+        dialed: bool,
+        on_goodbye: Callable[[Connection, Frame], None],
+        on_ended: Callable[[Connection, str], None],
     ) -> None:
         self.peer = peer
         self.dialed = dialed
@@ -51,7 +48,8 @@ class Connection:
         self.goodbye = False
         self._loop = loop
         self._message_queue = message_queue
-        self._owner = owner
+        self._tell_goodbye = on_goodbye
+        self._tell_end = on_ended
         self._queue = SendQueue()
         self._socket: Stream | None = None
         self._reader: FrameReader | None = None
@@ -127,7 +125,7 @@ class Connection:
 
     def _on_goodbye(self, frame: Frame) -> None:
         self.goodbye = True
-        self._owner.connection_goodbye(self, frame)
+        self._tell_goodbye(self, frame)
 
     def _on_ready(self, events: int) -> None:
         if events & selectors.EVENT_READ:
@@ -212,4 +210,4 @@ class Connection:
         if self.ended:
             return
         self.drop()
-        self._owner.connection_ended(self, reason)
+        self._tell_end(self, reason)

@@ -19,54 +19,35 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from dmesh._log import announce
-from dmesh.collectives.backends.tcp.admission import HANDSHAKE_TIMEOUT, MOST_UNPROVEN, Admission
+from dmesh.collectives.backends.tcp.admission import Admission
 from dmesh.collectives.backends.tcp.channel import Send
+from dmesh.collectives.backends.tcp.connecting import TcpConnector, TcpOptions
 from dmesh.collectives.backends.tcp.connection import Connection
-from dmesh.collectives.backends.tcp.connector import ConnectorLimits, TcpConnector
 from dmesh.collectives.backends.tcp.dialing import Dial
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
-from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT, MessageQueue
+from dmesh.collectives.backends.tcp.message_queue import MessageQueue
 from dmesh.collectives.backends.tcp.peer_tls import PeerTls
 from dmesh.collectives.backends.tcp.secure_socket import Stream
 from dmesh.collectives.backends.tcp.socket_options import tune
-from dmesh.collectives.backends.tcp.startup import wait_for_peers
 from dmesh.collectives.backends.tcp.transport import Channel, Peer, Transport, TransportListener
 from dmesh.coordination.waiting import Bell, carry_out
-from dmesh.errors import CollectiveError, PeerAuthenticationError, PeerLostError
+from dmesh.errors import (
+    CollectiveError,
+    InitializationTimeoutError,
+    PeerAuthenticationError,
+    PeerLostError,
+)
 
 _SILENCE_CHECKS = 8
 _TLS_MISMATCH_DELAY = 1.0
 """Seconds that a client goes on listening after a peer disagreed with it about TLS, before it fails: the peer
 dials it in that time and gets the same explanation, instead of a refused connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class TcpOptions:
-    """Limits of the TCP transport; the defaults suit everything but tests."""
-
-    unexpected_limit: int = UNEXPECTED_LIMIT
-    """Bytes buffered for each peer before a receive is posted; beyond it the peer is not read for a while."""
-    retry_for: float = 1.0
-    """Seconds for which a refused connection is tried again before the peer counts as lost."""
-    connect_timeout: float = 60.0
-    """Seconds in which an address must answer at all."""
-    dedicated_timeout: float = 5.0
-    """The same for dedicated connections, without which a group can do."""
-    most_unproven: int = MOST_UNPROVEN
-    """Most connections at a time that have not proven to come from a peer."""
-    handshake_timeout: float = HANDSHAKE_TIMEOUT
-    """Seconds that such a connection has for its proof."""
-    grace: float = 0.5
-    """Seconds that a peer's other connection has to bring its last frames after one has ended."""
-    silence: float = 60.0
-    """Seconds for which a peer's host may answer nothing, also while the connection is idle, before the peer
-    counts as lost: about the longest time that a partition of the network stays unnoticed."""
 
 
 class TcpTransport(Transport):
@@ -112,12 +93,9 @@ class TcpTransport(Transport):
         self._dials: dict[int, Dial] = {}
         self._refused: dict[int, Refused] = {}
         self._changed = Bell()  # rings when a connection comes or goes
-        limits = ConnectorLimits(options.retry_for, options.dedicated_timeout, options.silence)
-        self.connector: TcpConnector | None = (
-            TcpConnector(self._loop, self._credentials, self.message_queue.peer, limits)
-            if tls is None
-            else None
-        )
+        self.connector: TcpConnector | None = None
+        if tls is None:
+            self.connector = TcpConnector(self._loop, self._credentials, self.message_queue.peer, options)
 
     # -- the transport's users; any thread -----------------------------------------------------------
 
@@ -162,17 +140,30 @@ class TcpTransport(Transport):
         """
         connections = {rank: self._connection(rank) for rank in self._peers}
         self._loop.call(lambda: self._extend_dials(timeout))
-        wait_for_peers(
-            self.rank,
-            len(self._peers) + 1,
-            lambda: sorted(rank for rank, found in connections.items() if found is None or not found.is_open),
-            lambda rank: f"{self.message_queue.describe(rank)} [{self._problem(rank)}]",
-            self._check_peers,
-            self._changed,
-            timeout=timeout,
-            report=report,
-            report_every=report_every,
-        )
+        clients = len(self._peers) + 1
+        began = reported = time.monotonic()
+
+        def missing() -> list[int]:
+            self._check_peers()
+            return sorted(rank for rank, found in connections.items() if found is None or not found.is_open)
+
+        while absent := missing():
+            who = ", ".join(f"{self.message_queue.describe(rank)} [{self._problem(rank)}]" for rank in absent)
+            now = time.monotonic()
+            if now >= began + timeout:
+                raise InitializationTimeoutError(
+                    f"{len(absent)} of {clients} clients did not come within {timeout:g} s: {who}. Start "
+                    "them, or check that DTENSOR_JOBS is the same everywhere and that their addresses can be "
+                    "reached from here."
+                )
+            if now >= reported + report_every:
+                reported = now
+                report(
+                    f"rank {self.rank} has waited {now - began:.0f} s (of {timeout:g} s) for "
+                    f"{len(absent)} of {clients} clients: {who}"
+                )
+            pause = max(0.0, min(began + timeout, reported + report_every) - now)
+            self._changed.wait_for(lambda: not missing(), pause)
 
     def _check_peers(self) -> None:
         for rank in self._peers:
@@ -268,12 +259,15 @@ class TcpTransport(Transport):
         with self._lock:
             connection = self._dialed.get(peer)
             if connection is None and not gone and not self._closing:
-                made = connection = Connection(self._loop, self.message_queue, peer, True, self)
+                made = connection = self._make(peer, dialed=True)
                 self._dialed[peer] = made
                 self._loop.call(lambda: self._dial(made))
         return connection
 
     # -- connections; the loop's thread --------------------------------------------------------------
+
+    def _make(self, peer: int, *, dialed: bool) -> Connection:
+        return Connection(self._loop, self.message_queue, peer, dialed, self._on_goodbye, self._on_ended)
 
     def _connections(self) -> Iterator[Connection]:
         return itertools.chain(tuple(self._dialed.values()), tuple(self._accepted.values()))
@@ -366,7 +360,7 @@ class TcpTransport(Transport):
             self.connector.admitted(number, sock)
             return
         tune(sock, self.options.silence)
-        connection = Connection(self._loop, self.message_queue, peer, False, self)
+        connection = self._make(peer, dialed=False)
         self._accepted[peer] = connection
         connection.adopt(sock)
 
@@ -378,8 +372,7 @@ class TcpTransport(Transport):
         else:
             self._connection(peer)
 
-    def connection_goodbye(self, connection: Connection, frame: Frame) -> None:
-        """Handle a goodbye; see `ConnectionOwner.connection_goodbye`."""
+    def _on_goodbye(self, connection: Connection, frame: Frame) -> None:
         accepted = self._accepted.get(connection.peer)
         if not connection.dialed or (accepted is not None and accepted.ended):
             self._depart(connection, None)
@@ -388,8 +381,8 @@ class TcpTransport(Transport):
             grace = self.options.grace if frame.sequence else 0.0
             self._loop.after(grace, lambda: self._depart_unless_accepted(connection))
 
-    def connection_ended(self, connection: Connection, reason: str) -> None:
-        """Handle the end of a connection; see `ConnectionOwner.connection_ended`."""
+    def _on_ended(self, connection: Connection, reason: str) -> None:
+        """A connection ended or broke, with or without a goodbye before."""
         if self._closing:
             self._stop_if_alone()
             return

@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dmesh.collectives.backends.tcp.admission import HANDSHAKE_TIMEOUT, MOST_UNPROVEN
 from dmesh.collectives.backends.tcp.dialing import Dial
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.handshake import Credentials, Refused
+from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT
 from dmesh.collectives.backends.tcp.secure_socket import Stream
 from dmesh.collectives.backends.tcp.socket_options import bound_flight, tune
 from dmesh.collectives.backends.tcp.transport import OnDialed, Peer
@@ -24,15 +26,26 @@ _SHUTTING_DOWN = "this client is shutting down"
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectorLimits:
-    """Time limits of a connector, in seconds."""
+class TcpOptions:
+    """Limits of the TCP transport; the defaults suit everything but tests."""
 
-    retry_for: float
-    """Time for which a refused connection is tried again."""
-    connect_timeout: float
-    """Time in which an address must answer at all."""
-    silence: float
-    """Time without an answer of its host after which a connection counts as cut."""
+    unexpected_limit: int = UNEXPECTED_LIMIT
+    """Bytes buffered for each peer before a receive is posted; beyond it the peer is not read for a while."""
+    retry_for: float = 1.0
+    """Seconds for which a refused connection is tried again before the peer counts as lost."""
+    connect_timeout: float = 60.0
+    """Seconds in which an address must answer at all."""
+    dedicated_timeout: float = 5.0
+    """The same for dedicated connections, without which a group can do."""
+    most_unproven: int = MOST_UNPROVEN
+    """Most connections at a time that have not proven to come from a peer."""
+    handshake_timeout: float = HANDSHAKE_TIMEOUT
+    """Seconds that such a connection has for its proof."""
+    grace: float = 0.5
+    """Seconds that a peer's other connection has to bring its last frames after one has ended."""
+    silence: float = 60.0
+    """Seconds for which a peer's host may answer nothing, also while the connection is idle, before the peer
+    counts as lost: about the longest time that a partition of the network stays unnoticed."""
 
 
 class TcpConnector:
@@ -42,7 +55,7 @@ class TcpConnector:
         loop: Waits for connections that are being made.
         credentials: This client's.
         peer_of: Returns the peer of a rank.
-        limits: Its time limits.
+        options: Its time limits.
     """
 
     def __init__(
@@ -50,12 +63,12 @@ class TcpConnector:
         loop: EventLoop,
         credentials: Credentials,
         peer_of: Callable[[int], Peer],
-        limits: ConnectorLimits,
+        options: TcpOptions,
     ) -> None:
         self._loop = loop
         self._credentials = credentials
         self._peer_of = peer_of
-        self._limits = limits
+        self._options = options
         self._lock = threading.Lock()
         self._expected: dict[int, int] = {}
         self._arrived: dict[int, socket.socket] = {}
@@ -91,7 +104,7 @@ class TcpConnector:
     def admitted(self, number: int, sock: Stream) -> None:
         """Take a proven connection that has come under a number."""
         assert isinstance(sock, socket.socket)  # never within TLS
-        tune(sock, self._limits.silence)
+        tune(sock, self._options.silence)
         bound_flight(sock)
         with self._lock:
             if number in self._expected and not self._closed:
@@ -132,9 +145,9 @@ class TcpConnector:
             self._loop,
             self._credentials,
             peer,
-            retry_for=self._limits.retry_for,
-            connect_timeout=self._limits.connect_timeout,
-            silence=self._limits.silence,
+            retry_for=self._options.retry_for,
+            connect_timeout=self._options.dedicated_timeout,
+            silence=self._options.silence,
             on_connected=connected,
             on_failed=failed,
             number=number,
