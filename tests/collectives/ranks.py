@@ -15,8 +15,8 @@ from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes
 from dmesh.collectives.backends.shm.segment import here
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.tuning import SHIPPED, Tuning
-from dmesh.collectives.wait_policy import WaitPolicy
 
 LIMIT = 60.0
 """Seconds after which a test has failed; nothing comes near it unless something is broken."""

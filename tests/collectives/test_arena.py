@@ -12,7 +12,7 @@ from tests.collectives.ranks import LIMIT, cluster
 from dmesh import native
 from dmesh.collectives.backends import endpoints
 from dmesh.collectives.backends.shm.registry import Sizes
-from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.services import WaitPolicy
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)

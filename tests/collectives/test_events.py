@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, Cluster
 
-from dmesh.collectives.call_record import CallRecord, Pending
-from dmesh.collectives.event_readers import EventReader
-from dmesh.collectives.events import EventRing
-from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.events import CallRecord, EventReader, EventRing, Pending
+from dmesh.collectives.services import WaitPolicy
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.errors import CollectiveTimeoutError
 

@@ -11,7 +11,7 @@ from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.request import Reduction
-from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.work import Work
 from dmesh.errors import (
     CollectiveError,

@@ -11,8 +11,8 @@ from tests.collectives import ranks as threads
 
 from dmesh import native
 from dmesh.collectives.backends.shm.registry import Sizes
+from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.tuning import Tuning
-from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import CollectiveMismatchError, PeerLostError
 
 QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)

@@ -10,9 +10,9 @@ from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh.collectives.backends.tcp.messages import MessageOperation
 from dmesh.collectives.communicator import Communicator
+from dmesh.collectives.futures import Worker
 from dmesh.collectives.generation import Generation
 from dmesh.collectives.group import Group
-from dmesh.collectives.worker import Worker
 from dmesh.errors import CollectiveError
 
 LARGE = np.ones(100_000)

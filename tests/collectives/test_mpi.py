@@ -13,10 +13,10 @@ from tests.collectives.ranks import LIMIT, Cluster, cluster
 from tests.mpi.mpi_worker import OPERATIONS
 
 from dmesh.collectives.backends import mpi, mpi_operation, mpi_world
+from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.collectives.validation import RequestBuilder
-from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError
 
 LARGE = mpi.SMALL // 8 + 1

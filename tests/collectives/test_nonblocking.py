@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import cluster
 
-from dmesh.collectives import transfers
+from dmesh.collectives import futures
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
@@ -346,7 +346,7 @@ def test_no_thread_is_woken_for_what_completes_at_once(native_pair):
         got = group.recv(np.empty(1), other, async_op=True)
         return [type(future) for future in (sent, got)], list(group._workers)
 
-    assert native_pair.all(body) == [([transfers.Completed] * 2, [])] * 2
+    assert native_pair.all(body) == [([futures.Completed] * 2, [])] * 2
 
 
 def test_nothing_is_left_of_a_forgotten_group(native_pair):
@@ -360,9 +360,9 @@ def test_nothing_is_left_of_a_forgotten_group(native_pair):
         return weakref.ref(group)
 
     groups = native_pair.all(body)
-    assert native_pair.wait_until(lambda: not transfers._pending.transfers)
+    assert native_pair.wait_until(lambda: not futures._pending.transfers)
     assert native_pair.wait_until(lambda: gc.collect() >= 0 and not any(group() for group in groups))
-    assert native_pair.wait_until(lambda: not transfers._pending.runs)
+    assert native_pair.wait_until(lambda: not futures._pending.runs)
     names = [thread.name for thread in threading.enumerate()]
     assert not any(name.startswith(("dmesh-group-forgotten", "dmesh-transfers")) for name in names), names
 

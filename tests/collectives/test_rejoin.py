@@ -14,7 +14,7 @@ from tests.collectives.ranks import LIMIT, Cluster, cluster
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.control_messages import Abort, Farewell, encode
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.services import WaitPolicy
 from dmesh.errors import CollectiveError, CollectiveTimeoutError, CollectiveValueError, PeerLostError
 
 QUICK = WaitPolicy(

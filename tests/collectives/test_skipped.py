@@ -12,6 +12,7 @@ import pytest
 from tests.collectives.ranks import LIMIT, Cluster
 
 from dmesh.collectives import skipped
+from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.skipped import (
     NOT_BLOCKED,
     BarrierWait,
@@ -20,7 +21,6 @@ from dmesh.collectives.skipped import (
     SkippedCalls,
     blocked_in,
 )
-from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import CollectiveMismatchError, DMeshError
 
 QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)

@@ -46,7 +46,7 @@ PATIENCE = 60.0
 BEGIN = """
 import gc, socket
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport

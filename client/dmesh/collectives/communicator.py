@@ -19,10 +19,10 @@ from dmesh.collectives.events import EventRing
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.group import Group, group_id
 from dmesh.collectives.roster import Roster, ranks_text
+from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.skipped import Barriers, NoBarriers
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.validation import check_position
-from dmesh.collectives.wait_policy import WaitPolicy
 from dmesh.errors import (
     CollectiveError,
     CollectiveTimeoutError,

@@ -9,14 +9,17 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from dmesh.collectives.call_record import CallRecord, Pending
-from dmesh.collectives.event_readers import EventReader, ReaderThread
+from dmesh._log import logger
 from dmesh.collectives.request import Descriptor, as_called, text_of
+from dmesh.coordination.waiting import Worker, take
 
 _CAPACITY = 256
 """Calls that the ring keeps, and that each native endpoint keeps."""
@@ -26,6 +29,91 @@ _MAX_SCOPE_CHANGES = 512
 """Changes of scope that are remembered for the calls of an endpoint until these are fetched."""
 _FETCH_EVERY = 1.0
 """Seconds after which calls are fetched in any case."""
+_MAX_QUEUED = 1000
+"""Batches that may wait for the readers' thread; later ones are dropped and counted as lost."""
+_CLOSE_WITHIN = 10.0
+"""Seconds that a reader has for the calls that are left when it is closed."""
+
+
+class Pending(Protocol):
+    """A call under way. Its `str` names it to a person; it is asked for only when somebody reads it."""
+
+    def waits_for(self) -> tuple[int, ...]:
+        """Return the ranks that block the call. Any thread."""
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """One call of a collective, a transfer or a barrier. A call under way goes on changing."""
+
+    group: str
+    """Name of the group; empty for barriers of the coordination service."""
+    sequence: int
+    """Number of the call in its stream."""
+    call: str
+    """Operation, dtype, shape and arguments."""
+    nbytes: int
+    """Bytes of the larger of input and output."""
+    called: float
+    """Time of the call, in seconds of the monotonic clock."""
+    began: float | None = None
+    """Time when it began; later than `called` for an asynchronous call that was queued."""
+    waited: float = 0.0
+    """Seconds spent waiting for peers."""
+    ended: float | None = None
+    error: str | None = None
+    work: Pending | None = None
+    """The call itself, while it is under way."""
+    stream: int = 0
+    """Id of the stream that `sequence` counts in: the same on all members. 0 for barriers."""
+    timed: bool = True
+    """True if `waited` is known."""
+    scope: object = None
+    """The context in which the call was made, if a reader asks for scopes."""
+
+    def __str__(self) -> str:
+        work = self.work
+        return f"{self.call}, #{self.sequence} of {self.group}" if work is None else str(work)
+
+    def waits_for(self) -> tuple[int, ...]:
+        """Return the ranks that block the call; none once it has ended. Any thread."""
+        work = self.work
+        return () if work is None else work.waits_for()
+
+
+class EventReader(ABC):
+    """A consumer of all calls that have ended, such as a trace. See `EventRing.add_reader`.
+
+    Args:
+        scope: Returns the context of the calling thread, to be kept with each call; the same object as long
+            as the context is the same. It is called on the threads that make calls: it must be quick, and
+            must not raise. None if the reader does not use scopes.
+    """
+
+    def __init__(self, scope: Callable[[], object] | None = None) -> None:
+        self.scope = scope
+        self.lost = 0
+        """Calls that were dropped because the thread could not keep up."""
+        self.detach: Callable[[], object] | None = None
+        """Passes on the calls that are left, and no more; set by the ring."""
+
+    @abstractmethod
+    def read(self, calls: Sequence[CallRecord]) -> None:
+        """Take a batch of calls. On the readers' thread, like `finish`."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Take note that no more calls follow."""
+
+    def paused(self) -> bool:
+        """Return whether it is too early to fetch calls from native endpoints. Any thread; must be quick."""
+        return False
+
+    def close(self) -> None:
+        """Read the calls that are left, and end. Idempotent."""
+        detach, self.detach = self.detach, None
+        if detach is not None:
+            detach()
 
 
 class Stream(Protocol):
@@ -70,8 +158,9 @@ class EventRing:
         self._taps: weakref.WeakKeyDictionary[Stream, _Tap] = weakref.WeakKeyDictionary()
         self._sources: tuple[Callable[[int], Sequence[CallRecord]], ...] = ()
         self._lock = threading.Lock()
+        self._readers: tuple[EventReader, ...] = ()
         self._scope: Callable[[], object] | None = None
-        self._thread = ReaderThread(self._fetch_all, _FETCH_EVERY)
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # of the readers' thread
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -107,12 +196,13 @@ class EventRing:
         if self._running.get(thread) is record:
             del self._running[thread]
         self._ended, self._ended_at = self._ended + 1, now
-        self.publish(record)
+        if self._readers:
+            self.publish(record)
 
     def publish(self, record: CallRecord) -> None:
         """Pass a call that has ended on to the readers."""
-        if self._thread.readers and record.began is not None and record.ended is not None:
-            self._thread.put([record])
+        if record.began is not None and record.ended is not None:
+            self._put([record])
 
     def attach(self, stream: Stream, group: str, sends: bool | None) -> None:
         """Merge the calls that the native endpoint of a stream carries out, as long as the stream lives.
@@ -125,7 +215,7 @@ class EventRing:
         tap = _Tap(self._fetch, stream, group, sends)
         with self._lock:
             self._taps[stream] = tap
-            if self._thread.readers:
+            if self._readers:
                 tap.open(self._scope)
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -144,11 +234,7 @@ class EventRing:
         return [] if tap is None else tap.records(most)
 
     def records(self, most: int = _CAPACITY) -> tuple[CallRecord, ...]:
-        """Return the last calls and barriers, oldest first.
-
-        Args:
-            most: How many.
-        """
+        """Return the last calls and barriers, at most so many, oldest first."""
         records = self.noted()[-most:]
         for tap in self._all_taps():
             records += tap.records(most)
@@ -187,15 +273,51 @@ class EventRing:
         """Pass all calls from now on to a reader. A reader of scopes is to be added before calls are made."""
         with self._lock:
             self._scope = self._scope or reader.scope
-            self._thread.add(reader)
+            is_first, self._readers = not self._readers, (*self._readers, reader)
             for tap in self._taps.values():
                 tap.open(self._scope)
         reader.detach = partial(self._remove, reader)
+        if is_first:
+            Worker(self._pass_on, "dmesh-events").start()
 
     def _remove(self, reader: EventReader) -> None:
+        """Pass no more calls to a reader; wait until it has taken those that it was given."""
         for tap in self._all_taps():
             self._fetch(tap, last=True)
-        self._thread.remove(reader)
+        done: SimpleQueue[None] = SimpleQueue()
+        with self._lock:
+            self._readers = tuple(other for other in self._readers if other is not reader)
+            self._jobs.put(reader.finish)
+            self._jobs.put(partial(done.put, None))
+            if not self._readers:
+                self._jobs.put(None)
+        try:
+            take(done, _CLOSE_WITHIN)
+        except Empty:
+            logger.warning("%s did not end within %g s", type(reader).__name__, _CLOSE_WITHIN)
+
+    def _put(self, calls: Sequence[CallRecord]) -> None:
+        """Pass calls to the readers. Any thread; does not wait."""
+        is_full = self._jobs.qsize() >= _MAX_QUEUED
+        for reader in self._readers:
+            if is_full:
+                reader.lost += len(calls)
+            else:
+                self._jobs.put(partial(reader.read, calls))
+
+    def _pass_on(self) -> None:
+        """Run what is queued for the readers, as long as there are readers; fetch calls now and then."""
+        while True:
+            try:
+                job: Callable[[], object] | None = take(self._jobs, _FETCH_EVERY)
+            except Empty:
+                job = self._fetch_all
+            if job is None:
+                return
+            try:
+                job()
+            except Exception:  # noqa: BLE001 -- one reader's bug must not stop the others
+                logger.exception("an event reader has failed")
 
     def _fetch_all(self) -> None:
         for tap in self._all_taps():
@@ -203,13 +325,13 @@ class EventRing:
 
     def _fetch(self, tap: _Tap, *, last: bool = False) -> None:
         """Fetch the calls that an endpoint has completed since the last time, for the readers."""
-        readers = self._thread.readers
+        readers = self._readers
         if last or not all(reader.paused() for reader in readers):
             calls, lost = tap.fetch()
             for reader in readers:
                 reader.lost += lost
             if calls:
-                self._thread.put(calls)
+                self._put(calls)
 
 
 class _Tap:
@@ -232,8 +354,8 @@ class _Tap:
         self._latest: object = None
         self._before: object = None
         self._changes: deque[tuple[int, object]] = deque(maxlen=_MAX_SCOPE_CHANGES)
+        # A full deque drops its first change when another comes: not while that is read.
         self._changing = threading.Lock()
-        """A full deque drops its first change when another comes: not while that is read."""
 
     @property
     def endpoint(self) -> Any:
@@ -268,10 +390,9 @@ class _Tap:
 
     def scope_of(self, number: int) -> object:
         """Return the scope of a call. To be called in order of numbers, by one thread at a time."""
-        changes = self._changes
         with self._changing:
-            while changes and changes[0][0] <= number:
-                self._before = changes.popleft()[1]
+            while self._changes and self._changes[0][0] <= number:
+                self._before = self._changes.popleft()[1]
         return self._before
 
     def records(self, most: int) -> list[CallRecord]:

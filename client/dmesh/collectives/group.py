@@ -19,15 +19,14 @@ from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.connect import connect
 from dmesh.collectives.control_messages import Abort, Position, State, WhereAreYou, clean
 from dmesh.collectives.failure import Cause, Failure
+from dmesh.collectives.futures import Completed, Transfer, Worker, pend, settle
 from dmesh.collectives.generation import Generation
 from dmesh.collectives.request import TRANSFER, Request
 from dmesh.collectives.services import Services
 from dmesh.collectives.skipped import NOT_BLOCKED, blocked_in
 from dmesh.collectives.stream import Stream
-from dmesh.collectives.transfers import Completed, Transfer, pend, settle
 from dmesh.collectives.validation import RequestBuilder, check_timeout
 from dmesh.collectives.work import Members, Work
-from dmesh.collectives.worker import Worker
 from dmesh.errors import CollectiveError, NotInitializedError, PeerLostError
 from dmesh.native import Endpoint
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dmesh.collectives.call_record import CallRecord
+from dmesh.collectives.events import CallRecord
 from dmesh.v1 import progress_pb2 as pb
 
 if TYPE_CHECKING:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+from dmesh._log import announce as announce_to_user
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.transport import Transport
@@ -12,7 +14,24 @@ from dmesh.collectives.control_messages import Message
 from dmesh.collectives.events import EventRing
 from dmesh.collectives.skipped import Barriers
 from dmesh.collectives.tuning import Tuning
-from dmesh.collectives.wait_policy import WaitPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPolicy:
+    """Seconds of waiting after which a rank asks the others where they are, and tells its user."""
+
+    ask_after: tuple[float, ...] = (0.1, 0.5, 1.0)
+    """Seconds of waiting after which it asks."""
+    ask_every: float = 10.0
+    """Seconds between questions after that."""
+    announce_every: float = 10.0
+    """Seconds of waiting between two announcements."""
+    look_every: float = 0.25
+    """Seconds between looks at whether somebody it waits for has left."""
+    answers_within: float = 0.25
+    """Seconds for which it waits for last answers when its time has run out, so that the error is exact."""
+    announce: Callable[[str], None] = announce_to_user
+    """Tells the user."""
 
 
 class Services(Protocol):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dmesh._log import logger
-from dmesh.collectives.call_record import CallRecord
-from dmesh.collectives.event_readers import EventReader
+from dmesh.collectives.events import CallRecord, EventReader
 from dmesh.errors import ConfigurationError
 
 FORMAT = 1

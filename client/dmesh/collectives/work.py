@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain, count
 from typing import Any
 
 from dmesh.collectives.backends.base import Backend, Operation
-from dmesh.collectives.call_record import CallRecord
 from dmesh.collectives.control_messages import Position, WhereAreYou
+from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.generation import Generation
 from dmesh.collectives.request import Request, as_called
@@ -198,8 +199,9 @@ class Work(Future[Any]):
         services = self._services
         policy, now = services.wait_policy, services.clock
         began = now()
-        questions = policy.questions()
-        ask_at = began + next(questions)
+        after = policy.ask_after
+        asks = chain(after, count((after[-1] if after else 0.0) + policy.ask_every, policy.ask_every))
+        ask_at = began + next(asks)
         announce_at = began + policy.announce_every
         stuck_after = services.stuck_after
         report_at = began + stuck_after if stuck_after > 0 else float("inf")
@@ -219,7 +221,7 @@ class Work(Future[Any]):
                     return
                 if time >= ask_at:
                     self._ask()
-                    ask_at = began + next(questions)
+                    ask_at = began + next(asks)
                 if time >= announce_at:
                     announce_at += policy.announce_every
                     policy.announce(self._waiting_text(time - began))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dmesh._log import announce
 from dmesh.collectives.backends.tcp.transport import Peer
-from dmesh.collectives.call_record import CallRecord
 from dmesh.collectives.communicator import LEFT, Communicator
+from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.roster import NAMED
 from dmesh.collectives.skipped import BarrierWait

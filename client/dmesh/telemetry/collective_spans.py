@@ -17,8 +17,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
 from dmesh import errors
 from dmesh._log import logger
-from dmesh.collectives.call_record import CallRecord
-from dmesh.collectives.event_readers import EventReader
+from dmesh.collectives.events import CallRecord, EventReader
 
 RATE = 2000
 """Spans a second; further calls are counted only. Calls that failed always have spans."""

@@ -10,7 +10,7 @@ import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh.collectives.backends.nccl import backend as nccl_backend
-from dmesh.collectives.wait_policy import WaitPolicy
+from dmesh.collectives.services import WaitPolicy
 from dmesh.errors import (
     CollectiveError,
     CollectiveMismatchError,

@@ -1,9 +1,10 @@
-"""Futures of transfers that a native endpoint has begun: the thread that waits for one drives it.
+"""Futures of nonblocking calls, and the threads that complete them.
 
-A nonblocking `send` or `recv` begins at once in the native endpoint of its stream. Most are complete then:
-the slot of a small send is free, the data of a receive has come. Any other stays in the endpoint, and is
-driven by the thread that waits for its result. A transfer that takes longer, or that nobody waits for,
-moves to the thread of its stream, where it has the time-outs, questions and failures of every other call.
+A stream's worker carries out its asynchronous calls, in order. A nonblocking `send` or `recv` begins at once
+in the native endpoint of its stream. Most are complete then: the slot of a small send is free, the data of a
+receive has come. Any other stays in the endpoint, and is driven by the thread that waits for its result. A
+transfer that takes longer, or that nobody waits for, moves to the stream's worker, where it has the
+time-outs, questions and failures of every other call.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures._base import FINISHED
-from functools import cached_property
+from functools import cached_property, partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from dmesh.coordination import waiting
@@ -31,16 +34,81 @@ _IDLE = 1.0
 """Seconds without a pending transfer after which the background thread ends."""
 _NOTHING = object()
 
+Job = tuple["Future[Any]", Callable[[], Any]]
 HandOver = Callable[["Transfer", Endpoint], None]
 """Lets a stream's thread carry on the transfer that is pending in its endpoint."""
 
 
-class Completed(Future[Any]):
-    """Future of a transfer that was complete when the call returned.
+class Worker:
+    """Thread of one stream, which runs jobs one after the other; started with the first job.
 
-    Args:
-        result: What the call returns.
+    It knows the queue alone, so that a forgotten group can be collected and end it.
     """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread: list[int] = []  # its ident, once it runs
+        self._lock = threading.Lock()
+        self._started = self._stopped = False
+        self._last: weakref.ref[Future[Any]] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True while a job is queued or under way."""
+        last = None if self._last is None else self._last()
+        return last is not None and not last.done()
+
+    def submit(self, future: Future[Any], job: Callable[[], Any]) -> None:
+        """Queue a job whose outcome goes to `future`, which cannot be cancelled: other ranks count on it."""
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if not self._stopped:
+                if not self._started:
+                    self._started = True
+                    waiting.Worker(partial(_work, self._jobs, self._thread), self._name).start()
+                self._last = weakref.ref(future)
+                self._jobs.put((future, job))
+                return
+        _do(future, job)
+
+    def catch_up(self, enough: Callable[[], bool]) -> None:
+        """Run queued jobs until it is enough, if called on the thread itself, by a future's callback."""
+        while threading.get_ident() in self._thread and not enough():
+            try:
+                item = self._jobs.get_nowait()
+            except Empty:
+                return
+            if item is None:
+                self._jobs.put(None)
+                return
+            _do(*item)
+
+    def stop(self) -> None:
+        """End the thread once its queue is empty; later jobs run on the thread that submits them."""
+        with self._lock:
+            self._stopped = True
+            self._jobs.put(None)
+
+
+def _work(jobs: SimpleQueue[Job | None], thread: list[int]) -> None:
+    thread.append(threading.get_ident())
+    while (item := jobs.get()) is not None:
+        _do(*item)
+        del item  # or its group would stay alive until the next job
+
+
+def _do(future: Future[Any], job: Callable[[], Any]) -> None:
+    try:
+        result = job()
+    except BaseException as error:  # noqa: BLE001 -- handed to whoever asks for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class Completed(Future[Any]):
+    """Future of a transfer that was complete when the call returned."""
 
     _state = FINISHED
     _exception = None
@@ -53,17 +121,11 @@ class Completed(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result."""
-        del timeout
         return self._result
 
 
 class Transfer(Future[Any]):
-    """Future of a transfer that is pending in its endpoint; cannot be cancelled: another rank counts on it.
-
-    Args:
-        endpoint: Endpoint in which it has begun.
-        hand_over: Lets the stream's thread carry the transfer on, and complete the future.
-    """
+    """Future of a transfer pending in its endpoint; cannot be cancelled, as another rank counts on it."""
 
     def __init__(self, endpoint: Endpoint, hand_over: HandOver) -> None:
         super().__init__()
