@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dmesh.collectives.schedules.program import (
+from dmesh.collectives.schedules import (
     Await,
     Buffer,
     Copy,

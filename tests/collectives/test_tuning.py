@@ -18,10 +18,11 @@ from dmesh.collectives import connect as ways
 from dmesh.collectives import measurement, schedules, tuning
 from dmesh.collectives.backends.shm.registry import Sizes
 from dmesh.collectives.measurement import Step, Table, best, crossover, measure, most_worth
-from dmesh.collectives.schedules.data_movement import broadcast_scattered, broadcast_tree
-from dmesh.collectives.schedules.reductions import (
+from dmesh.collectives.schedules import (
     all_reduce_flat,
     all_reduce_scattered,
+    broadcast_scattered,
+    broadcast_tree,
     reduce_flat,
     reduce_scattered,
 )
@@ -272,6 +273,13 @@ def test_a_large_group_takes_the_shipped_tuning(monkeypatch):
         assert [c.world._generation.tuning for c in ranks.communicators] == [SHIPPED] * 3
 
 
+def selected(request, limit):
+    return schedules.select(
+        request.kind, 4, 3, request.count, request.nbytes_per_rank, root=request.root, pairs=(),
+        contributes=request.contributes, flat=limit, tree=limit, send_buffer=0,
+    )  # fmt: skip
+
+
 def test_schedules_follow_the_tuning():
     x, requests = np.ones(100, "f4"), RequestBuilder(4, 3)
     for request, large, small in (
@@ -279,8 +287,8 @@ def test_schedules_follow_the_tuning():
         (requests.reduce(x, "sum", 1, None), reduce_scattered(4, 3, 1, 100), reduce_flat(4, 3, 1, 100)),
         (requests.broadcast(x, 1, None), broadcast_scattered(4, 3, 1, 100), broadcast_tree(4, 3, 1, 100)),
     ):
-        assert schedules.select(request, 4, 3, 399, 399) == large != small
-        assert schedules.select(request, 4, 3, 400, 400) == small
+        assert selected(request, 399) == large != small
+        assert selected(request, 400) == small
 
 
 @needs_core

@@ -19,7 +19,7 @@ WALK = (
     .partition("## A call, step by step")[2]
     .partition("\n## ")[0]
 )
-NAMED = set(re.findall(r"(\w+)\.py", WALK)) | {"schedules"}
+NAMED = set(re.findall(r"(\w+)\.py", WALK))
 WAITING = {"wait_policy", "waiting", "base", "taking", "unexpected"}
 """Modules that a call enters only if another rank is late."""
 MOST = {"warm": 11, "first": 27}

@@ -55,8 +55,8 @@ def test_a_frame_is_read_back(frame, offset):
 
 
 @given(st.binary(min_size=HEADER_SIZE, max_size=HEADER_SIZE))
-@example(bytes([2, 1, 0xFF, 0xFF]) + bytes(36))
-@example(bytes([2, 6]) + bytes(30) + (2**40).to_bytes(8, "big"))
+@example(bytes([3, 1, 0xFF, 0xFF]) + bytes(36))
+@example(bytes([3, 6]) + bytes(30) + (2**40).to_bytes(8, "big"))
 def test_arbitrary_bytes_are_refused_or_within_all_limits(data):
     try:
         frame, signature_length = parse_header(data)
@@ -94,7 +94,7 @@ def test_frames_that_break_a_rule_are_refused(frame, message):
 
 def test_other_versions_and_kinds_are_refused():
     good = bytearray(Frame(Kind.DATA).encode())
-    with pytest.raises(CollectiveError, match="version 9 came, this process speaks version 2"):
+    with pytest.raises(CollectiveError, match="version 9 came, this process speaks version 3"):
         parse_header(bytes([9]) + bytes(good[1:]))
     with pytest.raises(CollectiveError, match="unknown kind 77"):
         parse_header(bytes([good[0], 77]) + bytes(good[2:]))

@@ -27,7 +27,7 @@ from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operati
 from dmesh.collectives.backends.mpi_operation import MismatchedCall, MpiOperation, Steps
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.request import Buffers, Reduction, Request
-from dmesh.collectives.schedules.program import bounds
+from dmesh.collectives.schedules import bounds
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import SEND_BUFFER
 

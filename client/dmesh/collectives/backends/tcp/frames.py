@@ -43,8 +43,9 @@ from typing import Final, NamedTuple
 
 from dmesh.errors import CollectiveError
 
-VERSION: Final = 2
-"""Version of the format; peers of different versions refuse each other in the handshake."""
+VERSION: Final = 3
+"""Version of the format, and of the schedules, which number the messages of a channel; a frame of another
+version breaks the protocol."""
 EAGER_LIMIT: Final = 64 * 1024
 """Largest payload that is sent without waiting for the receiver. Both sides must use the same number."""
 CHUNK_LIMIT: Final = 1024 * 1024

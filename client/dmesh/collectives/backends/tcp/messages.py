@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.collectives import schedules
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
 from dmesh.collectives.backends.tcp.exchange import Attempt, Waits, all_of
 from dmesh.collectives.backends.tcp.transport import Channel, Completion, Transport
 from dmesh.collectives.request import Buffers, Reduction, Request
-from dmesh.collectives.schedules.program import (
+from dmesh.collectives.schedules import (
     Await,
     Buffer,
     Copy,
@@ -30,6 +29,7 @@ from dmesh.collectives.schedules.program import (
     Receive,
     Send,
     Slice,
+    select,
 )
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import SEND_BUFFER, SHIPPED, Tuning
@@ -86,9 +86,19 @@ class MessageBackend(Backend):
         """Open the channel of the call and run its schedule; see `Backend.start`."""
         # A transfer's ranks may have heard of the group's tuning at different times: its schedule needs none.
         stream = call.stream
-        tuning = self.tuning
-        flat, tree = tuning.message_flat, tuning.message_tree
-        program = schedules.select(request, len(self._ranks), self._rank, flat, tree, SEND_BUFFER)
+        program = select(
+            request.kind,
+            len(self._ranks),
+            self._rank,
+            request.count,
+            request.nbytes_per_rank,
+            root=request.root,
+            pairs=request.pairs,
+            contributes=request.contributes,
+            flat=self.tuning.message_flat,
+            tree=self.tuning.message_tree,
+            send_buffer=SEND_BUFFER,
+        )
         memory = Memory.allocate(program, request, buffers)
         channel: Channel | None = None
         connects: Connects | None = None
