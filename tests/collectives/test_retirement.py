@@ -16,6 +16,7 @@ from dmesh import native
 from dmesh.collectives.backends.shm.endpoint import SharedMemoryEndpoints
 from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes
 from dmesh.collectives.backends.shm.setup import share_memory
+from dmesh.collectives.backends.tcp.exchange import Exchange
 
 core = native.core()
 pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.reason()}")
@@ -58,7 +59,7 @@ class Ranks:
         self.registries = [SharedMemoryRegistry(1 << 24, core, sizes=SIZES) for _ in range(2)]
         messages: dict[tuple[int, int, int], bytes] = {}
         setups = [
-            share_memory(Mail(rank, messages), (0, 1), rank, self.registries[rank], lambda: [(0, 0)] * 2)
+            share_memory(Exchange(Mail(rank, messages), (0, 1), rank), self.registries[rank])
             for rank in range(2)
         ]
         self.groups: list[Any] = [None, None]
@@ -69,7 +70,7 @@ class Ranks:
                     if self.groups[rank] is None and attempts[rank](0.0):
                         attempts[rank] = next(setup)
                 except StopIteration as done:
-                    self.groups[rank] = done.value.memory
+                    self.groups[rank] = done.value
         self.endpoints: list[Any] = [
             SharedMemoryEndpoints(self.groups[rank], rank, False, self.registries[rank]).open_collectives()
             for rank in range(2)
@@ -164,7 +165,7 @@ def test_a_setup_that_fails_leaks_no_region():
     """Its first message goes to a rank that never comes; the region is free for the next group at once."""
     registry = SharedMemoryRegistry(1 << 24, core, sizes=SIZES)
     for _ in range(3):
-        waits = share_memory(Mail(0, {}), (0, 1), 0, registry, lambda: [(0, 0)] * 2)
+        waits = share_memory(Exchange(Mail(0, {}), (0, 1), 0), registry)
         assert not next(waits)(0.0)
         with pytest.raises(ConnectionError):
             waits.throw(ConnectionError("rank 1 is gone"))

@@ -1,121 +1,231 @@
 """Capability exchange of a group: in its first call, its members find out which backends all of them have.
 
-The messages travel in the channel of the call itself, with its descriptor: a member that calls something
-else, or does not come, is found out as in every call. Every decision follows from messages that all members
-have, so all decide alike. Backends that the program has registered are preferred, then shared memory, then
-MPI, then dedicated TCP connections; messages always work.
+First each member sends all others one message with all that it can do. Then the best medium that all have is
+set up, or the next one if that fails. The messages travel in the channel of the call itself, with its
+descriptor: a member that calls something else, or does not come, is found out as in every call. Every
+decision follows from messages that all members have, so all decide alike. Backends that the program has
+registered are preferred, then shared memory, then MPI, then dedicated TCP connections; messages always work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import hashlib
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import Any, NamedTuple
 
 from dmesh._log import logger
-from dmesh.collectives.backends import mpi_world
+from dmesh.collectives.backends import mpi_world, registered
+from dmesh.collectives.backends.base import Backend
 from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
 from dmesh.collectives.backends.hierarchical import find_hierarchy
 from dmesh.collectives.backends.mpi import MpiBackend
-from dmesh.collectives.backends.mpi_world import STEPS as MPI_STEPS
-from dmesh.collectives.backends.registered import Membership, agree, any_registered
 from dmesh.collectives.backends.shm.endpoint import SharedMemoryEndpoints
 from dmesh.collectives.backends.shm.registry import MOST_MEMBERS
-from dmesh.collectives.backends.shm.setup import FIRST_STEP, share_memory
-from dmesh.collectives.backends.shm.setup import STEPS as SHM_STEPS
-from dmesh.collectives.backends.tcp.dedicated import STEPS as TCP_STEPS
-from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
-from dmesh.collectives.backends.tcp.exchange import Waits
+from dmesh.collectives.backends.shm.setup import share_memory
+from dmesh.collectives.backends.tcp.dedicated import PROTOCOL, Connections, TcpEndpoints, open_connections
+from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
 from dmesh.collectives.backends.tcp.transport import Channel
 from dmesh.collectives.generation import Connection, Generation
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.work import Members
 
+_DIGEST = 16
+_TUNING = struct.Struct("!QIQQQI")
+_SHIPPED = _TUNING.pack(*astuple(SHIPPED))
+_CARD = struct.Struct(f"!{_DIGEST}s{_DIGEST}s?{mpi_world.TOKEN_BYTES}sB{_TUNING.size}s")
+
+
+class _Card(NamedTuple):
+    """Capabilities of a member, as it sends them to all others."""
+
+    registered: bytes
+    """Hash of the names of the backends that its program has registered."""
+    host: bytes
+    """Hash of the host's boot id and namespace of process ids."""
+    shares: bool
+    """True if it shares memory on its host."""
+    launch: bytes
+    """Token of its MPI launch; zeros without one."""
+    protocol: int
+    """Version of the format on dedicated connections; 0 if it cannot use them."""
+    tuning: bytes
+
 
 def connect(members: Members, generation: Callable[[], Generation | None], channel: Channel) -> Waits[Tuning]:
-    """Find out which backends a group has, and settle its generation.
+    """Find out which backends a group has, settle its generation, and return its tuning.
 
     Args:
         members: The group.
         generation: Returns its generation.
         channel: Channel of its first call.
-
-    Returns:
-        The group's tuning.
     """
     made = generation()
     assert made is not None  # its first call is under way
+    exchange = Exchange(channel, members.ranks, members.rank, made.freeze)
+    connection = yield from _choose(members, made.number, exchange)
+    made.settle(connection)
+    return connection.tuning
+
+
+def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Connection]:
     services, ranks, rank = members.services, members.ranks, members.rank
-    if len(ranks) <= MOST_MEMBERS and (services.shared_memory is not None or any_registered()):
+    shared_memory, mpi = services.shared_memory, services.mpi
+    is_large = len(ranks) > MOST_MEMBERS
+    if shared_memory is None and mpi is None and (is_large or not registered.factories):
         # Clients without a registry of shared memory are threads of one process: all of them see the same.
-        membership = Membership(members.group, made.number, ranks, rank)
-        own = yield from agree(channel, membership, members.label, FIRST_STEP - 1)
-        if own:
-            made.settle(Connection(own))
-            return SHIPPED
-    shared_memory = services.shared_memory
-    if shared_memory is None or len(ranks) > MOST_MEMBERS:
-        # Without an exchange, members do not hear of each other's tuning.
-        connection = Connection(tuning=services.tuning if shared_memory is None else SHIPPED)
-        if shared_memory is not None or services.mpi is not None:
-            mpi = yield from _find_mpi(members, made, channel)
-            connection = connection if mpi is None else Connection((mpi,))
-        made.settle(connection)
-        return connection.tuning
-    oversubscribed = services.neighbours > shared_memory.cores
-    shared = yield from share_memory(channel, ranks, rank, shared_memory, made.freeze)
-    settle = partial(Connection, sends_from=shared.sends_from, receives_from=shared.receives_from)
-    if shared.memory is not None:
-        opener = SharedMemoryEndpoints(shared.memory, rank, oversubscribed, shared_memory)
-        made.settle(settle((SharedMemoryBackend(ranks, rank),), endpoints=opener))
-        return SHIPPED
-    mpi = yield from _find_mpi(members, made, channel)
-    if mpi is not None:
-        made.settle(settle((mpi,)))
-        return SHIPPED
-    step = FIRST_STEP + SHM_STEPS + MPI_STEPS
-    connector, core = services.transport.connector, shared_memory.core
-    found = yield from open_connections(channel, ranks, rank, connector, core, step, services.tuning)
-    tuning = found.tuning
-    tuned = "" if tuning == SHIPPED else f" with the tuning of rank {ranks[0]} ({tuning})"
-    reason = f"It shares no memory: {shared.refusal}."
-    if found.refusal:
-        logger.info(
-            "%s exchanges messages%s. %s It has no dedicated connections: %s",
-            members.label, tuned, reason, found.refusal,
-        )  # fmt: skip
-        made.settle(Connection(tuning=tuning))
-        return tuning
-    assert core is not None
-    endpoints = TcpEndpoints(core, rank, found)
-    backend = TcpBackend(ranks, rank)
-    hierarchy = yield from find_hierarchy(
-        channel, members, shared_memory, connector, oversubscribed, step + TCP_STEPS, tuning
+        return Connection(tuning=services.tuning)
+    launch = bytes(mpi_world.TOKEN_BYTES) if mpi is None else mpi.token
+    if is_large:
+        # Not all members need a connection with all others. So they do not hear of each other's tuning.
+        outside = yield from exchange.find_odd(launch)
+        connection = yield from _use_mpi(members, generation, exchange, outside)
+        return connection or Connection(tuning=services.tuning if shared_memory is None else SHIPPED)
+
+    mine = _Card(
+        _digest(*registered.factories),
+        bytes(_DIGEST) if shared_memory is None else _digest(*map(str, shared_memory.host)),
+        shared_memory is not None and not shared_memory.refusal,
+        launch,
+        0 if _why_not_connected(members) else PROTOCOL,
+        _TUNING.pack(*astuple(services.tuning)),
     )
+    messages = yield from exchange.swap([_CARD.pack(*mine)] * len(ranks))
+    cards = dict(zip(ranks, map(_Card._make, map(_CARD.unpack, messages)), strict=True))
+    first = cards[ranks[0]]
+
+    other = next((at for at, card in cards.items() if card.registered != first.registered), None)
+    if other is None and registered.factories:
+        place = registered.Membership(members.group, generation, ranks, rank)
+        made = [registered.CollectivesOnly(factory(place)) for factory in registered.factories.values()]
+        return Connection(tuple(made))
+    if other is not None:
+        logger.warning(
+            "%s uses no registered backend: rank %d and rank %d have registered different ones; here: %s",
+            members.label, ranks[0], other, ", ".join(registered.factories) or "none",
+        )  # fmt: skip
+
+    refusal = "" if shared_memory is None else shared_memory.refusal
+    for at, card in cards.items():
+        if not card.shares:
+            refusal = refusal or f"rank {at} shares no memory"
+        if card.host != mine.host:
+            refusal = refusal or f"rank {at} is on another host or in another container"
+    if not refusal:
+        assert shared_memory is not None
+        memory = yield from share_memory(exchange, shared_memory)
+        if not isinstance(memory, str):
+            oversubscribed = services.neighbours > shared_memory.cores
+            opener = SharedMemoryEndpoints(memory, rank, oversubscribed, shared_memory)
+            return _settled(memory.agreement, SharedMemoryBackend(ranks, rank), endpoints=opener)
+        refusal = memory
+
+    outside = next((at for at, card in enumerate(cards.values()) if card.launch != first.launch), -1)
+    connection = yield from _use_mpi(members, generation, exchange, outside if any(first.launch) else 0)
+    if connection is not None:
+        return connection
+
+    # Its own tuning is not decoded: it has been checked already.
+    tuning = services.tuning if first.tuning == mine.tuning else Tuning(*_TUNING.unpack(first.tuning))
+    tuned = "" if first.tuning == _SHIPPED else f" with the tuning of rank {ranks[0]} ({tuning})"
+    unable = _why_not_connected(members)
+    for at, card in cards.items():
+        if card.protocol != PROTOCOL:
+            unable = unable or f"rank {at} has none, or of another protocol ({card.protocol})"
+    if not unable:
+        connections = yield from open_connections(exchange, services.transport.connector, tuning)
+        if not isinstance(connections, str):
+            hosts = [card.host for card in cards.values()]
+            return (yield from _use_tcp(members, exchange, connections, hosts, tuned, refusal))
+        unable = connections
+    logger.info(
+        "%s exchanges messages%s. It shares no memory: %s. It has no dedicated connections: %s",
+        members.label, tuned, refusal, unable,
+    )  # fmt: skip
+    return Connection(tuning=tuning)
+
+
+def _use_mpi(members: Members, generation: int, exchange: Exchange, outside: int) -> Waits[Connection | None]:
+    """Make a communicator for the group, if all its members are in one MPI launch.
+
+    Args:
+        members: The group.
+        generation: Number of its generation.
+        exchange: Among all members.
+        outside: Position of a member that is not in the launch of the others; -1 if there is none.
+    """
+    world, ranks = members.services.mpi, members.ranks
+    if world is None:
+        return None
+    refusal = f"rank {ranks[outside]} is not in the MPI launch of the others"
+    if outside < 0:
+        comm = yield from mpi_world.create(exchange.channel, world, ranks, f"{members.group} {generation}")
+        refusal = comm if isinstance(comm, str) else ""
+        if len(ranks) > MOST_MEMBERS:
+            without = yield from exchange.find_odd(bytes([not refusal]))
+            agreement = Agreement(int(without < 0), ranks[without], (), ())
+        else:
+            agreement = yield from exchange.agree(not refusal)
+        if agreement.level:
+            logger.info("%s uses MPI", members.label)
+            return _settled(agreement, MpiBackend(world, comm, ranks, members.rank))
+        refusal = refusal or f"rank {agreement.against} could not make a communicator"
+    logger.info("%s does not use MPI: %s", members.label, refusal)
+    return None
+
+
+def _use_tcp(
+    members: Members, exchange: Exchange, found: Connections, hosts: Sequence[bytes], tuned: str, refusal: str
+) -> Waits[Connection]:
+    """Return the backends of a group with dedicated connections.
+
+    Args:
+        members: The group.
+        exchange: Among all members.
+        found: The connections.
+        hosts: Host of each member.
+        tuned: The tuning, for the log.
+        refusal: Why the group shares no memory, for the log.
+    """
+    services, ranks, tuning = members.services, members.ranks, found.tuning
+    assert services.shared_memory is not None
+    assert services.shared_memory.core is not None
+    endpoints = TcpEndpoints(services.shared_memory.core, members.rank, found)
+    backend = TcpBackend(ranks, members.rank)
+    hierarchy = yield from find_hierarchy(exchange, members, hosts, tuning)
     if isinstance(hierarchy, str):
         logger.info(
-            "%s has dedicated connections%s. %s It is not hierarchical: %s",
-            members.label, tuned, reason, hierarchy,
+            "%s has dedicated connections%s. It shares no memory: %s. It is not hierarchical: %s",
+            members.label, tuned, refusal, hierarchy,
         )  # fmt: skip
-        made.settle(settle((backend,), tuning, endpoints))
-        return tuning
+        return _settled(found.agreement, backend, tuning=tuning, endpoints=endpoints)
     endpoints.collectives.max_all_reduce = hierarchy.minimum
     logger.info(
         "%s has dedicated connections%s between hosts, and shared memory among the %d ranks of each host",
         members.label, tuned, len(hierarchy.intra_ranks),
     )  # fmt: skip
-    made.settle(settle((hierarchy, backend), tuning, endpoints, hierarchy.endpoints))
-    return tuning
+    return _settled(
+        found.agreement, hierarchy, backend, tuning=tuning, endpoints=endpoints, inner=hierarchy.endpoints
+    )
 
 
-def _find_mpi(members: Members, generation: Generation, channel: Channel) -> Waits[MpiBackend | None]:
-    """Return the group's MPI backend, if it has one."""
-    world, ranks, rank = members.services.mpi, members.ranks, members.rank
-    name = f"{members.group} {generation.number}"
-    comm = yield from mpi_world.connect(channel, ranks, rank, world, FIRST_STEP + SHM_STEPS, name)
-    if isinstance(comm, str):
-        if world is not None:
-            logger.info("%s does not use MPI: %s", members.label, comm)
-        return None
-    assert world is not None
-    logger.info("%s uses MPI", members.label)
-    return MpiBackend(world, comm, ranks, rank)
+def _settled(agreement: Agreement, *backends: Backend, **others: Any) -> Connection:
+    return Connection(
+        backends, sends_from=agreement.sends_from, receives_from=agreement.receives_from, **others
+    )
+
+
+def _why_not_connected(members: Members) -> str:
+    """Return why this client cannot use dedicated connections; empty if it can."""
+    shared_memory = members.services.shared_memory
+    if members.services.transport.connector is None:
+        return "its connections are encrypted, or not over TCP"
+    if shared_memory is None or shared_memory.core is None:
+        return "this client has no native core"
+    return "" if sys.byteorder == "little" else "this machine has another byte order"
+
+
+def _digest(*texts: str) -> bytes:
+    return hashlib.blake2b("\0".join(texts).encode(), digest_size=_DIGEST).digest()

@@ -12,7 +12,6 @@ means of float16, whose range is small, do not go this way.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
@@ -23,21 +22,15 @@ from numpy.typing import NDArray
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps
 from dmesh.collectives.backends.endpoints import EndpointOperation
 from dmesh.collectives.backends.shm.endpoint import SharedMemoryEndpoints
-from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
-from dmesh.collectives.backends.shm.setup import STEPS as SHM_STEPS
 from dmesh.collectives.backends.shm.setup import share_memory
-from dmesh.collectives.backends.tcp.dedicated import STEPS as TCP_STEPS
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
-from dmesh.collectives.backends.tcp.exchange import Waits, exchange
-from dmesh.collectives.backends.tcp.transport import Channel, Connector
+from dmesh.collectives.backends.tcp.exchange import Exchange, Waits
 from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import Tuning
 from dmesh.collectives.work import Members
 from dmesh.native import Endpoint
 
-_HOST = struct.Struct("!16sQ")
-_VERDICT = struct.Struct("!?")
 _REDUCE_SCATTER, _ALL_REDUCE, _ALL_GATHER = map(KINDS.index, ("reduce_scatter", "all_reduce", "all_gather"))
 
 
@@ -136,32 +129,22 @@ class HierarchicalBackend(Backend):
 
 
 def find_hierarchy(
-    channel: Channel,
-    members: Members,
-    shared_memory: SharedMemoryRegistry,
-    connector: Connector | None,
-    oversubscribed: bool,
-    step: int,
-    tuning: Tuning,
+    exchange: Exchange, members: Members, hosts: Items[bytes], tuning: Tuning
 ) -> Waits[HierarchicalBackend | str]:
-    """Find out whether a group with dedicated connections is hierarchical; all its members must call this.
+    """Return the backend of a group with dedicated connections, or why it has none.
+
+    All its members must call this.
 
     Args:
-        channel: Channel of the group's first call.
+        exchange: Among all members.
         members: The group.
-        shared_memory: Of this client.
-        connector: Makes connections.
-        oversubscribed: Whether there are more ranks than cores on this host.
-        step: Where the numbers of its messages begin.
+        hosts: Host of each member.
         tuning: The group's.
-
-    Returns:
-        The backend, or why there is none.
     """
-    ranks, position = members.ranks, members.rank
-    here = _HOST.pack(*shared_memory.host)
-    hosts = yield from exchange(channel, ranks, position, step, [here] * len(ranks))
-    places: Items[list[int]] = [
+    services, ranks, position = members.services, members.ranks, members.rank
+    shared_memory = services.shared_memory
+    assert shared_memory is not None
+    places = [
         [member for member, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)
     ]
     if len(places) < 2 or len(places[0]) < 2 or any(len(place) != len(places[0]) for place in places):
@@ -172,26 +155,29 @@ def find_hierarchy(
     host = next(place for place in places if position in place)
     place = host.index(position)
     column = [other[place] for other in places]
-    intra = tuple(ranks[member] for member in host)
-    inter = tuple(ranks[member] for member in column)
-    step += 1
-    shared = yield from share_memory(
-        channel, intra, place, shared_memory, lambda: [(0, 0)] * len(intra), step
-    )
-    step += SHM_STEPS
-    core = shared_memory.core
+    memory = yield from share_memory(exchange.among(host), shared_memory)
     found = yield from open_connections(
-        channel, inter, column.index(position), connector, core, step, tuning, transfers=False
+        exchange.among(column), services.transport.connector, tuning, transfers=False
     )
-    step += TCP_STEPS
-    able = shared.memory is not None and not found.refusal
-    verdicts = yield from exchange(channel, ranks, position, step, [_VERDICT.pack(able)] * len(ranks))
-    against = [rank for rank, verdict in zip(ranks, verdicts, strict=True) if not _VERDICT.unpack(verdict)[0]]
-    if shared.memory is None or found.refusal or against:
+    able = not isinstance(memory, str) and not isinstance(found, str)
+    verdict = yield from exchange.among(range(len(ranks))).agree(able)
+    if isinstance(memory, str):
+        if not isinstance(found, str):
+            found.close()
+        return memory
+    if isinstance(found, str):
+        return found
+    if not verdict.level:
         found.close()
-        verdict = f"rank {against[0]} shares no memory on its host, or has no connections between hosts"
-        return shared.refusal or found.refusal or verdict
-    assert core is not None
-    between = TcpEndpoints(core, column.index(position), found).collectives
-    within = SharedMemoryEndpoints(shared.memory, place, oversubscribed, shared_memory).open_collectives()
-    return HierarchicalBackend(_Part(intra, within), _Part(inter, between), ranks, tuning.rows * len(intra))
+        return f"rank {verdict.against} shares no memory on its host, or has no connections between hosts"
+    assert shared_memory.core is not None
+    oversubscribed = services.neighbours > shared_memory.cores
+    within = SharedMemoryEndpoints(memory, place, oversubscribed, shared_memory)
+    between = TcpEndpoints(shared_memory.core, column.index(position), found)
+    intra, inter = (tuple(ranks[member] for member in part) for part in (host, column))
+    return HierarchicalBackend(
+        _Part(intra, within.open_collectives()),
+        _Part(inter, between.collectives),
+        ranks,
+        tuning.rows * len(intra),
+    )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dmesh._log import announce, logger
-from dmesh.collectives.backends.tcp.exchange import Waits, all_of
+from dmesh.collectives.backends.tcp.exchange import Waits
 from dmesh.collectives.backends.tcp.transport import Channel
 from dmesh.coordination.waiting import Worker, take
 from dmesh.errors import (
@@ -27,11 +27,8 @@ from dmesh.errors import (
     MissingExtraError,
 )
 
-STEPS = 4
-"""Number of steps that the messages of `connect` take."""
 _CARD = struct.Struct("!qq16s8s")
-_ANSWER = struct.Struct("!i")
-_TOKEN_BYTES = 16
+TOKEN_BYTES = 16
 _CREATED_WITHIN = 10.0
 """Seconds in which a group's communicator must be there."""
 _REPORT_EVERY = 10.0
@@ -211,7 +208,7 @@ def join(mpi: Any, client: int, jobs: Sequence[str], timeout: float) -> MpiWorld
     finally:
         _UNFINISHED.extend(begun)  # the others may come when this client has given up
     clients = check_cards([_CARD.unpack_from(table, rank * _CARD.size)[:3] for rank in range(size)])
-    world = MpiWorld(mpi, comm, client, clients, hashlib.blake2b(table, digest_size=_TOKEN_BYTES).digest())
+    world = MpiWorld(mpi, comm, client, clients, hashlib.blake2b(table, digest_size=TOKEN_BYTES).digest())
     world.start()
     return world
 
@@ -251,26 +248,15 @@ def check_cards(cards: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]:
     return clients
 
 
-def connect(
-    channel: Channel, ranks: tuple[int, ...], position: int, world: MpiWorld | None, step: int, name: str
-) -> Waits[Any]:
-    """Make a group's communicator, in its first call; all its members must take part.
+def create(channel: Channel, world: MpiWorld, ranks: tuple[int, ...], name: str) -> Waits[Any]:
+    """Make a group's communicator, in its first call; return it, or why that failed, as text.
 
     Args:
         channel: Channel of the call.
-        ranks: The group's members, by position.
-        position: This client's.
-        world: The MPI launch; None for a client outside of one.
-        step: Number of the first of its steps, of which there are `STEPS`.
+        world: The MPI launch, which has all members.
+        ranks: The members, by position.
         name: Name of the group in its generation, the same on all members and of no other group.
-
-    Returns:
-        The communicator, or why the group has none, as text: all members get the one, or all the other.
     """
-    mine = bytes(_TOKEN_BYTES) if world is None else world.token
-    outside = yield from _compare(channel, ranks, position, step, mine)
-    if world is None or outside >= 0:
-        return f"rank {ranks[max(outside, 0)]} is not in the MPI launch of the others"
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
     # In a thread, because MPI has no way of making a communicator that does not block.
     Worker(lambda: made.put(_create(world, ranks, name)), "dmesh-mpi-group").start()
@@ -286,38 +272,7 @@ def connect(
         return True
 
     yield is_made
-    comm = found[0] if found else f"MPI made no communicator within {_CREATED_WITHIN:g} s"
-    without = yield from _compare(channel, ranks, position, step + 2, bytes([not isinstance(comm, str)]))
-    if isinstance(comm, str):
-        return comm
-    return comm if without < 0 else f"rank {ranks[without]} could not make a communicator"
-
-
-def _compare(channel: Channel, ranks: Sequence[int], position: int, step: int, mine: bytes) -> Waits[int]:
-    """Return the position of a member whose message is zero or differs from the others'; -1 if there is none.
-
-    All messages go to the first member, which answers: not all members need a connection with all others.
-    """
-    others = range(1, len(ranks))
-    answer = bytearray(_ANSWER.size)
-    if position == 0:
-        said = [bytearray(len(mine)) for _ in others]
-        yield all_of(
-            channel,
-            [
-                channel.receive(ranks[at], step, memoryview(data))
-                for at, data in zip(others, said, strict=True)
-            ],
-        )
-        differs = (at for at, data in zip(others, said, strict=True) if data != mine)
-        _ANSWER.pack_into(answer, 0, next(differs, -1) if any(mine) else 0)
-        for at in others:
-            channel.send(ranks[at], step + 1, memoryview(answer))
-    else:
-        channel.send(ranks[0], step, memoryview(mine))
-        yield all_of(channel, [channel.receive(ranks[0], step + 1, memoryview(answer))])
-    yield channel.flush
-    return int(_ANSWER.unpack(answer)[0])
+    return found[0] if found else f"MPI made no communicator within {_CREATED_WITHIN:g} s"
 
 
 def _create(world: MpiWorld, ranks: Sequence[int], name: str) -> Any:

@@ -1,20 +1,15 @@
 """Registered backends: a program's own, which its groups use before all others.
 
-A client registers a backend by name. In a group's first call the members compare the names that they have
-registered; the group gets these backends, and no native endpoint, only if all members have registered the
-same ones in the same order.
+A client registers a backend by name. A group gets these backends, and no native endpoint, only if all its
+members have registered the same ones in the same order; they compare that in the group's first call.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dmesh._log import logger
 from dmesh.collectives.backends.base import Backend, Call, Operation
-from dmesh.collectives.backends.tcp.exchange import Waits, exchange
-from dmesh.collectives.backends.tcp.transport import Channel
 from dmesh.collectives.request import Buffers, Request
 from dmesh.collectives.stream import Stream
 
@@ -36,7 +31,8 @@ class Membership:
 Factory = Callable[[Membership], Backend]
 """Makes a group's backend on one of its members, without waiting for the others."""
 
-_factories: dict[str, Factory] = {}
+factories: dict[str, Factory] = {}
+"""Backends that this client has registered, by name."""
 
 
 def register(name: str, factory: Factory) -> None:
@@ -49,9 +45,9 @@ def register(name: str, factory: Factory) -> None:
     Raises:
         ValueError: A backend of this name is registered already, or the name is empty.
     """
-    if not name or name in _factories:
+    if not name or name in factories:
         raise ValueError(f"the name of a backend must be new and not empty, not {name!r}")
-    _factories[name] = factory
+    factories[name] = factory
 
 
 def unregister(name: str) -> None:
@@ -60,45 +56,14 @@ def unregister(name: str) -> None:
     Raises:
         KeyError: No backend of this name is registered.
     """
-    del _factories[name]
-
-
-def any_registered() -> bool:
-    """Return whether this client has registered a backend."""
-    return bool(_factories)
-
-
-def agree(channel: Channel, membership: Membership, label: str, step: int) -> Waits[tuple[Backend, ...]]:
-    """Compare what the members of a group have registered, and make its backends; all members must call this.
-
-    Args:
-        channel: Channel of the group's first call.
-        membership: This client's place in the group.
-        label: The group's name for people.
-        step: Step number of the messages.
-    """
-    factories = dict(_factories)
-    mine = hashlib.blake2b("\0".join(factories).encode(), digest_size=16).digest()
-    ranks = membership.ranks
-    found = yield from exchange(channel, ranks, membership.position, step, [mine] * len(ranks))
-    others = [rank for rank, theirs in zip(ranks, found, strict=True) if theirs != found[0]]
-    if others:
-        logger.warning(
-            "%s uses no registered backend: rank %d and rank %d have registered different ones; here: %s",
-            label, ranks[0], others[0], ", ".join(factories) or "none",
-        )  # fmt: skip
-        return ()
-    return tuple(CollectivesOnly(factory(membership)) for factory in factories.values())
+    del factories[name]
 
 
 class CollectivesOnly(Backend):
-    """A backend that is given a group's collectives alone.
+    """A backend that is given a group's collectives of NumPy arrays alone.
 
     A pair of ranks may begin its transfers while the group still chooses its backends, so these go over
     messages.
-
-    Args:
-        backend: Carries the calls out.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -107,15 +72,14 @@ class CollectivesOnly(Backend):
         self._backend = backend
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
-        """Return whether it is a collective of NumPy arrays that the backend carries out."""
-        if stream.pair is not None or request.device is not None:
-            return False
-        return self._backend.supports(request, stream, sequence)
+        """See `Backend.supports`."""
+        is_collective = stream.pair is None and request.device is None
+        return is_collective and self._backend.supports(request, stream, sequence)
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
-        """Begin a call; see `Backend.start`."""
+        """See `Backend.start`."""
         return self._backend.start(request, buffers, call)
 
     def close(self, *, orderly: bool) -> None:
-        """Let go of what the backend holds; see `Backend.close`."""
+        """See `Backend.close`."""
         self._backend.close(orderly=orderly)

@@ -151,7 +151,8 @@ class SharedMemoryRegistry:
         self._attachments: weakref.WeakValueDictionary[bytes, Attachment] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._segment: Segment | None = None
-        self._refusal = ""
+        self.refusal = self._why_not()
+        """Reason why this client shares no memory; empty if it does, as far as is known."""
         self._next = HEADER
         self._uses: dict[int, _Use] = {}  # by offset of the region
         # Offsets of regions that this client does not use any more, by number of members; and arrays to
@@ -159,12 +160,6 @@ class SharedMemoryRegistry:
         self._free: dict[int, deque[int]] = {}
         self._retiring: deque[tuple[int, _Retired]] = deque()
         self._mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
-
-    def refusal(self) -> str:
-        """Return why this client shares no memory; empty if it does."""
-        with self._lock:
-            self._prepare()
-            return self._refusal
 
     def region(self, ranks: Sequence[int], position: int) -> Region | None:
         """Return memory for one group, with all flags zero; None if there is none left.
@@ -296,26 +291,24 @@ class SharedMemoryRegistry:
     def close(self) -> None:
         """Share nothing any more; mapped memory stays until nothing refers to it."""
         with self._lock:
-            self._refusal = "it has been shut down"
+            self.refusal = "it has been shut down"
             if self._segment is not None:
                 self._segment.close()
         if self.pool is not None:
             self.pool.close()
 
     def _prepare(self) -> None:
-        if self._segment is not None or self._refusal:
+        if self._segment is not None or self.refusal:
             return
+        try:
+            self._segment = Segment(self.limit // 4096 * 4096, self.host)
+        except OSError as error:
+            self.refusal = f"the system gives no shared memory: {error}"
+
+    def _why_not(self) -> str:
         if self.limit < HEADER + self.sizes.region(2):
-            self._refusal = "DMESH_SHARED_MEMORY forbids it"
-        elif missing := unsupported():
-            self._refusal = missing
-        elif self.core is None:
-            self._refusal = f"that needs the native core ({native.reason()})"
-        else:
-            try:
-                self._segment = Segment(self.limit // 4096 * 4096, self.host)
-            except OSError as error:
-                self._refusal = f"the system gives no shared memory: {error}"
+            return "DMESH_SHARED_MEMORY forbids it"
+        return unsupported() or ("" if self.core else f"that needs the native core ({native.reason()})")
 
 
 def usable_cores() -> int:

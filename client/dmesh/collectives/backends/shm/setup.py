@@ -2,12 +2,7 @@
 
 Each member sends all others the location of its region, or that it has none. Each maps all regions, and
 tells all others whether it could. Only if all could, the group shares memory, from its second call on: so all
-decide alike. In the same messages they find out whether each may read the memory of every other's process,
-and from which number on the transfers between two ranks go through shared memory: the first that neither has
-begun.
-
-The messages travel in the channel of the call itself, with its descriptor. So a member that calls something
-else, or does not come, is found out as in every call.
+decide alike. In the same messages they find out whether each may read the memory of every other's process.
 """
 
 from __future__ import annotations
@@ -16,9 +11,7 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
-from functools import partial
 
 from dmesh.collectives.backends.shm.registry import (
     Attachment,
@@ -28,20 +21,13 @@ from dmesh.collectives.backends.shm.registry import (
     leave,
 )
 from dmesh.collectives.backends.shm.segment import HEADER, Ticket
-from dmesh.collectives.backends.tcp.exchange import Waits, exchange
-from dmesh.collectives.backends.tcp.transport import Channel
+from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
 
-FIRST_STEP = 2**31
-"""Number of the first message, far from the steps of schedules."""
-STEPS = 2
 PROTOCOL = 3
 """Version of the layout of regions. Members with another one do not share memory."""
 _OFFER = struct.Struct("!B7xQQQQQQQ")
 _OFFER_SIZE = _OFFER.size + Ticket.SIZE
-_VERDICT = struct.Struct("!??QQ")
-
-Counts = tuple[int, int]
-"""Number of transfers to a member, and from it."""
+_CANNOT, _CAN_MAP, _CAN_READ = range(3)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -58,55 +44,28 @@ class SharedMemoryGroup:
     """Sizes of their parts."""
     tickets: list[Ticket]
     """Tickets of the members' segments."""
-    can_read_peers: bool
-    """True if each member may read the memory of every other's process."""
+    agreement: Agreement
+    """Outcome of the setup."""
     mappings: list[Attachment] = field(default_factory=list)
     """Segments with arrays of others that calls have used: they stay mapped as long as there may be calls."""
 
-
-@dataclass(frozen=True, slots=True)
-class SharedMemorySetup:
-    """Outcome of the setup."""
-
-    memory: SharedMemoryGroup | None
-    """Memory that the members share, if they do."""
-    refusal: str
-    """Reason why they do not."""
-    sends_from: tuple[int, ...]
-    """For each member, the number of the first transfer to it that neither has begun."""
-    receives_from: tuple[int, ...]
-    """The same of transfers from it."""
+    @property
+    def can_read_peers(self) -> bool:
+        """True if each member may read the memory of every other's process."""
+        return self.agreement.level == _CAN_READ
 
 
-def share_memory(
-    channel: Channel,
-    ranks: Sequence[int],
-    position: int,
-    shared_memory: SharedMemoryRegistry,
-    freeze: Callable[[], Sequence[Counts]],
-    step: int = FIRST_STEP,
-) -> Waits[SharedMemorySetup]:
-    """Find out whether a group shares memory; all its members must call this.
-
-    Args:
-        channel: Channel of its first call.
-        ranks: Its members.
-        position: This client's position.
-        shared_memory: Of this client.
-        freeze: Returns the counts for each member; no later transfer may begin before this is over.
-        step: Number of the first of `STEPS` messages.
-    """
-    region = shared_memory.region(ranks, position)
+def share_memory(exchange: Exchange, shared_memory: SharedMemoryRegistry) -> Waits[SharedMemoryGroup | str]:
+    """Let the members of a group share memory; return it, or why they do not. All of them must call this."""
+    region = shared_memory.region(exchange.ranks, exchange.position)
     attempt = _Attempt()
     try:
-        return (yield from _set_up(channel, ranks, position, shared_memory, region, attempt, freeze, step))
+        return (yield from _set_up(exchange, shared_memory, region, attempt))
     finally:
         if not attempt.shared:
             if region is not None and not attempt.undecided:
                 shared_memory.abandon(region)
-            at = shared_memory.sizes.left(position)
-            words = [(member.memory, member.offset + at) for member in attempt.found]
-            leave(words, [member.salt for member in attempt.found], os.getpid())
+            leave(*attempt.marks(shared_memory.sizes.left(exchange.position)), os.getpid())
 
 
 @dataclass(slots=True)
@@ -120,21 +79,18 @@ class _Attempt:
     shared: bool = False
     """True if the group shares memory."""
 
+    def marks(self, at: int) -> tuple[list[tuple[mmap.mmap, int]], list[int]]:
+        """Return where this client marks that it has left, and the salts of these regions."""
+        return [(member.memory, member.offset + at) for member in self.found], [m.salt for m in self.found]
+
 
 def _set_up(
-    channel: Channel,
-    ranks: Sequence[int],
-    position: int,
-    shared_memory: SharedMemoryRegistry,
-    region: Region | None,
-    attempt: _Attempt,
-    freeze: Callable[[], Sequence[Counts]],
-    step: int,
-) -> Waits[SharedMemorySetup]:
-    found = attempt.found
-    refusal = shared_memory.refusal() or ("" if region else "its shared memory is used up by other groups")
+    exchange: Exchange, shared_memory: SharedMemoryRegistry, region: Region | None, attempt: _Attempt
+) -> Waits[SharedMemoryGroup | str]:
+    ranks, found = exchange.ranks, attempt.found
+    refusal = shared_memory.refusal or ("" if region else "its shared memory is used up by other groups")
     offer = bytes(_OFFER_SIZE) if region is None else _offer(shared_memory, region)
-    offers = yield from exchange(channel, ranks, position, step, [offer] * len(ranks))
+    offers = yield from exchange.swap([offer] * len(ranks))
     for rank, theirs in zip(ranks, offers, strict=True):
         if refusal:
             break
@@ -143,23 +99,12 @@ def _set_up(
             refusal = member
         else:
             found.append(member)
-    counts = freeze()
     reads = not refusal and all(_reads(shared_memory, member) for member in found)
-    mine = [_VERDICT.pack(not refusal, reads, *count) for count in counts]
     attempt.undecided = not refusal
-    answers = yield from exchange(channel, ranks, position, step + 1, mine)
-    verdicts = [_VERDICT.unpack(answer) for answer in answers]
-    met = partial(
-        SharedMemorySetup,
-        sends_from=tuple(1 + max(sent, got) for (sent, _), (*_, got) in zip(counts, verdicts, strict=True)),
-        receives_from=tuple(
-            1 + max(got, sent) for (_, got), (*_, sent, _) in zip(counts, verdicts, strict=True)
-        ),
-    )
-    against = [rank for rank, (agrees, *_) in zip(ranks, verdicts, strict=True) if not agrees]
-    if refusal or against:
+    agreement = yield from exchange.agree(_CANNOT if refusal else _CAN_READ if reads else _CAN_MAP)
+    if not agreement.level:
         attempt.undecided = False
-        return met(None, refusal or f"rank {against[0]} cannot share memory with all of the group")
+        return refusal or f"rank {agreement.against} cannot share memory with all of the group"
     assert region is not None
     attempt.shared = True
     shm = SharedMemoryGroup(
@@ -168,12 +113,11 @@ def _set_up(
         salts=[member.salt for member in found],
         sizes=shared_memory.sizes,
         tickets=[member.ticket for member in found],
-        can_read_peers=all(may_read for _, may_read, *_ in verdicts),
+        agreement=agreement,
     )
-    at = shared_memory.sizes.left(position)
-    words = [(member.memory, member.offset + at) for member in found]
-    weakref.finalize(shm, leave, words, list(shm.salts), os.getpid()).atexit = False
-    return met(shm, "")
+    marks = attempt.marks(shared_memory.sizes.left(exchange.position))
+    weakref.finalize(shm, leave, *marks, os.getpid()).atexit = False
+    return shm
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """Dedicated connections of a group whose ranks share no memory, made in its first call.
 
-Each member advertises to all others whether it can use dedicated connections, and its tuning; to those before
-it in the group also the numbers under which it expects them, for collectives and for transfers. The first
-member's tuning says how many connections each pair has. Each member dials all that come after it, and reports
-to all others whether that succeeded. The group gets dedicated connections only if every member agrees, from
-its second call on.
+Each member tells those before it in the group the numbers under which it expects them, for collectives and
+for transfers. The group's tuning says how many connections each pair has. Each member dials all that come
+after it, and reports to all others whether that succeeded. The group gets dedicated connections only if every
+member agrees, from its second call on.
 """
 
 from __future__ import annotations
@@ -12,27 +11,21 @@ from __future__ import annotations
 import itertools
 import queue
 import struct
-import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from socket import socket
 
-from dmesh.collectives.backends.tcp.exchange import Waits, exchange
+from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
 from dmesh.collectives.backends.tcp.transport import Channel, Connector
-from dmesh.collectives.tuning import MOST_STREAMS, Tuning
+from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint
 
 PROTOCOL = 4
 """Version of the calls' format; see `client/native/core/tcp.h`. A group needs the same at all members."""
-STEPS = 2
-"""Messages that `open_connections` sends to each member."""
-_NUMBERS = 3 * MOST_STREAMS
-_OFFER = struct.Struct(f"!Bxxx{_NUMBERS}IQIQQQI")
-_VERDICT = struct.Struct("!?")
 _CONNECT_WITHIN = 10.0
 """Seconds in which all connections must be there."""
 _CHECK_EVERY = 0.2
@@ -44,14 +37,13 @@ Sockets = dict[int, list[socket]]
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Outcome of `open_connections`, the same for all members."""
+    """Dedicated connections of a group."""
 
     sockets: Sockets
-    """Empty if the group has no dedicated connections."""
-    refusal: str
-    """The reason if it has none, else empty."""
     tuning: Tuning
-    """The first member's, which holds for all, connected or not."""
+    """The group's tuning."""
+    agreement: Agreement
+    """Outcome of the setup."""
 
     def close(self) -> None:
         """Close the connections: the group does not use them."""
@@ -60,59 +52,33 @@ class Connections:
 
 
 def open_connections(
-    channel: Channel,
-    ranks: Sequence[int],
-    position: int,
-    connector: Connector | None,
-    core: Core | None,
-    step: int,
-    tuning: Tuning,
-    *,
-    transfers: bool = True,
-) -> Waits[Connections]:
-    """Connect the members of a group; must be called by all of them.
+    exchange: Exchange, connector: Connector | None, tuning: Tuning, *, transfers: bool = True
+) -> Waits[Connections | str]:
+    """Connect the members of a group; return the connections, or why there are none.
+
+    Must be called by all members, which all can use them.
 
     Args:
-        channel: Channel of its first call.
-        ranks: Its members.
-        position: This client's.
-        connector: Makes the connections; None if it cannot.
-        core: The native core, which alone can use them.
-        step: Number of its first message, of `STEPS`.
-        tuning: This client's.
+        exchange: Among all members.
+        connector: Makes the connections.
+        tuning: The group's.
         transfers: Whether transfers get connections, too.
-
-    Returns:
-        The connections, or why there are none; and the group's tuning in any case.
     """
-    refusal = _unable(connector, core)
+    assert connector is not None
+    ranks, position = exchange.ranks, exchange.position
+    each = (1 + 2 * transfers) * tuning.streams
+    offer = struct.Struct(f"!{each}I")
     numbers: dict[int, list[int]] = {}
     found: Sockets = {}
     try:
-        offers = []
-        for member, rank in enumerate(ranks):
-            if not refusal and connector is not None and member < position:
-                numbers[member] = [connector.expect(rank) for _ in range((1 + 2 * transfers) * MOST_STREAMS)]
-            advertised = [*numbers.get(member, ()), *[0] * _NUMBERS][:_NUMBERS]
-            offers.append(_OFFER.pack(0 if refusal else PROTOCOL, *advertised, *astuple(tuning)))
-        answers = yield from exchange(channel, ranks, position, step, offers)
-        offers_of_all = [_OFFER.unpack(offer) for offer in answers]
-        agreed = Tuning(*offers_of_all[0][1 + _NUMBERS :])
-        used = (1 + 2 * transfers) * agreed.streams
-        for expected in numbers.values():
-            close_all(_claim(connector, expected[used:]))  # no member dials them
-            del expected[used:]
-        for rank, (protocol, *_) in zip(ranks, offers_of_all, strict=True):
-            if not refusal and protocol != PROTOCOL:
-                refusal = f"rank {rank} has none, or of another protocol ({protocol})"
-        if not refusal and connector is not None:
-            later = range(position + 1, len(ranks))
-            wanted = {member: list(offers_of_all[member][1 : 1 + used]) for member in later}
-            refusal = yield from _dial(channel, connector, ranks, wanted, found)
-        mine = [_VERDICT.pack(not refusal)] * len(ranks)
-        answers = yield from exchange(channel, ranks, position, step + 1, mine)
-        verdicts = [_VERDICT.unpack(answer)[0] for answer in answers]
-        against = [rank for rank, agrees in zip(ranks, verdicts, strict=True) if not agrees]
+        for member in range(position):
+            numbers[member] = [connector.expect(ranks[member]) for _ in range(each)]
+        offers = yield from exchange.swap(
+            [offer.pack(*numbers.get(member, [0] * each)) for member in range(len(ranks))]
+        )
+        wanted = {member: list(offer.unpack(offers[member])) for member in range(position + 1, len(ranks))}
+        refusal = yield from _dial(exchange.channel, connector, ranks, wanted, found)
+        agreement = yield from exchange.agree(not refusal)
         for member, expected in tuple(numbers.items()):
             # A dialer agrees once it has been let in, so its connections are here by then.
             claimed = _claim(connector, expected)
@@ -121,13 +87,12 @@ def open_connections(
                 found[member] = claimed
             else:
                 close_all(claimed)
-        if refusal or against:
-            reason = refusal or f"rank {against[0]} could not connect with all of the group"
-            return Connections({}, reason, agreed)
+        if not agreement.level:
+            return refusal or f"rank {agreement.against} could not connect with all of the group"
         if len(found) != len(ranks) - 1:
             missing = next(m for m in range(len(ranks)) if m != position and m not in found)
             raise AssertionError(f"rank {ranks[missing]} says that it has connected, but has not")
-        connected, found = Connections(found, "", agreed), {}
+        connected, found = Connections(found, tuning, agreement), {}
         return connected
     finally:
         for expected in numbers.values():
@@ -136,19 +101,9 @@ def open_connections(
             close_all(sockets)
 
 
-def _claim(connector: Connector | None, expected: Iterable[int]) -> list[socket]:
+def _claim(connector: Connector, expected: Iterable[int]) -> list[socket]:
     """Return the connections that have come under some numbers, which are not expected any more."""
-    return [] if connector is None else [sock for sock in map(connector.claim, expected) if sock is not None]
-
-
-def _unable(connector: Connector | None, core: Core | None) -> str:
-    if connector is None:
-        return "its connections are encrypted, or not over TCP"
-    if core is None:
-        return "this client has no native core"
-    if sys.byteorder != "little":
-        return "this machine has another byte order"
-    return ""
+    return [sock for sock in map(connector.claim, expected) if sock is not None]
 
 
 def _dial(
