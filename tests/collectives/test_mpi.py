@@ -260,8 +260,8 @@ def test_calls_that_mpi_cannot_count_go_another_way(ranks, monkeypatch):
     stream.settle(1, None)
     requests = RequestBuilder(3, 0)
     for count, expected in ((2, True), (100, False)):
-        assert backend.supports(requests.all_reduce(np.ones(count), "sum", None), stream, 2) == expected
-        assert backend.supports(requests.broadcast(np.ones(count), 0, None), stream, 2) == expected
-    assert not backend.supports(requests.barrier(), Stream(1, None), 2)  # not settled
+        assert backend.supports(requests.make("all_reduce", np.ones(count), op="sum"), stream, 2) == expected
+        assert backend.supports(requests.make("broadcast", np.ones(count), root=0), stream, 2) == expected
+    assert not backend.supports(requests.make("barrier"), Stream(1, None), 2)  # not settled
     meet(ranks)
     ranks.all(lambda communicator: check(communicator.world, "all_reduce"))

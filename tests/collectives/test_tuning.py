@@ -281,11 +281,11 @@ def selected(request, limit):
 
 
 def test_schedules_follow_the_tuning():
-    x, requests = np.ones(100, "f4"), RequestBuilder(4, 3)
+    x, make = np.ones(100, "f4"), RequestBuilder(4, 3).make
     for request, large, small in (
-        (requests.all_reduce(x, "sum", None), all_reduce_scattered(4, 3, 100), all_reduce_flat(4, 3, 100)),
-        (requests.reduce(x, "sum", 1, None), reduce_scattered(4, 3, 1, 100), reduce_flat(4, 3, 1, 100)),
-        (requests.broadcast(x, 1, None), broadcast_scattered(4, 3, 1, 100), broadcast_tree(4, 3, 1, 100)),
+        (make("all_reduce", x, op="sum"), all_reduce_scattered(4, 3, 100), all_reduce_flat(4, 3, 100)),
+        (make("reduce", x, op="sum", root=1), reduce_scattered(4, 3, 1, 100), reduce_flat(4, 3, 1, 100)),
+        (make("broadcast", x, root=1), broadcast_scattered(4, 3, 1, 100), broadcast_tree(4, 3, 1, 100)),
     ):
         assert selected(request, 399) == large != small
         assert selected(request, 400) == small

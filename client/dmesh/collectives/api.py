@@ -35,8 +35,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 from numpy.typing import ArrayLike, DTypeLike
 
 from dmesh import native
-from dmesh.collectives.request import Array, Request
-from dmesh.collectives.validation import RequestBuilder
+from dmesh.collectives.request import Array, Request, Requests
 from dmesh.errors import CollectiveTypeError, NativeCoreError
 from dmesh.runtime import context
 
@@ -60,8 +59,8 @@ NATIVE = (
 class ProcessGroup(ABC):
     """Group of clients, as the public functions see it; see `group.Group`."""
 
-    requests: RequestBuilder
-    """Validates the calls of this rank."""
+    requests: Requests
+    """Makes the requests of this rank's calls."""
 
     @property
     def part(self) -> World:
@@ -199,7 +198,7 @@ def all_reduce(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.all_reduce(x, op, out, compress), timeout, async_op)
+    return members.call(members.requests.make("all_reduce", x, out, op, compress=compress), timeout, async_op)
 
 
 @overload
@@ -260,7 +259,7 @@ def reduce(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.reduce(x, op, root, out), timeout, async_op)
+    return members.call(members.requests.make("reduce", x, out, op, root), timeout, async_op)
 
 
 @overload
@@ -322,7 +321,7 @@ def reduce_scatter(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.reduce_scatter(x, op, axis, out), timeout, async_op)
+    return members.call(members.requests.make("reduce_scatter", x, out, op, axis=axis), timeout, async_op)
 
 
 @overload
@@ -351,4 +350,4 @@ def barrier(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.barrier(), timeout, async_op)
+    return members.call(members.requests.make("barrier"), timeout, async_op)

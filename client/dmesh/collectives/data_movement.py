@@ -66,7 +66,7 @@ def broadcast(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.broadcast(x, root, out), timeout, async_op)
+    return members.call(members.requests.make("broadcast", x, out, root=root), timeout, async_op)
 
 
 @overload
@@ -122,7 +122,7 @@ def all_gather(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.all_gather(x, axis, out), timeout, async_op)
+    return members.call(members.requests.make("all_gather", x, out, axis=axis), timeout, async_op)
 
 
 @overload
@@ -176,7 +176,7 @@ def gather(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.gather(x, root, out), timeout, async_op)
+    return members.call(members.requests.make("gather", x, out, root=root), timeout, async_op)
 
 
 @overload
@@ -234,7 +234,7 @@ def scatter(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.scatter(x, root, out), timeout, async_op)
+    return members.call(members.requests.make("scatter", x, out, root=root), timeout, async_op)
 
 
 @overload
@@ -284,7 +284,7 @@ def all_to_all(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.all_to_all(x, out), timeout, async_op)
+    return members.call(members.requests.make("all_to_all", x, out), timeout, async_op)
 
 
 @overload
@@ -340,7 +340,7 @@ def permute(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.permute(x, pairs, out), timeout, async_op)
+    return members.call(members.requests.make("permute", x, out, pairs=pairs), timeout, async_op)
 
 
 @overload
@@ -396,7 +396,7 @@ def send(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.send(x, dst), timeout, async_op)
+    return members.call(members.requests.make("send", x, root=dst), timeout, async_op)
 
 
 @overload
@@ -454,4 +454,4 @@ def recv(
         PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
-    return members.call(members.requests.recv(x, src, out), timeout, async_op)
+    return members.call(members.requests.make("recv", x, out, root=src), timeout, async_op)

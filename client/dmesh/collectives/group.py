@@ -21,11 +21,11 @@ from dmesh.collectives.control_messages import Abort, Position, State, WhereAreY
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.futures import Completed, Transfer, Worker, pend, settle
 from dmesh.collectives.generation import Generation
-from dmesh.collectives.request import TRANSFER, Request
+from dmesh.collectives.request import TRANSFER, Request, check_timeout
 from dmesh.collectives.services import Services
 from dmesh.collectives.skipped import NOT_BLOCKED, blocked_in
 from dmesh.collectives.stream import Stream
-from dmesh.collectives.validation import RequestBuilder, check_timeout
+from dmesh.collectives.validation import RequestBuilder
 from dmesh.collectives.work import Members, Work
 from dmesh.errors import CollectiveError, NotInitializedError, PeerLostError
 from dmesh.native import Endpoint

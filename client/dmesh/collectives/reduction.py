@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.collectives.request import Reduction, describe_dtype
+from dmesh.collectives.request import DTYPES, Reduction, describe_dtype
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 _ALIASES = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
@@ -110,3 +110,12 @@ def _kind(dtype: np.dtype[Any]) -> str:
     if dtype.type.__module__.partition(".")[0] != "ml_dtypes":
         return dtype.kind
     return "I" if dtype.name.startswith(("int", "uint")) else "F"
+
+
+REDUCTIONS = {
+    (name, dtype): resolve(canonical_op(name), dtype)
+    for name in (*OPS, *_ALIASES)
+    for dtype in DTYPES
+    if _kind(dtype) in _MEANINGFUL[canonical_op(name)]
+}
+"""Reductions of the usual dtypes, by name."""

@@ -6,10 +6,9 @@ other ranks or allocated for them.
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,14 +18,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dmesh.collectives.backends.nccl import is_gpu_array
-from dmesh.collectives.reduction import canonical_op, resolve
+from dmesh.collectives.backends.nccl.arrays import GpuArrays
+from dmesh.collectives.reduction import REDUCTIONS, canonical_op, resolve
 from dmesh.collectives.request import (
     TRANSFER,
     Array,
-    Arrays,
     Descriptor,
     Reduction,
     Request,
+    Requests,
     describe,
     describe_dtype,
     describe_type,
@@ -38,27 +38,73 @@ _OVERLAP_EFFORT = 10_000
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_ROOTED = ("reduce", "broadcast", "gather", "scatter")
+_PEERS = {"send": "dst", "recv": "src"}
+_NUMPY_ONLY = ("gather", "scatter", "permute")
+
+
+def as_input(x: ArrayLike, what: str) -> Array:
+    """Return `x` as a C-contiguous array of native byte order: itself if it is one, else a copy."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise CollectiveValueError(
+            f"{what} cannot take a masked array; pass x.filled(value), or x.data and x.mask separately"
+        )
+    try:
+        array = np.asarray(x)
+    except ValueError as error:
+        raise CollectiveValueError(f"{what} needs an array, got {describe_type(x)}: {error}") from error
+    except TypeError as error:  # such as an array on a GPU, for an operation that knows only NumPy's
+        raise CollectiveTypeError(
+            f"{what} cannot make a NumPy array of {describe_type(x)}: {error}"
+        ) from error
+    dtype, flags = array.dtype, array.flags
+    if dtype.hasobject:
+        raise CollectiveTypeError(
+            f"{what} cannot move arrays of dtype {dtype}: its elements are references to Python objects, "
+            "which dmesh never pickles. Convert them to a dtype of fixed size."
+        )
+    if flags.c_contiguous and flags.aligned and dtype.isnative:
+        return array
+    return np.array(array, dtype=dtype.newbyteorder("="), order="C")
+
+
+def check_out(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...], x: Any, what: str) -> None:
+    """Raise if the result cannot be put into `out`; it may be the input `x`, but not overlap it otherwise."""
+    if out is None:
+        return
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise CollectiveTypeError(f"out= of {what} must be a NumPy array, not {describe_type(out)}")
+    if out.dtype != dtype:
+        raise CollectiveTypeError(
+            f"out= of {what} has dtype {out.dtype}, but the result is {describe_dtype(dtype)}"
+        )
+    if out.shape != shape:
+        raise CollectiveValueError(f"out= of {what} has shape {out.shape}, but the result's is {shape}")
+    if not out.flags.writeable:
+        raise CollectiveValueError(f"out= of {what} is read-only")
+    if isinstance(x, np.ndarray) and not _same_memory(x, out) and _overlap(x, out):
+        raise CollectiveValueError(
+            f"out= of {what} overlaps the input without being the same array; pass a separate array"
+        )
+
 
 class NumpyArrays:
-    """NumPy; see `Arrays`."""
+    """NumPy, with the methods that `GpuArrays` has for CuPy."""
+
+    as_input = staticmethod(as_input)
+    check_out = staticmethod(check_out)
 
     def using(self, x: Any, what: str) -> AbstractContextManager[None]:
         """Do nothing: NumPy has no devices."""
         del x, what
         return nullcontext()
 
-    def as_input(self, x: Any, what: str) -> Array:
-        """Return an array in C order and native byte order; see `as_input`."""
-        return as_input(x, what)
-
-    def check_out(self, out: Any, dtype: Any, shape: tuple[int, ...], x: Any, what: str) -> None:
-        """Raise if the result cannot be put into `out`; see `check_out`."""
-        check_out(out, dtype, shape, x if isinstance(x, np.ndarray) else None, what)
-
     def reduction(self, op: str, dtype: np.dtype[Any], what: str) -> Reduction:
-        """Return how contributions are folded; see `reduction.resolve`."""
+        """Return how contributions are folded; raises where that has no meaning."""
         del what
-        return resolve(canonical_op(op), dtype)
+        known = REDUCTIONS.get((op, dtype)) if isinstance(op, str) else None
+        return known or resolve(canonical_op(op), dtype)
 
     def describe(
         self, kind: str, arguments: list[str], like: Any, number: int
@@ -74,7 +120,7 @@ class NumpyArrays:
 NUMPY = NumpyArrays()
 
 
-class RequestBuilder:
+class RequestBuilder(Requests):
     """Validates the calls of one rank of a group.
 
     Args:
@@ -83,349 +129,160 @@ class RequestBuilder:
     """
 
     def __init__(self, size: int, rank: int) -> None:
-        self.size = size
-        self.rank = rank
-        self._gpu: Arrays | None = None
+        super().__init__(size, rank)
+        self._gpu = GpuArrays()
 
-    def barrier(self) -> Request:
-        """No rank passes before all have come."""
-        text, descriptor = describe("barrier", (), None, (), 0)
-        return Request("barrier", text, descriptor)
-
-    def all_reduce(self, x: ArrayLike, op: str, out: Any, compress: DTypeLike | None = None) -> Request:
-        """All ranks get the reduction of all arrays."""
-        arrays, what = self._arrays(x), "all_reduce"
+    def validate(
+        self,
+        kind: str,
+        x: Any,
+        out: Any = None,
+        op: Any = None,
+        root: Any = None,
+        axis: Any = None,
+        compress: Any = None,
+        pairs: Any = None,
+    ) -> Request:
+        """Check everything that a caller passed, and return the request; see `Requests.make`."""
+        if kind == "barrier":
+            return Request(kind, *describe(kind, (), None, (), 0))
         if compress is not None:
-            if arrays is not NUMPY:
-                raise CollectiveTypeError(
-                    "compress= of all_reduce is for NumPy arrays; convert GPU arrays yourself"
-                )
             return self._compressed(x, op, out, compress)
-        with arrays.using(x, what):
-            array = arrays.as_input(x, what)
-            reduction = arrays.reduction(op, array.dtype, what)
-            arrays.check_out(out, reduction.result, array.shape, x, what)
-            return self._reducing(arrays, what, array, array, reduction, array.shape, out)
-
-    def _compressed(self, x: ArrayLike, op: str, out: Any, compress: DTypeLike) -> Request:
-        """Arrays that travel in 16 bits."""
-        what = "all_reduce"
-        wide = as_input(x, what)
-        resolve(canonical_op(op), wide.dtype)
-        narrow = as_half(compress, wide.dtype)
-        NUMPY.check_out(out, wide.dtype, wide.shape, x, what)
-        with np.errstate(all="ignore"):  # values that are too large become infinite, on one rank as on all
-            request = self.all_reduce(wide.astype(narrow), op, None)
-        return replace(request, out=out, arrange=lambda flat: flat.reshape(wide.shape).astype(wide.dtype))
-
-    def reduce(self, x: ArrayLike, op: str, root: int, out: Any) -> Request:
-        """The root gets the reduction of all arrays."""
-        arrays, what = self._arrays(x), "reduce"
-        root = check_position(root, self.size, "root", what)
-        check_only_root(out, self.rank, root, what)
-        with arrays.using(x, what):
-            array = arrays.as_input(x, what)
-            reduction = arrays.reduction(op, array.dtype, what)
-            arrays.check_out(out, reduction.result, array.shape, x, what)
-            shape = array.shape if self.rank == root else None
-            return self._reducing(arrays, what, array, array, reduction, shape, out, root=root)
-
-    def reduce_scatter(self, x: ArrayLike, op: str, axis: int | None, out: Any) -> Request:
-        """Each rank gets the reduction of all ranks' blocks of its number."""
-        arrays, what = self._arrays(x), "reduce_scatter"
-        with arrays.using(x, what):
-            array = arrays.as_input(x, what)
-            reduction = arrays.reduction(op, array.dtype, what)
-            if axis is None:
-                check_blocks(array, self.size, what)
-                shape, rows = array.shape[1:], array
-            else:
-                axis = check_divisible(array, axis, self.size, what)
-                length = array.shape[axis] // self.size
-                shape = (*array.shape[:axis], length, *array.shape[axis + 1 :])
-                cut = array.reshape(*array.shape[:axis], self.size, length, *array.shape[axis + 1 :])
-                rows = cut.transpose(axis, *(d for d in range(cut.ndim) if d != axis))
-            arrays.check_out(out, reduction.result, shape, x, what)
-            return self._reducing(arrays, what, array, rows, reduction, shape, out, axis=axis)
-
-    def _reducing(
-        self,
-        arrays: Arrays,
-        kind: str,
-        like: Any,
-        rows: Any,
-        reduction: Reduction,
-        shape: tuple[int, ...] | None,
-        out: Any,
-        *,
-        root: int | None = None,
-        axis: int | None = None,
-    ) -> Request:
-        source = rows if rows.dtype == reduction.wire else rows.astype(reduction.wire, order="C")
-        source = arrays.as_input(source, kind)
-        arguments = [reduction.op]
-        if root is not None:
-            arguments.append(f"root={root}")
-        if axis is not None:
-            arguments.append(f"axis={axis}")
-        text, descriptor = arrays.describe(kind, arguments, like, (root or 0) if axis is None else axis + 1)
-        blocks = self.size if kind == "reduce_scatter" else 1
-        return arrays.complete(
-            Request(
-                kind,
-                text,
-                descriptor,
-                nbytes_per_rank=int(source.nbytes),
-                count=source.size // blocks,
-                root=root or 0,
-                reduction=reduction,
-                contributes=True,
-                dtype=reduction.result,
-                source=source,
-                shape=shape,
-                out=out,
-                aliased=_aliased(source, out),
+        size, rank = self.size, self.rank
+        if kind in _PEERS:
+            root = check_position(root, size, _PEERS[kind], kind)
+            if root == rank:
+                raise CollectiveValueError(f"{_PEERS[kind]}={root} of {kind} is this rank itself")
+        elif kind in _ROOTED:
+            root = check_position(root, size, "root", kind)
+        if kind in ("reduce", "gather") and out is not None and rank != root:
+            raise CollectiveValueError(
+                f"out= of {kind} is for the root (position {root}) alone; this is position {rank}"
             )
-        )
-
-    def broadcast(self, x: ArrayLike, root: int, out: Any) -> Request:
-        """All ranks get the root's array."""
-        arrays, what = self._arrays(x), "broadcast"
-        root = check_position(root, self.size, "root", what)
-        with arrays.using(x, what):
-            array = arrays.as_input(x, what)
-            arrays.check_out(out, array.dtype, array.shape, x, what)
-            return self._moving(
-                arrays, what, array, array.shape, out, root=root, contributes=self.rank == root
+        receives = kind == "recv" or (kind == "scatter" and rank != root)
+        like = out if receives and x is None else x
+        if receives and like is None:
+            raise CollectiveValueError(
+                f"{kind} must know what it will receive: pass an array of its dtype and shape, or out="
             )
-
-    def all_gather(self, x: ArrayLike, axis: int | None, out: Any) -> Request:
-        """All ranks get all arrays."""
-        arrays, what = self._arrays(x), "all_gather"
-        with arrays.using(x, what):
-            array = arrays.as_input(x, what)
-            stacked = (self.size, *array.shape)
-            shape = stacked
-            arrange: Callable[[Any], Any] | None = None
+        if kind == "scatter" and like is None:
+            raise CollectiveValueError("the root of scatter must pass the array whose rows are scattered")
+        moves = _check_pairs(pairs, size, kind) if kind == "permute" else ()
+        arrays = self._arrays(like, kind)
+        with arrays.using(like, kind):
+            array = arrays.as_input(like, kind)
+            reduction = arrays.reduction(op, array.dtype, kind) if kind in _REDUCING else None
+            dtype = array.dtype if reduction is None else reduction.result
+            axis = 0 if kind == "all_to_all" else axis
             if axis is not None:
-                number = check_axis(axis, array.ndim, what)
-                shape = (
-                    *array.shape[:number],
-                    self.size * array.shape[number],
-                    *array.shape[number + 1 :],
-                )
-                if number:
-                    order = (*range(1, number + 1), 0, *range(number + 1, array.ndim + 1))
-
-                    def arrange(flat: Any) -> Any:
-                        return flat.reshape(stacked).transpose(order).copy(order="C").reshape(shape)
-
-            arrays.check_out(out, array.dtype, shape, x, what)
-            return self._moving(arrays, what, array, shape, out, arrange=arrange)
-
-    def gather(self, x: ArrayLike, root: int, out: Any) -> Request:
-        """The root gets all arrays."""
-        what = "gather"
-        root = check_position(root, self.size, "root", what)
-        array = as_input(x, what)
-        check_only_root(out, self.rank, root, what)
-        shape = (self.size, *array.shape)
-        NUMPY.check_out(out, array.dtype, shape, x, what)
-        return self._moving(NUMPY, what, array, shape if self.rank == root else None, out, root=root)
-
-    def scatter(self, x: ArrayLike | None, root: int, out: Any) -> Request:
-        """Each rank gets its row of the root's array."""
-        what = "scatter"
-        root = check_position(root, self.size, "root", what)
-        source: Array | None = None
-        if self.rank == root:
-            if x is None:
-                raise CollectiveValueError("the root of scatter must pass the array whose rows are scattered")
-            source = as_input(x, what)
-            check_blocks(source, self.size, what)
-            like = source[0, ...]  # an array even where source[0] would be a scalar of another dtype
-        elif x is not None:
-            like = as_input(x, what)
-        elif out is not None:
-            like = native(out, what) if isinstance(out, np.ndarray) else as_input(out, what)
-        else:
-            raise CollectiveValueError(
-                "scatter must know what it will receive: pass an array of one row's dtype and shape, or out="
-            )
-        NUMPY.check_out(out, like.dtype, like.shape, None if source is None else x, what)
-        return self._moving(
-            NUMPY, what, like, like.shape, out, source=source, blocks=self.size, root=root,
-            contributes=self.rank == root, aliased=False,
-        )  # fmt: skip
-
-    def all_to_all(self, x: ArrayLike, out: Any) -> Request:
-        """Block j of rank i becomes block i of rank j."""
-        arrays, what = self._arrays(x), "all_to_all"
-        with arrays.using(x, what):
-            array = arrays.as_input(x, what)
-            check_divisible(array, 0, self.size, what)
-            arrays.check_out(out, array.dtype, array.shape, x, what)
-            return self._moving(
-                arrays, what, array, array.shape, out, needs_copy=True, count=array.size // self.size
-            )
-
-    def permute(self, x: ArrayLike, pairs: Iterable[tuple[int, int]], out: Any) -> Request:
-        """Each (source, target) pair moves the source's array to the target."""
-        what = "permute"
-        checked = check_pairs(pairs, self.size, what)
-        array = as_input(x, what)
-        NUMPY.check_out(out, array.dtype, array.shape, x, what)
-        return self._moving(
-            NUMPY, what, array, array.shape, out, needs_copy=True, pairs=checked,
-            contributes=any(source == self.rank for source, _ in checked),
-            zero_fill=all(target != self.rank for _, target in checked),
-        )  # fmt: skip
-
-    def send(self, x: ArrayLike, dst: int) -> Request:
-        """The sender's half of a transfer."""
-        arrays, what = self._arrays(x), "send"
-        dst = check_other(dst, self.rank, self.size, "dst", what)
-        with arrays.using(x, what):
-            array = arrays.as_input(x, what)
-            return self._moving(arrays, TRANSFER, array, None, None, peer=dst)
-
-    def recv(self, x: ArrayLike | None, src: int, out: Any) -> Request:
-        """The receiver's half of a transfer."""
-        like: Any = out if x is None else x
-        arrays, what = self._arrays(like), "recv"
-        src = check_other(src, self.rank, self.size, "src", what)
-        if like is None:
-            raise CollectiveValueError(
-                "recv must know what it will receive: pass an array of the same dtype and shape, or out="
-            )
-        with arrays.using(like, what):
-            array = arrays.as_input(like, what)
-            arrays.check_out(out, array.dtype, array.shape, None, what)
-            return self._moving(
-                arrays, TRANSFER, array, array.shape, out, peer=src, contributes=False, aliased=False
-            )
-
-    def _moving(
-        self,
-        arrays: Arrays,
-        kind: str,
-        like: Any,
-        shape: tuple[int, ...] | None,
-        out: Any,
-        *,
-        source: Any = None,
-        blocks: int = 1,
-        root: int | None = None,
-        peer: int | None = None,
-        pairs: tuple[tuple[int, int], ...] = (),
-        contributes: bool = True,
-        count: int | None = None,
-        aliased: bool | None = None,
-        needs_copy: bool = False,
-        zero_fill: bool = False,
-        arrange: Callable[[Any], Any] | None = None,
-    ) -> Request:
-        arguments = [] if root is None else [f"root={root}"]
-        if kind == "permute":
-            arguments.append("[" + ", ".join(f"{a}->{b}" for a, b in pairs) + "]")
-        text, descriptor = arrays.describe(kind, arguments, like, root or 0)
-        nbytes = int(like.nbytes)
-        if source is None and contributes:
-            source = like
-        return arrays.complete(
-            Request(
-                kind,
+                axis = _check_axis(axis, array, size, kind)
+            elif kind == "reduce_scatter" or (kind == "scatter" and not receives):
+                _check_rows(array, size, kind)
+            source, shape, arrange = _arranged(kind, array, axis, size)
+            if kind == "scatter" and not receives:
+                array = array[0, ...]  # an array even where array[0] would be a scalar of another dtype
+                shape = array.shape
+            arrays.check_out(out, dtype, shape, None if receives else x, kind)
+            if reduction is not None:
+                if source.dtype != reduction.wire:
+                    source = source.astype(reduction.wire, order="C")
+                source = arrays.as_input(source, kind)
+            contributes = not receives and (kind != "broadcast" or rank == root)
+            if kind == "permute":
+                contributes = any(start == rank for start, _ in moves)
+            parts = size if kind in ("reduce_scatter", "all_to_all") else 1
+            text, descriptor = arrays.describe(*_agreed(kind, reduction, root, axis, moves, array))
+            request = Request(
+                TRANSFER if kind in _PEERS else kind,
                 text,
                 descriptor,
-                nbytes_per_rank=nbytes * blocks,
-                count=0 if not nbytes else like.size if count is None else count,
-                root=(peer if peer is not None else root) or 0,
-                pairs=pairs,
+                nbytes_per_rank=int(array.nbytes) * size if kind == "scatter" else int(source.nbytes),
+                count=array.size // parts if array.nbytes else 0,
+                root=root or 0,
+                pairs=moves,
+                reduction=reduction,
                 contributes=contributes,
-                dtype=like.dtype,
-                source=source,
-                shape=shape,
+                dtype=dtype,
+                source=source if contributes else None,
+                shape=None if kind == "send" or (kind in ("reduce", "gather") and rank != root) else shape,
                 out=out,
                 arrange=arrange,
-                aliased=_aliased(like, out) if aliased is None else aliased,
-                needs_copy=needs_copy,
-                zero_fill=zero_fill,
+                aliased=out is not None and not receives and _aliased(source, out),
+                needs_copy=kind in ("all_to_all", "permute"),
+                zero_fill=kind == "permute" and all(end != rank for _, end in moves),
             )
-        )
+            return arrays.complete(request)
 
-    def _arrays(self, x: object) -> Arrays:
-        if "cupy" not in sys.modules or not is_gpu_array(x):
-            return NUMPY
-        if self._gpu is None:
-            from dmesh.collectives.backends.nccl.arrays import GpuArrays
+    def _compressed(self, x: ArrayLike, op: Any, out: Any, compress: DTypeLike) -> Request:
+        """Return the request of an all-reduce of arrays that travel in 16 bits."""
+        kind = "all_reduce"
+        if self._arrays(x, kind) is not NUMPY:
+            raise CollectiveTypeError(
+                "compress= of all_reduce is for NumPy arrays; convert GPU arrays yourself"
+            )
+        wide = as_input(x, kind)
+        shape, dtype = wide.shape, wide.dtype
+        NUMPY.reduction(op, dtype, kind)
+        narrow = _as_half(compress, dtype)
+        check_out(out, dtype, shape, x, kind)
+        with np.errstate(all="ignore"):  # values that are too large become infinite, on one rank as on all
+            request = self.validate(kind, wide.astype(narrow), None, op)
+        return replace(request, out=out, arrange=lambda flat: flat.reshape(shape).astype(dtype))
 
-            self._gpu = GpuArrays()
-        return self._gpu
+    def _arrays(self, x: object, kind: str) -> NumpyArrays | GpuArrays:
+        is_on_gpu = kind not in _NUMPY_ONLY and "cupy" in sys.modules and is_gpu_array(x)
+        return self._gpu if is_on_gpu else NUMPY
+
+
+def _arranged(kind: str, x: Any, axis: int | None, size: int) -> tuple[Any, tuple[int, ...], Any]:
+    """Return what travels, the result's shape, and what makes it of the output, if it is no reshape."""
+    shape = x.shape
+    if kind == "reduce_scatter":
+        if axis is None:
+            return x, shape[1:], None
+        result = (*shape[:axis], shape[axis] // size, *shape[axis + 1 :])
+        blocks = x.reshape(*result[:axis], size, *result[axis:])
+        return blocks.transpose(axis, *range(axis), *range(axis + 1, blocks.ndim)), result, None
+    if kind not in ("all_gather", "gather"):
+        return x, shape, None
+    stacked = (size, *shape)
+    if axis is None:
+        return x, stacked, None
+    joined = (*shape[:axis], size * shape[axis], *shape[axis + 1 :])
+    order = (*range(1, axis + 1), 0, *range(axis + 1, x.ndim + 1))
+
+    def arrange(flat: Any) -> Any:
+        return flat.reshape(stacked).transpose(order).copy(order="C").reshape(joined)
+
+    return x, joined, arrange if axis else None
+
+
+def _agreed(
+    kind: str, reduction: Reduction | None, root: Any, axis: Any, moves: Iterable[tuple[int, int]], like: Any
+) -> tuple[str, list[str], Any, int]:
+    """Return what all ranks must agree on, as `describe` takes it."""
+    if kind in _PEERS:
+        return TRANSFER, [], like, 0
+    arguments, number = [] if reduction is None else [reduction.op], 0
+    if kind in _ROOTED:
+        arguments.append(f"root={root}")
+        number = root
+    elif kind == "reduce_scatter" and axis is not None:
+        arguments.append(f"axis={axis}")
+        number = axis + 1
+    elif kind == "permute":
+        arguments.append("[" + ", ".join(f"{start}->{end}" for start, end in moves) + "]")
+    return kind, arguments, like, number
 
 
 def _aliased(source: Any, out: Any) -> bool:
-    if out is None:
-        return False
     if isinstance(out, np.ndarray):
-        return same_memory(source, out)
+        return _same_memory(source, out)
     return bool(source.data.ptr == out.data.ptr)
 
 
-def as_input(x: ArrayLike, what: str) -> NDArray[Any]:
-    """Return `x` as a C-contiguous array of native byte order: itself if it is one, else a copy."""
-    if isinstance(x, np.ma.MaskedArray):
-        raise CollectiveValueError(
-            f"{what} cannot take a masked array; pass x.filled(value), or x.data and x.mask separately"
-        )
-    try:
-        array = np.asarray(x)
-    except ValueError as error:
-        raise CollectiveValueError(f"{what} needs an array, got {describe_type(x)}: {error}") from error
-    except TypeError as error:  # such as an array on a GPU, for an operation that knows only NumPy's
-        raise CollectiveTypeError(
-            f"{what} cannot make a NumPy array of {describe_type(x)}: {error}"
-        ) from error
-    return native(array, what)
-
-
-def native(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Return an array in C order and native byte order; see `as_input`."""
-    dtype = array.dtype
-    if dtype.hasobject:
-        raise CollectiveTypeError(
-            f"{what} cannot move arrays of dtype {dtype}: its elements are references to Python objects, "
-            "which dmesh never pickles. Convert them to a dtype of fixed size."
-        )
-    flags = array.flags
-    if flags.c_contiguous and flags.aligned and dtype.isnative:
-        return array
-    return np.array(array, dtype=dtype.newbyteorder("="), order="C")
-
-
-def check_out(
-    out: NDArray[Any] | None, dtype: np.dtype[Any], shape: tuple[int, ...], x: NDArray[Any] | None, what: str
-) -> None:
-    """Check the array that a caller wants the result in."""
-    if out is None:
-        return
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise CollectiveTypeError(f"out= of {what} must be a NumPy array, not {describe_type(out)}")
-    if out.dtype != dtype:
-        raise CollectiveTypeError(
-            f"out= of {what} has dtype {out.dtype}, but the result is {describe_dtype(dtype)}"
-        )
-    if out.shape != shape:
-        raise CollectiveValueError(f"out= of {what} has shape {out.shape}, but the result's is {shape}")
-    if not out.flags.writeable:
-        raise CollectiveValueError(f"out= of {what} is read-only")
-    if x is not None and not same_memory(x, out) and _overlap(x, out):
-        raise CollectiveValueError(
-            f"out= of {what} overlaps the input without being the same array; pass a separate array"
-        )
-
-
-def same_memory(x: NDArray[Any], out: NDArray[Any]) -> bool:
-    """True if two arrays have the same elements at the same places."""
+def _same_memory(x: NDArray[Any], out: NDArray[Any]) -> bool:
+    """Return whether two arrays have the same elements at the same places."""
     return (
         x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
         and x.shape == out.shape
@@ -435,22 +292,24 @@ def same_memory(x: NDArray[Any], out: NDArray[Any]) -> bool:
 
 
 def _overlap(x: NDArray[Any], out: NDArray[Any]) -> bool:
-    if not np.may_share_memory(x, out):
-        return False
     try:
         return np.shares_memory(x, out, max_work=_OVERLAP_EFFORT)  # type: ignore[arg-type]  # takes any int
     except np.exceptions.TooHardError:
         return True
 
 
-def check_position(value: int, size: int, name: str, what: str) -> int:
-    """Return a position in a group (`root`, `src`, `dst`) as an int."""
+def _as_integer(value: Any, error: str) -> int:
     try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        position = operator.index(value)
+        if not isinstance(value, (bool, np.bool_)):
+            return operator.index(value)
     except TypeError:
-        raise CollectiveValueError(f"{name} of {what} must be an integer, got {value!r}") from None
+        pass
+    raise CollectiveValueError(f"{error}, got {value!r}")
+
+
+def check_position(value: Any, size: int, name: str, what: str) -> int:
+    """Return a position in a group (`root`, `src`, `dst`) as an int, or refuse it."""
+    position = _as_integer(value, f"{name} of {what} must be an integer")
     if not 0 <= position < size:
         raise CollectiveValueError(
             f"{name}={position} of {what} is not in the group: its {size} ranks have the positions "
@@ -459,54 +318,25 @@ def check_position(value: int, size: int, name: str, what: str) -> int:
     return position
 
 
-def check_other(position: int, rank: int, size: int, name: str, what: str) -> int:
-    """Return the position of another rank than this one (`src`, `dst`) as an int."""
-    position = check_position(position, size, name, what)
-    if position == rank:
-        raise CollectiveValueError(f"{name}={position} of {what} is this rank itself")
-    return position
-
-
-def check_only_root(out: object, rank: int, root: int, what: str) -> None:
-    """Check that `out` is given on the root alone."""
-    if out is not None and rank != root:
-        raise CollectiveValueError(
-            f"out= of {what} is for the root (position {root}) alone; this is position {rank}"
-        )
-
-
-def check_pairs(pairs: Iterable[tuple[int, int]], size: int, what: str) -> tuple[tuple[int, int], ...]:
-    """Return the (source, target) pairs of a permutation, sorted."""
-    checked: list[tuple[int, int]] = []
+def _check_pairs(pairs: Iterable[tuple[int, int]], size: int, what: str) -> tuple[tuple[int, int], ...]:
+    """Return the (source, target) pairs of a permutation, sorted; none may be twice a source or a target."""
     try:
         candidates = [(source, target) for source, target in pairs]
     except (TypeError, ValueError):
         raise CollectiveValueError(f"{what} needs a list of (source, target) pairs, got {pairs!r}") from None
-    for source, target in candidates:
-        checked.append(
-            (check_position(source, size, "source", what), check_position(target, size, "target", what))
-        )
-    for name, values in (("source", [s for s, _ in checked]), ("target", [t for _, t in checked])):
+    names = ("source", "target")
+    checked = sorted(
+        (check_position(source, size, names[0], what), check_position(target, size, names[1], what))
+        for source, target in candidates
+    )
+    for name, values in zip(names, zip(*checked, strict=True), strict=False):
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             raise CollectiveValueError(f"{what} got position {twice[0]} more than once as a {name}")
-    return tuple(sorted(checked))
+    return tuple(checked)
 
 
-def check_timeout(timeout: float | None, default: float) -> float:
-    """Return how many seconds a collective may take."""
-    if timeout is None:
-        return default
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, np.integer, np.floating)):
-        raise CollectiveValueError(f"timeout must be a number of seconds, got {timeout!r}")
-    seconds = float(timeout)
-    if math.isnan(seconds) or seconds <= 0:
-        raise CollectiveValueError(f"timeout must be more than 0 seconds, got {timeout!r}")
-    return seconds
-
-
-def check_blocks(x: NDArray[Any], size: int, what: str) -> None:
-    """Check that an array has exactly one row for each rank along its first axis."""
+def _check_rows(x: Any, size: int, what: str) -> None:
     if x.ndim == 0 or x.shape[0] != size:
         raise CollectiveValueError(
             f"{what} needs an array with one row for each of the group's {size} ranks along axis 0, "
@@ -514,34 +344,24 @@ def check_blocks(x: NDArray[Any], size: int, what: str) -> None:
         )
 
 
-def check_divisible(x: NDArray[Any], axis: int, size: int, what: str) -> int:
-    """Check that an array can be cut into one equal block for each rank along an axis; returns the axis."""
-    axis = check_axis(axis, x.ndim, what)
-    if x.shape[axis] % size:
+def _check_axis(axis: Any, x: NDArray[Any], size: int, what: str) -> int:
+    """Return an axis as a number from 0 to ndim - 1; the ranks divide its length, unless they gather."""
+    number = _as_integer(axis, f"axis of {what} must be an integer or None")
+    if not -x.ndim <= number < x.ndim:
         raise CollectiveValueError(
-            f"{what} divides axis {axis} among the group's {size} ranks, but its length "
-            f"{x.shape[axis]} (shape {x.shape}) is not a multiple of {size}"
+            f"axis={number} of {what} is out of range for an array of {x.ndim} dimensions"
         )
-    return axis
-
-
-def check_axis(axis: int, ndim: int, what: str) -> int:
-    """Return an axis as a number from 0 to ndim - 1."""
-    try:
-        if isinstance(axis, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(axis)
-    except TypeError:
-        raise CollectiveValueError(f"axis of {what} must be an integer or None, got {axis!r}") from None
-    if not -ndim <= number < ndim:
+    number %= x.ndim
+    if what != "all_gather" and x.shape[number] % size:
         raise CollectiveValueError(
-            f"axis={number} of {what} is out of range for an array of {ndim} dimensions"
+            f"{what} divides axis {number} among the group's {size} ranks, but its length "
+            f"{x.shape[number]} (shape {x.shape}) is not a multiple of {size}"
         )
-    return number % ndim
+    return number
 
 
-def as_half(compress: DTypeLike, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of 16 bits in which arrays are to travel."""
+def _as_half(compress: DTypeLike, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of 16 bits in which arrays of float32 or float64 are to travel."""
     try:
         narrow = BFLOAT16 if compress == "bfloat16" else np.dtype(compress)
     except TypeError as error:

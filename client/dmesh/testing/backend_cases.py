@@ -113,16 +113,11 @@ class Case:
 
     def request(self, group: Group, x: Any, out: Any = None) -> Request | None:
         """Return the rank's request; None if there is no such call for the array."""
-        if self.kind == "barrier":
-            return group.requests.barrier()
+        mine = self.operands(group.rank, x)
         try:
-            made = getattr(group.requests, self.kind)(
-                *self.operands(group.rank, x), **self._with_defaults(), out=out
-            )
+            return group.requests.make(self.kind, mine[0] if mine else None, out, **self.arguments)
         except CollectiveTypeError:
             return None
-        assert isinstance(made, Request)
-        return made
 
     def call(self, group: Group, x: Any, **options: Any) -> Any:
         """Make the call on a group."""
@@ -134,13 +129,6 @@ class Case:
         assert backend is not None, f"{group.label} has no backend {name!r}"
         request = self.request(group, x)
         return request is not None and backend.supports(request, stream, stream.issued + 1)
-
-    def _with_defaults(self) -> dict[str, Any]:
-        return (
-            {"axis": None, **self.arguments}
-            if self.kind in ("all_gather", "reduce_scatter")
-            else {**self.arguments}
-        )
 
 
 def collectives(group: Group) -> Stream:
