@@ -22,7 +22,7 @@ WALK = (
 NAMED = set(re.findall(r"(\w+)\.py", WALK))
 WAITING = {"wait_policy", "waiting", "base", "taking", "unexpected"}
 """Modules that a call enters only if another rank is late."""
-MOST = {"warm": 11, "first": 27}
+MOST = {"warm": 8, "first": 21}
 """Modules that a call enters: a first one, and a later one that the fast path does not take."""
 
 pytestmark = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
