@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dmesh.collectives.backends import mpi_world
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.config.addresses import join_address
 from dmesh.config.settings import Settings, split_address
 from dmesh.errors import AddressInUseError, ConfigurationError

@@ -17,8 +17,8 @@ from tests.faults.secured import Authority
 
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.local import LocalNetwork, LocalTransport
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.collectives.backends.tcp.transport import Channel, Completion, Peer
 from dmesh.security.certificates import IdentityFiles
 

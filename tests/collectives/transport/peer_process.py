@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, tcp_listener
 
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.security.certificates import IdentityFiles
 

@@ -12,8 +12,14 @@ import pytest
 from tests.collectives.transport.harness import LIMIT, authority, pattern
 from tests.faults.secured import Authority
 
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls, claimed_rank, explain
-from dmesh.collectives.backends.tcp.secure_socket import SecureSocket, Unencrypted, speaks_tls
+from dmesh.collectives.backends.tcp.tls import (
+    PeerTls,
+    SecureSocket,
+    Unencrypted,
+    claimed_rank,
+    explain,
+    speaks_tls,
+)
 from dmesh.errors import ConfigurationError
 from dmesh.security.certificates import IdentityFiles
 

@@ -17,8 +17,8 @@ from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Recorder
 from tests.collectives.transport.peer_process import SIZE
 
 import dmesh
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.security.certificates import IdentityFiles
 

@@ -40,8 +40,8 @@ from dmesh.collectives.backends.tcp.handshake import (
     Refused,
     Status,
 )
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.errors import PeerAuthenticationError, PeerLostError
@@ -187,7 +187,7 @@ def test_a_certificate_alone_is_not_enough(make_tls):
     with connect(cluster, 0) as sock, visitor(authority()).wrap_socket(sock) as secure:
         me = Credentials(2, 102, CLUSTER, lambda: b"guess")
         dialer = Dialer(me, 0, 100, "rank 0")
-        dialer.bind(secure.get_channel_binding("tls-unique"))
+        dialer.binding = secure.get_channel_binding("tls-unique")
         secure.sendall(dialer.begin())
         secure.sendall(dialer.feed(read_exactly(secure, CHALLENGE_SIZE)))
         with pytest.raises(Refused) as caught:

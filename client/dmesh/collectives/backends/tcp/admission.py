@@ -10,24 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dmesh._log import logger
-from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
+from dmesh.collectives.backends.tcp.connecting import Opening, TcpOptions
+from dmesh.collectives.backends.tcp.connection import tune
+from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Acceptor, Credentials, Refused, Status
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls, claimed_rank, explain
-from dmesh.collectives.backends.tcp.secure_socket import SecureSocket, Stream, speaks_tls
+from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, claimed_rank, explain, speaks_tls
 
-MOST_UNPROVEN: Final = 128
-"""Most connections in the middle of their handshake; more are closed at once."""
-HANDSHAKE_TIMEOUT: Final = 5.0
-"""Seconds for a handshake, with that of TLS before it."""
-LOG_INTERVAL: Final = 10.0
-"""Seconds in which at most one line about a host is logged."""
+_LOG_INTERVAL: Final = 10.0
+_MOST_HOSTS: Final = 256
+_MANY: Final = "many hosts"
 _ACCEPTS_AT_ONCE: Final = 32
 _PAUSE: Final = 0.2
 _YOUNG: Final = 0.25
 _FIRST_BYTES: Final = 4 * 1024
 _MOST_LEFTOVERS: Final = 64 * 1024
-_MOST_HOSTS: Final = 256
-_MANY: Final = "many hosts"
 
 
 class RefusalLog:
@@ -42,7 +38,7 @@ class RefusalLog:
     """
 
     def __init__(
-        self, rank: int, interval: float = LOG_INTERVAL, clock: Callable[[], float] = time.monotonic
+        self, rank: int, interval: float = _LOG_INTERVAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._rank = rank
         self._interval = interval
@@ -86,14 +82,13 @@ class Admission:
         listener: Bound and listening; closed by `close`.
         credentials: This client's.
         incarnations: Random number of each peer's process, 0 if unknown.
+        options: Limits.
+        tls: Encrypts connections; None for plain ones.
         may_enter: Returns whether a proven peer (rank, incarnation, number) is still expected.
         on_admitted: Called with the peer's rank, the number of a dedicated connection (0 for frames) and the
             proven connection.
         on_tls_mismatch: Called with a peer's rank if a dialer that claims it disagrees with this client about
             TLS. That proves nothing; but asking the true peer will, on both sides.
-        tls: Encrypts connections; None for plain ones.
-        most_unproven: Most unproven connections.
-        timeout: Seconds that each of them has.
     """
 
     def __init__(
@@ -102,25 +97,23 @@ class Admission:
         listener: socket.socket,
         credentials: Credentials,
         incarnations: Mapping[int, int],
+        options: TcpOptions,
+        tls: PeerTls | None,
         *,
         may_enter: Callable[[int, int, int], bool],
         on_admitted: Callable[[int, int, Stream], None],
         on_tls_mismatch: Callable[[int], None],
-        tls: PeerTls | None = None,
-        most_unproven: int = MOST_UNPROVEN,
-        timeout: float = HANDSHAKE_TIMEOUT,
     ) -> None:
         self.refusals: dict[int, str] = {}
+        self.options = options
         self.tls = tls
-        self.may_enter = may_enter
         self.admit = on_admitted
         self._loop = loop
         self._listener = listener
         self._credentials = credentials
         self._incarnations = dict(incarnations)
+        self._may_enter = may_enter
         self._on_tls_mismatch = on_tls_mismatch
-        self._limit = most_unproven
-        self._timeout = timeout
         self._unproven: dict[_Unproven, None] = {}  # in the order of their coming
         self._log = RefusalLog(credentials.rank)
         self._closed = False
@@ -159,21 +152,20 @@ class Admission:
                 self._loop.watch(self._listener, 0, self._on_connections)
                 self._loop.after(_PAUSE, self.begin)
                 return
-            if len(self._unproven) >= self._limit:
+            if len(self._unproven) >= self.options.most_unproven:
                 oldest = next(iter(self._unproven))
                 if time.monotonic() - oldest.began < _YOUNG:
                     sock.close()  # all have just come: a whole cluster may be connecting at once
                     continue
                 oldest.close()
             sock.setblocking(False)
-            unproven = _Unproven(self, self._loop, sock, str(address[0]), self._timeout)
-            self._unproven[unproven] = None
+            self._unproven[_Unproven(self, self._loop, sock, str(address[0]))] = None
 
     # -- called by unproven connections ------------------------------------------------------------
 
-    def acceptor(self, *, tls_only: bool = False) -> Acceptor:
+    def acceptor(self, *, tls_only: bool) -> Acceptor:
         """Return a new handshake."""
-        return Acceptor(self._credentials, self._incarnations, tls_only=tls_only)
+        return Acceptor(self._credentials, self._incarnations, tls_only=tls_only, may_enter=self._may_enter)
 
     def forget(self, unproven: _Unproven) -> None:
         """Remove a connection whose handshake is over."""
@@ -183,50 +175,33 @@ class Admission:
         """Log a refusal."""
         if error.status is Status.NOT_YET:
             return  # nothing is wrong, it will try again
-        self._note(str(error), claimed, host, tls=error.status in ABOUT_TLS)
-
-    def refused_tls(self, error: ssl.SSLError, claimed: int | None, host: str) -> None:
-        """Log a failed TLS handshake."""
-        claim = "" if claimed is None else f" that claims to be of rank {claimed}"
-        self._note(f"refused a connection{claim}: {explain(error)}", claimed, host, tls=True)
-
-    def _note(self, message: str, claimed: int | None, host: str, *, tls: bool) -> None:
         # Only ranks that exist: an outsider's claims must not fill memory.
-        known = claimed if claimed is not None and claimed in self._incarnations else None
+        known = claimed if claimed in self._incarnations else None
         if known is not None:
-            self.refusals[known] = message
-        self._log.note(host, f"{message} (from {host})")
-        if tls and known is not None:
+            self.refusals[known] = str(error)
+        self._log.note(host, f"{error} (from {host})")
+        if known is not None and error.status in ABOUT_TLS:
             self._on_tls_mismatch(known)
 
 
-class _Unproven:
-    """A connection that has not proven to come from a peer."""
+class _Unproven(Opening[Acceptor]):
+    """An accepted connection that has not proven to come from a peer."""
 
-    def __init__(
-        self, admission: Admission, loop: EventLoop, sock: socket.socket, host: str, timeout: float
-    ) -> None:
+    def __init__(self, admission: Admission, loop: EventLoop, sock: socket.socket, host: str) -> None:
+        super().__init__(loop)
         self.began = time.monotonic()
         self._admission = admission
-        self._loop = loop
-        self._socket = sock
-        self._stream: Stream = sock
+        self._socket = self._stream = sock
         self._host = host
-        self._handshake = admission.acceptor()
         self._claimed: int | None = None
         self._most_leftovers = _MOST_LEFTOVERS
-        self._timer: Timer = loop.after(timeout, self.close)
+        self._timer = loop.after(admission.options.handshake_timeout, self.close)
         loop.watch(sock, selectors.EVENT_READ, self._on_first_bytes)
 
     def close(self) -> None:
         """Close the connection."""
-        self._release()
-        self._socket.close()
-
-    def _release(self) -> None:
-        self._timer.cancel()
         self._admission.forget(self)
-        self._loop.watch(self._socket, 0, self._on_readable)
+        self._discard()
 
     def _on_first_bytes(self, _: int) -> None:
         """Peek at the first bytes: are they TLS, and should they be?"""
@@ -236,77 +211,39 @@ class _Unproven:
             return
         except OSError:
             start = b""
-        tls = self._admission.tls
         if not start:
             self.close()
-        elif not speaks_tls(start):
-            if tls is not None:
-                self._handshake = self._admission.acceptor(tls_only=True)
-            self._go_on(self._on_readable)
+            return
+        tls, encrypted = self._admission.tls, speaks_tls(start)
+        handshake = self._admission.acceptor(tls_only=tls is not None and not encrypted)
+        if not encrypted:
+            self._begin(self._socket, handshake)
         elif tls is None:
-            self._refuse(self._handshake.refuse_tls(claimed_rank(start)))
+            self._on_failed(handshake, handshake.refuse_tls(claimed_rank(start)))
         else:
             self._claimed = claimed_rank(start)
-            secure = self._stream = tls.accept(self._socket)
-            self._go_on(lambda _: self._on_tls(secure))
+            self._begin(tls.accept(self._socket), handshake)
 
-    def _go_on(self, on_readable: Callable[[int], None]) -> None:
-        self._loop.watch(self._socket, selectors.EVENT_READ, on_readable)
-        on_readable(selectors.EVENT_READ)
+    def _on_proven(self, handshake: Acceptor) -> None:
+        self._admission.forget(self)
+        stream = self._release()
+        assert stream is not None
+        assert handshake.peer is not None
+        tune(stream, self._admission.options.silence)
+        self._admission.admit(handshake.peer, handshake.number, stream)
 
-    def _on_tls(self, secure: SecureSocket) -> None:
-        try:
-            secure.handshake()
-        except (BlockingIOError, InterruptedError):
+    def _on_failed(self, handshake: Acceptor, error: OSError) -> None:
+        if isinstance(error, ssl.SSLError):  # bad certificates, or the stream was tampered with
+            if handshake.peer is None:
+                handshake.peer = self._claimed
+            error = handshake.refuse(Status.TLS_FAILED, explain(error))
+        if not isinstance(error, Refused):
+            self.close()
             return
-        except ssl.SSLError as error:
-            self._admission.refused_tls(error, self._claimed, self._host)
-            self._answer_and_close(b"")  # TLS has sent an alert
-        except OSError:
-            self.close()
-        else:
-            self._handshake.bind(secure.binding)
-            self._go_on(self._on_readable)
-
-    def _on_readable(self, _: int) -> None:
-        handshake, admission = self._handshake, self._admission
+        self._admission.refused(error, handshake.peer, self._host)
         try:
-            data = self._stream.recv(handshake.wanted)
-            if not data:
-                self.close()
-                return
-            answer = handshake.feed(data)
-            peer = handshake.peer
-            if (
-                handshake.done
-                and peer is not None
-                and not admission.may_enter(peer, handshake.incarnation, handshake.number)
-            ):
-                raise handshake.refuse_connected()
-            if answer and self._stream.send(answer) != len(answer):
-                self.close()
-            elif handshake.done:
-                assert peer is not None
-                self._release()
-                admission.admit(peer, handshake.number, self._stream)
-        except (BlockingIOError, InterruptedError):
-            return
-        except Refused as error:
-            self._refuse(error)
-        except ssl.SSLError as error:  # the dialer changed its mind, or the stream was tampered with
-            admission.refused_tls(error, self._claimed, self._host)
-            self.close()
-        except OSError:
-            self.close()
-
-    def _refuse(self, error: Refused) -> None:
-        self._admission.refused(error, self._handshake.peer, self._host)
-        self._answer_and_close(error.answer)
-
-    def _answer_and_close(self, answer: bytes) -> None:
-        try:
-            if answer:
-                self._stream.send(answer)
+            if error.answer and self._stream is not None:
+                self._stream.send(error.answer)
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             self.close()

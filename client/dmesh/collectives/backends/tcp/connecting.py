@@ -1,28 +1,41 @@
-"""Dedicated connections over TCP: each carries the calls of one group, which reads and writes it itself.
+"""Connections being made by this client, until the other side has proven that it is a peer.
 
-They are made and proven like all others. The accepting side expects each of them under a random number that
-it has advertised to the dialer; the HELLO names it. They are not available within TLS, whose state lives in
-this process.
+A proven connection carries frames; or, if the HELLO named a number, the calls of one group, which reads and
+writes it itself: a *dedicated connection*, kept in `DedicatedConnections` until the group claims it.
 """
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import secrets
+import selectors
 import socket
+import ssl
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
-from dmesh.collectives.backends.tcp.admission import HANDSHAKE_TIMEOUT, MOST_UNPROVEN
-from dmesh.collectives.backends.tcp.dialing import Dial
-from dmesh.collectives.backends.tcp.event_loop import EventLoop
-from dmesh.collectives.backends.tcp.handshake import Credentials, Refused
+from dmesh.collectives.backends.tcp.connection import bound_flight, is_silent, tune
+from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
+from dmesh.collectives.backends.tcp.handshake import Acceptor, Credentials, Dialer, Refused, Status
 from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT
-from dmesh.collectives.backends.tcp.secure_socket import Stream
-from dmesh.collectives.backends.tcp.socket_options import bound_flight, tune
+from dmesh.collectives.backends.tcp.tls import PeerTls, SecureSocket, Stream, Unencrypted, explain
 from dmesh.collectives.backends.tcp.transport import OnDialed, Peer
 
-_SHUTTING_DOWN = "this client is shutting down"
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 0.25
+_BUSY_RETRY_FOR: Final = 10.0
+_IN_PROGRESS: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR)
+_CLOSED: Final = "the connection was closed during the handshake"
+_SHUTTING_DOWN: Final = "this client is shutting down"
+
+Side = TypeVar("Side", Dialer, Acceptor)
+Resolved = tuple[socket.AddressFamily, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +50,10 @@ class TcpOptions:
     """Seconds in which an address must answer at all."""
     dedicated_timeout: float = 5.0
     """The same for dedicated connections, without which a group can do."""
-    most_unproven: int = MOST_UNPROVEN
+    most_unproven: int = 128
     """Most connections at a time that have not proven to come from a peer."""
-    handshake_timeout: float = HANDSHAKE_TIMEOUT
-    """Seconds that such a connection has for its proof."""
+    handshake_timeout: float = 5.0
+    """Seconds that such a connection has for its proof, with the handshake of TLS before it."""
     grace: float = 0.5
     """Seconds that a peer's other connection has to bring its last frames after one has ended."""
     silence: float = 60.0
@@ -48,31 +61,280 @@ class TcpOptions:
     counts as lost: about the longest time that a partition of the network stays unnoticed."""
 
 
-class TcpConnector:
-    """Dedicated connections of one client; see `Connector`.
+class Opening(ABC, Generic[Side]):
+    """A connection before its proof: the handshake of TLS, if peers encrypt, and then the keyed one."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._stream: Stream | None = None
+        self._handshake: Side | None = None
+        self._greeting = b""
+        self._timer: Timer | None = None
+
+    @abstractmethod
+    def _on_proven(self, handshake: Side) -> None:
+        """The other side is a peer; `_release` returns the connection."""
+
+    @abstractmethod
+    def _on_failed(self, handshake: Side, error: OSError) -> None:
+        """The connection broke, or TLS failed, or one side `Refused` the other."""
+
+    def _begin(self, stream: Stream, handshake: Side) -> None:
+        self._stream, self._handshake = stream, handshake
+        self._greeting = handshake.begin()
+        self._loop.watch(stream, selectors.EVENT_READ, self._on_readable)
+        self._on_readable(selectors.EVENT_READ)
+
+    def _on_readable(self, _: int) -> None:
+        stream, handshake = self._stream, self._handshake
+        assert stream is not None
+        assert handshake is not None
+        try:
+            if isinstance(stream, SecureSocket) and not stream.established:
+                stream.handshake()
+                handshake.binding = stream.binding
+            greeting, self._greeting = self._greeting, b""
+            _say(stream, greeting)
+            data = stream.recv(handshake.wanted)
+            if not data:
+                raise ConnectionAbortedError(_CLOSED)
+            _say(stream, handshake.feed(data))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._on_failed(handshake, error)
+        else:
+            if handshake.done:
+                self._on_proven(handshake)
+
+    def _release(self) -> Stream | None:
+        """End the waiting; return the connection, which the caller takes over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._handshake = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._loop.watch(stream, 0, self._on_readable)
+        return stream
+
+    def _discard(self) -> None:
+        if (stream := self._release()) is not None:
+            stream.close()
+
+
+def _say(stream: Stream, message: bytes) -> None:
+    try:
+        # The first few hundred bytes of a connection always find room.
+        complete = not message or stream.send(message) == len(message)
+    except OSError:
+        complete = False
+    if not complete:
+        raise ConnectionAbortedError(_CLOSED)
+
+
+class Dial(Opening[Dialer]):
+    """The attempts to connect to a peer: tries its addresses in turn, again for a while, until one succeeds.
+
+    A peer's listener exists before anybody learns its address, so an address that refuses a connection is
+    tried again for a short while only; for longer if it closes connections in the middle of a handshake: it
+    may be busy with unproven ones. There is no limit for a peer that does not know this client's process yet,
+    because it has not reached the same generation (it will, or its process will end), nor for one that has
+    accepted and says nothing yet.
 
     Args:
-        loop: Waits for connections that are being made.
+        loop: Waits for the sockets; everything happens on its thread.
         credentials: This client's.
-        peer_of: Returns the peer of a rank.
-        options: Its time limits.
+        peer: The peer.
+        options: Time limits.
+        on_connected: Called with the proven connection.
+        on_failed: Called with the last problem, and with the refusal if that was one.
+        tls: Encrypts the connection; None for a plain one.
+        number: Number of a dedicated connection that the peer expects; 0 for frames.
     """
 
     def __init__(
         self,
         loop: EventLoop,
         credentials: Credentials,
-        peer_of: Callable[[int], Peer],
+        peer: Peer,
         options: TcpOptions,
+        *,
+        on_connected: Callable[[Stream], None],
+        on_failed: Callable[[str, Refused | None], None],
+        tls: PeerTls | None = None,
+        number: int = 0,
     ) -> None:
-        self._loop = loop
+        super().__init__(loop)
+        self.problem = "no connection has been tried yet"
         self._credentials = credentials
-        self._peer_of = peer_of
-        self._options = options
+        self._peer = peer
+        self._retry_for = options.retry_for
+        self._connect_timeout = options.dedicated_timeout if number else options.connect_timeout
+        self._silence = options.silence
+        self._on_connected = on_connected
+        self._on_unreachable = on_failed
+        self._tls = tls
+        self._number = number
+        self._began = time.monotonic()
+        self._pause = _FIRST_PAUSE
+        self._addresses: list[str] = []
+        self._where = ""
+        self._refused: Refused | None = None
+        self._interrupted = False
+        self._over = False
+
+    def begin(self) -> None:
+        """Try all addresses, one after the other."""
+        self._timer = None
+        self._addresses = list(self._peer.addresses)
+        self._interrupted = False
+        self._refused = None
+        if self._addresses:
+            self._attempt()
+        else:
+            self._give_up(f"{self._peer.description} has no address")
+
+    def extend(self, seconds: float) -> None:
+        """Try for `seconds` from now on, if that is longer."""
+        self._retry_for = max(self._retry_for, time.monotonic() - self._began + seconds)
+
+    def hurry(self) -> None:
+        """Make the next attempt now, if there is a pause before it."""
+        if self._stream is None and self._timer is not None:
+            self._timer.cancel()
+            self.begin()
+
+    def check(self) -> None:
+        """Give up an attempt if the address has accepted, but does not answer any more."""
+        stream = self._stream
+        if stream is not None and self._handshake is not None and is_silent(stream, self._silence):
+            self._fail(f"its host has not answered for {self._silence:g} s")
+
+    def cancel(self) -> None:
+        """Give up without a callback."""
+        self._over = True
+        self._discard()
+
+    def _attempt(self) -> None:
+        self._where = self._addresses.pop(0)
+        try:
+            host, port = _split(self._where)
+            found = _resolve(host, port, socket.AI_NUMERICHOST)
+        except ValueError as error:
+            self._fail(str(error))
+        except socket.gaierror:
+            # The look-up of a name may take long, and would hold up all other peers.
+            threading.Thread(
+                target=self._look_up, args=(host, port), name="dmesh-resolve", daemon=True
+            ).start()
+        else:
+            self._connect(found)
+
+    def _look_up(self, host: str, port: int) -> None:
+        try:
+            found = _resolve(host, port)
+        except OSError as error:
+            problem = f"no address of {host}: {error}"
+            self._loop.call(lambda: None if self._over else self._fail(problem))
+        else:
+            self._loop.call(lambda: None if self._over else self._connect(found))
+
+    def _connect(self, to: Resolved) -> None:
+        family, address = to
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            return
+        self._stream = sock
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        if code not in _IN_PROGRESS:
+            self._fail(os.strerror(code))
+            return
+        self._timer = self._loop.after(
+            self._connect_timeout, lambda: self._fail(f"no answer within {self._connect_timeout:g} s")
+        )
+        self._loop.watch(sock, selectors.EVENT_WRITE, lambda _: self._on_writable(sock))
+
+    def _on_writable(self, sock: socket.socket) -> None:
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code and sock.getsockname() == sock.getpeername():
+            # An ephemeral port where nobody listens: TCP has connected the socket to itself.
+            code = errno.ECONNREFUSED
+        if code:
+            self._fail(os.strerror(code))
+            return
+        assert self._timer is not None
+        self._timer.cancel()
+        tune(sock, self._silence)
+        self.problem = f"{self._where} accepted the connection but has not answered yet"
+        credentials, peer = self._credentials, self._peer
+        self._begin(
+            sock if self._tls is None else self._tls.dial(sock, credentials.rank),
+            Dialer(credentials, peer.rank, peer.incarnation, peer.description, number=self._number),
+        )
+
+    def _on_proven(self, handshake: Dialer) -> None:
+        self._over = True
+        stream = self._release()
+        assert stream is not None
+        self._on_connected(stream)
+
+    def _on_failed(self, handshake: Dialer, error: OSError) -> None:
+        if isinstance(error, Unencrypted):
+            error = handshake.refuse(Status.PLAIN_ONLY)
+        elif isinstance(
+            error, ssl.SSLError
+        ):  # in TLS 1.3 an acceptor checks our certificate after we are done
+            error = handshake.refuse(Status.TLS_FAILED, explain(error))
+        if isinstance(error, Refused):
+            self._refused = error
+        else:
+            self._interrupted = True
+        self._fail(error.strerror or str(error))
+
+    def _fail(self, problem: str) -> None:
+        self._discard()
+        self.problem = f"{self._where}: {problem}"
+        if self._addresses:
+            self._attempt()
+            return
+        retry_for = max(self._retry_for, _BUSY_RETRY_FOR) if self._interrupted else self._retry_for
+        if self._refused is not None:
+            retry_for = math.inf if self._refused.status is Status.NOT_YET else 0.0
+        if time.monotonic() - self._began >= retry_for:
+            self._give_up(f"cannot connect to {self.problem}")
+            return
+        self._timer = self._loop.after(self._pause, self.begin)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _give_up(self, problem: str) -> None:
+        self._over = True
+        self._on_unreachable(problem, self._refused)
+
+
+def _split(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
+    return host, int(port)
+
+
+def _resolve(host: str, port: int, flags: int = 0) -> Resolved:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    return family, address
+
+
+class DedicatedConnections:
+    """Dedicated connections that peers may make, each once, by random numbers. May be used by any thread."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._expected: dict[int, int] = {}
         self._arrived: dict[int, socket.socket] = {}
-        self._dials: dict[Dial, OnDialed] = {}
         self._closed = False
 
     def expect(self, peer: int) -> int:
@@ -89,22 +351,13 @@ class TcpConnector:
             self._expected.pop(number, None)
             return self._arrived.pop(number, None)
 
-    def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
-        """Connect to a peer, and call `on_dialed` on the loop's thread; see `Connector.dial`."""
-        known = self._peer_of(peer)
-        self._loop.call(lambda: self._dial(known, number, on_dialed))
-
-    # -- the loop's thread -----------------------------------------------------------------------
-
     def is_expected(self, peer: int, number: int) -> bool:
         """Return whether a peer may come in under a number."""
         with self._lock:
             return self._expected.get(number) == peer and number not in self._arrived and not self._closed
 
-    def admitted(self, number: int, sock: Stream) -> None:
+    def admit(self, number: int, sock: socket.socket) -> None:
         """Take a proven connection that has come under a number."""
-        assert isinstance(sock, socket.socket)  # never within TLS
-        tune(sock, self._options.silence)
         bound_flight(sock)
         with self._lock:
             if number in self._expected and not self._closed:
@@ -113,7 +366,7 @@ class TcpConnector:
         sock.close()  # nobody waits for it any more
 
     def close(self) -> None:
-        """Close all unclaimed connections, and end all attempts."""
+        """Close all unclaimed connections, and expect no more."""
         with self._lock:
             self._closed = True
             unclaimed = list(self._arrived.values())
@@ -121,6 +374,40 @@ class TcpConnector:
             self._expected.clear()
         for sock in unclaimed:
             sock.close()
+
+
+class TcpConnector(DedicatedConnections):
+    """Dedicated connections of one client; see `Connector`. Not for TLS, whose state lives in this process.
+
+    Args:
+        loop: Waits for connections that are being made.
+        credentials: This client's.
+        peer_of: Returns the peer of a rank.
+        options: Time limits.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        credentials: Credentials,
+        peer_of: Callable[[int], Peer],
+        options: TcpOptions,
+    ) -> None:
+        super().__init__()
+        self._loop = loop
+        self._credentials = credentials
+        self._peer_of = peer_of
+        self._options = options
+        self._dials: dict[Dial, OnDialed] = {}
+
+    def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
+        """Connect to a peer, and call `on_dialed` on the loop's thread; see `Connector.dial`."""
+        known = self._peer_of(peer)
+        self._loop.call(lambda: self._dial(known, number, on_dialed))
+
+    def close(self) -> None:
+        """Close all unclaimed connections, and end all attempts; on the loop's thread."""
+        super().close()
         dials, self._dials = self._dials, {}
         for dial, on_dialed in dials.items():
             dial.cancel()
@@ -145,9 +432,7 @@ class TcpConnector:
             self._loop,
             self._credentials,
             peer,
-            retry_for=self._options.retry_for,
-            connect_timeout=self._options.dedicated_timeout,
-            silence=self._options.silence,
+            self._options,
             on_connected=connected,
             on_failed=failed,
             number=number,

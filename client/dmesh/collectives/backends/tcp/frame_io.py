@@ -20,7 +20,7 @@ from dmesh.collectives.backends.tcp.frames import (
     parse_header,
 )
 from dmesh.collectives.backends.tcp.message_queue import MessageQueue
-from dmesh.collectives.backends.tcp.secure_socket import Stream
+from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.errors import CollectiveError
 
 _BUFFER_SIZE: Final = 128 * 1024

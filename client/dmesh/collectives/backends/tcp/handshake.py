@@ -12,8 +12,8 @@ Every message has a fixed size. The proofs are HMAC-SHA256 under the cluster's p
 said so far, with a label for each role. So they cannot be replayed (both sides put in a fresh nonce),
 reflected, moved to another pair of ranks, processes or clusters, or downgraded to another version. The dialer
 proves itself first: an outsider who can only dial learns nothing that was computed from the secret. Inside of
-TLS the proofs also cover the identity of that one TLS connection (`Handshake.bind`), so that nobody can sit
-between two peers and pass their proofs on.
+TLS the proofs also cover the identity of that one TLS connection (`Handshake.binding`), so that nobody can
+sit between two peers and pass their proofs on.
 
 A refusal carries its reason in one byte. Nothing here does any input or output: bytes go in by `feed`, which
 returns the bytes to send.
@@ -48,33 +48,22 @@ _CHALLENGE: Final = struct.Struct(f"!B3sIQ{_NONCE}s")
 _WELCOME: Final = struct.Struct(f"!B{hashlib.sha256().digest_size}s")
 
 HELLO_SIZE: Final = _HELLO.size
-"""Bytes of the dialer's first message."""
 CHALLENGE_SIZE: Final = _CHALLENGE.size
-"""Bytes of the acceptor's first message."""
 PROOF_SIZE: Final = hashlib.sha256().digest_size
-"""Bytes of the dialer's proof."""
 WELCOME_SIZE: Final = _WELCOME.size
-"""Bytes of the acceptor's last message."""
 
-
-SAME_SETTING: Final = "DMESH_PEER_TLS must be the same for all clients"
-"""Advice for TLS on one side only."""
-
+_SAME_SETTING: Final = "DMESH_PEER_TLS must be the same for all clients"
 _OTHER_CLUSTER: Final = "it belongs to another cluster, or its job list (DTENSOR_JOBS) differs"
 _OTHER_PROTOCOL: Final = "it does not speak dmesh's protocol"
 
 
 class Status(enum.IntEnum):
-    """The acceptor's answer to a dialer: go on, or the reason of a refusal.
-
-    Attributes:
-        problem: The reason, as the dialer reports it.
-    """
+    """The acceptor's answer to a dialer: go on, or the reason of a refusal, as the dialer reports it."""
 
     problem: str
 
     def __new__(cls, value: int, problem: str) -> Status:
-        """Attach the reason to the number that stands on the wire."""
+        """Attach the reason to the number that is sent."""
         status = int.__new__(cls, value)
         status._value_ = value
         status.problem = problem
@@ -92,8 +81,8 @@ class Status(enum.IntEnum):
     CONNECTED = 8, "it has had a connection with this rank before"
     # The acceptor has not heard of the dialer's process yet: the dialer tries again.
     NOT_YET = 9, "it has not reached the barrier after which this process takes part"
-    TLS_ONLY = 10, f"it encrypts its connections, and this client does not ({SAME_SETTING})"
-    PLAIN_ONLY = 11, f"it does not encrypt its connections, and this client does ({SAME_SETTING})"
+    TLS_ONLY = 10, f"it encrypts its connections, and this client does not ({_SAME_SETTING})"
+    PLAIN_ONLY = 11, f"it does not encrypt its connections, and this client does ({_SAME_SETTING})"
     # Never sent: TLS sends its own alerts.
     TLS_FAILED = 12, "its TLS failed"
     UNEXPECTED = 13, "it does not expect such a connection, or not any more"
@@ -123,7 +112,7 @@ class Credentials:
         """Digest of the cluster id, sent before anything is proven."""
         return hashlib.sha256(b"dmesh cluster\0" + self.cluster_id).digest()
 
-    def proof(self, role: bytes, *said: bytes) -> bytes:
+    def proof(self, role: bytes, said: bytes) -> bytes:
         """Return the proof of knowing the secret, over everything said so far."""
         try:
             secret = self.secret()
@@ -131,40 +120,7 @@ class Credentials:
             # Not known yet, or not any more. Only the kind of error: its text might show the secret.
             problem = f"the cluster's secret is not available ({type(error).__name__})"
             raise Refused(problem, Status.WRONG_PROOF) from error
-        return hmac.digest(secret, b"dmesh peer " + role + b"\0" + b"".join(said), "sha256")
-
-
-class Handshake(ABC):
-    """One side of a handshake.
-
-    Attributes:
-        done: True once the other side has proven itself and has been told so.
-        peer: The other side's rank, as soon as it claims one.
-    """
-
-    def __init__(self, credentials: Credentials) -> None:
-        self.done = False
-        self.peer: int | None = None
-        self._credentials = credentials
-        self._received = b""
-        self._binding = b""
-
-    def bind(self, binding: bytes) -> None:
-        """Set the identity of the TLS connection around this handshake; before the first `feed`."""
-        self._binding = binding
-
-    @property
-    @abstractmethod
-    def wanted(self) -> int:
-        """Missing bytes of the next expected message; never read more than this."""
-
-    @abstractmethod
-    def feed(self, data: bytes) -> bytes:
-        """Take at most `wanted` bytes that came; return the bytes to send.
-
-        Raises:
-            Refused: The other side is not who it should be, or refuses us.
-        """
+        return hmac.digest(secret, b"dmesh peer " + role + b"\0" + said, "sha256")
 
 
 class Refused(PeerAuthenticationError):
@@ -179,6 +135,59 @@ class Refused(PeerAuthenticationError):
         super().__init__(message)
         self.status = status
         self.answer = answer
+
+
+class Handshake(ABC):
+    """One side of a handshake.
+
+    Attributes:
+        done: True once the other side has proven itself and has been told so.
+        peer: The other side's rank, as soon as it claims one.
+        binding: Identity of the TLS connection around this handshake, if any; to be set before any `feed`.
+    """
+
+    def __init__(self, credentials: Credentials, first_size: int) -> None:
+        self.done = False
+        self.peer: int | None = None
+        self.binding = b""
+        self._credentials = credentials
+        self._said = b""  # all complete messages so far, of both sides
+        self._received = b""
+        self._size = first_size
+
+    @property
+    def wanted(self) -> int:
+        """Missing bytes of the next expected message, 0 in the end; never read more than this."""
+        return self._size - len(self._received)
+
+    def begin(self) -> bytes:
+        """Return the first message to send; empty on the accepting side."""
+        return self._said
+
+    def feed(self, data: bytes) -> bytes:
+        """Take at most `wanted` bytes that came; return the bytes to send.
+
+        Raises:
+            Refused: The other side is not who it should be, or refuses us.
+        """
+        assert len(data) <= self.wanted
+        self._received += data
+        if self.wanted:
+            # A refusal is as long as the message that it replaces: nothing to decide yet.
+            return b""
+        message, self._received = self._received, b""
+        return self._take(message)
+
+    @abstractmethod
+    def refuse(self, status: Status, problem: str) -> Refused:
+        """Return the refusal of the other side, or by it."""
+
+    @abstractmethod
+    def _take(self, message: bytes) -> bytes:
+        """Take a complete message; return the answer."""
+
+    def _proof(self, role: bytes) -> bytes:
+        return self._credentials.proof(role, self._said + self.binding)
 
 
 class Dialer(Handshake):
@@ -202,11 +211,11 @@ class Dialer(Handshake):
         nonce: bytes | None = None,
         number: int = 0,
     ) -> None:
-        super().__init__(credentials)
+        super().__init__(credentials, CHALLENGE_SIZE)
         self.peer = peer
         self._incarnation = incarnation
         self._description = description
-        self._hello = _HELLO.pack(
+        self._said = _HELLO.pack(
             _MAGIC,
             PROTOCOL,
             0,
@@ -219,75 +228,42 @@ class Dialer(Handshake):
             credentials.cluster_digest,
             nonce or secrets.token_bytes(_NONCE),
         )
-        self._challenge = b""
-        self._proof = b""
 
-    def begin(self) -> bytes:
-        """Return the first message to send."""
-        return self._hello
+    def refuse(self, status: Status, problem: str = "") -> Refused:
+        """See `Handshake.refuse`."""
+        problem = problem or status.problem
+        return Refused(f"the handshake with rank {self.peer} = {self._description} failed: {problem}", status)
 
-    @property
-    def wanted(self) -> int:
-        """See `Handshake.wanted`."""
-        if self.done:
-            return 0
-        return (WELCOME_SIZE if self._challenge else CHALLENGE_SIZE) - len(self._received)
-
-    def feed(self, data: bytes) -> bytes:
-        """See `Handshake.feed`."""
-        assert len(data) <= self.wanted
-        self._received += data
-        if self.wanted:
-            # A refusal is as long as the message that it replaces: nothing to decide yet.
-            return b""
-        message, self._received = self._received, b""
-        if not self._challenge:
+    def _take(self, message: bytes) -> bytes:
+        # The status comes first in both messages.
+        status = next((known for known in Status if known == message[0]), None)
+        if status is None:
+            raise self.refuse(Status.MALFORMED, _OTHER_PROTOCOL)
+        if status is not Status.OK:
+            raise self.refuse(status)
+        if len(self._said) == HELLO_SIZE:
             return self._on_challenge(message)
-        self._on_welcome(message)
+        _, proof = _WELCOME.unpack(message)
+        if not hmac.compare_digest(proof, self._proof(b"acceptor")):
+            raise self.refuse(Status.WRONG_PROOF, "it could not prove that it knows the cluster's secret")
+        self._size, self.done = 0, True
         return b""
 
     def _on_challenge(self, message: bytes) -> bytes:
-        status, padding, rank, incarnation, _ = _CHALLENGE.unpack(message)
-        self._check_status(status)
+        _, padding, rank, incarnation, _ = _CHALLENGE.unpack(message)
         if any(padding):
-            raise self._refuse(Status.MALFORMED, _OTHER_PROTOCOL)
+            raise self.refuse(Status.MALFORMED, _OTHER_PROTOCOL)
         if rank != self.peer:
-            raise self._refuse(Status.WRONG_RANK, f"rank {rank} listens at this address")
+            raise self.refuse(Status.WRONG_RANK, f"rank {rank} listens at this address")
         if self._incarnation and incarnation != self._incarnation:
-            raise self._refuse(
+            raise self.refuse(
                 Status.WRONG_INCARNATION, "another process than the registered one listens there"
             )
-        self._challenge = message
-        self._proof = self._credentials.proof(b"dialer", self._hello, message, self._binding)
-        return self._proof
-
-    def _on_welcome(self, message: bytes) -> None:
-        status, proof = _WELCOME.unpack(message)
-        self._check_status(status)
-        expected = self._credentials.proof(
-            b"acceptor", self._hello, self._challenge, self._proof, self._binding
-        )
-        if not hmac.compare_digest(proof, expected):
-            raise self._refuse(Status.WRONG_PROOF, "it could not prove that it knows the cluster's secret")
-        self.done = True
-
-    def _check_status(self, status: int) -> None:
-        known = next((known for known in Status if known == status), None)
-        if known is None:
-            raise self._refuse(Status.MALFORMED, _OTHER_PROTOCOL)
-        if known is not Status.OK:
-            raise self._refuse(known, known.problem)
-
-    def refuse_plain(self) -> Refused:
-        """Return the refusal of an acceptor that does not encrypt."""
-        return self._refuse(Status.PLAIN_ONLY, Status.PLAIN_ONLY.problem)
-
-    def refuse_tls(self, problem: str) -> Refused:
-        """Return the refusal of an acceptor whose TLS failed."""
-        return self._refuse(Status.TLS_FAILED, problem)
-
-    def _refuse(self, status: Status, problem: str) -> Refused:
-        return Refused(f"the handshake with rank {self.peer} = {self._description} failed: {problem}", status)
+        self._said += message
+        proof = self._proof(b"dialer")
+        self._said += proof
+        self._size = WELCOME_SIZE
+        return proof
 
 
 class Acceptor(Handshake):
@@ -298,10 +274,10 @@ class Acceptor(Handshake):
         incarnations: The random number of each peer's process by rank, 0 where unknown.
         nonce: For tests; random otherwise.
         tls_only: The dialer should encrypt and does not: it is refused once it has said who it is.
+        may_enter: Returns whether a proven peer (rank, incarnation, number) is expected.
 
     Attributes:
-        incarnation: The random number of the dialer's process, as it claims.
-        number: The number of the dedicated connection that it asks for; 0 for frames.
+        number: The number of the dedicated connection that the dialer asks for; 0 for frames.
     """
 
     def __init__(
@@ -311,34 +287,42 @@ class Acceptor(Handshake):
         nonce: bytes | None = None,
         *,
         tls_only: bool = False,
+        may_enter: Callable[[int, int, int], bool] = lambda rank, incarnation, number: True,
     ) -> None:
-        super().__init__(credentials)
-        self.incarnation = 0
+        super().__init__(credentials, HELLO_SIZE)
         self.number = 0
+        self._incarnation = 0
         self._incarnations = incarnations
         self._nonce = nonce or secrets.token_bytes(_NONCE)
         self._tls_only = tls_only
-        self._hello = b""
-        self._challenge = b""
-
-    @property
-    def wanted(self) -> int:
-        """See `Handshake.wanted`."""
-        if self.done:
-            return 0
-        return (PROOF_SIZE if self._hello else HELLO_SIZE) - len(self._received)
+        self._may_enter = may_enter
 
     def feed(self, data: bytes) -> bytes:
         """See `Handshake.feed`."""
-        assert len(data) <= self.wanted
-        self._received += data
         # Another protocol is refused at the first wrong byte.
-        if not self._hello and not self._received.startswith(_MAGIC[: len(self._received)]):
-            raise self._refuse(Status.MALFORMED, _OTHER_PROTOCOL)
-        if self.wanted:
-            return b""
-        message, self._received = self._received, b""
-        return self._on_proof(message) if self._hello else self._on_hello(message)
+        start = (self._received + data)[: len(_MAGIC)]
+        if not self._said and not _MAGIC.startswith(start):
+            raise self.refuse(Status.MALFORMED, _OTHER_PROTOCOL)
+        return super().feed(data)
+
+    def refuse(self, status: Status, problem: str) -> Refused:
+        """See `Handshake.refuse`."""
+        if status is Status.TLS_FAILED:
+            answer = b""  # TLS has sent an alert
+        elif self._said:
+            answer = _WELCOME.pack(status, bytes(PROOF_SIZE))
+        else:
+            answer = _CHALLENGE.pack(status, bytes(3), 0, 0, bytes(_NONCE))
+        claim = "a connection" if self.peer is None else f"a connection that claims to be of rank {self.peer}"
+        return Refused(f"refused {claim}: {problem}", status, answer)
+
+    def refuse_tls(self, claimed: int | None) -> Refused:
+        """Return the refusal of a dialer that encrypts while this client does not; `claimed` is its rank."""
+        self.peer = claimed
+        return self.refuse(Status.PLAIN_ONLY, f"it encrypts, and this client does not ({_SAME_SETTING})")
+
+    def _take(self, message: bytes) -> bytes:
+        return self._on_proof(message) if self._said else self._on_hello(message)
 
     def _on_hello(self, message: bytes) -> bytes:
         (_, version, zero, rank, wanted_rank, number, incarnation, expected, generation, cluster, _) = (
@@ -346,58 +330,43 @@ class Acceptor(Handshake):
         )
         own = self._credentials
         if version != PROTOCOL:
-            raise self._refuse(Status.WRONG_VERSION, f"it speaks version {version}, this client {PROTOCOL}")
+            raise self.refuse(Status.WRONG_VERSION, f"it speaks version {version}, this client {PROTOCOL}")
         if zero:
-            raise self._refuse(Status.MALFORMED, "its first message is malformed")
+            raise self.refuse(Status.MALFORMED, "its first message is malformed")
         if not hmac.compare_digest(cluster, own.cluster_digest):
-            raise self._refuse(Status.WRONG_CLUSTER, _OTHER_CLUSTER)
+            raise self.refuse(Status.WRONG_CLUSTER, _OTHER_CLUSTER)
         self.peer = rank
         if wanted_rank != own.rank:
-            raise self._refuse(Status.WRONG_RANK, f"it looks for rank {wanted_rank}, this is {own.rank}")
+            raise self.refuse(Status.WRONG_RANK, f"it looks for rank {wanted_rank}, this is {own.rank}")
         if rank not in self._incarnations:
-            raise self._refuse(Status.UNKNOWN_RANK, f"there is no peer of rank {rank}")
+            raise self.refuse(Status.UNKNOWN_RANK, f"there is no peer of rank {rank}")
         if self._tls_only:
-            raise self._refuse(Status.TLS_ONLY, f"it does not encrypt, and this client does ({SAME_SETTING})")
+            raise self.refuse(Status.TLS_ONLY, f"it does not encrypt, and this client does ({_SAME_SETTING})")
         known = self._incarnations[rank]
         if expected and expected != own.incarnation:
-            raise self._refuse(Status.WRONG_INCARNATION, "it looks for a former process of this rank")
+            raise self.refuse(Status.WRONG_INCARNATION, "it looks for a former process of this rank")
         if known and incarnation != known:
             if generation > own.generation():
-                raise self._refuse(Status.NOT_YET, "its process is newer than the one known here so far")
-            raise self._refuse(Status.WRONG_INCARNATION, "one of the two processes was restarted")
-        self.incarnation = incarnation
-        self.number = number
-        self._hello = message
-        self._challenge = _CHALLENGE.pack(Status.OK, bytes(3), own.rank, own.incarnation, self._nonce)
-        return self._challenge
+                raise self.refuse(Status.NOT_YET, "its process is newer than the one known here so far")
+            raise self.refuse(Status.WRONG_INCARNATION, "one of the two processes was restarted")
+        self.number, self._incarnation = number, incarnation
+        challenge = _CHALLENGE.pack(Status.OK, bytes(3), own.rank, own.incarnation, self._nonce)
+        self._said = message + challenge
+        self._size = PROOF_SIZE
+        return challenge
 
     def _on_proof(self, message: bytes) -> bytes:
-        own = self._credentials
-        expected = own.proof(b"dialer", self._hello, self._challenge, self._binding)
-        if not hmac.compare_digest(message, expected):
-            raise self._refuse(
+        if not hmac.compare_digest(message, self._proof(b"dialer")):
+            raise self.refuse(
                 Status.WRONG_PROOF,
                 "it does not know the cluster's secret (DMESH_TOKEN must be the same for all clients)",
             )
-        self.done = True
-        proof = own.proof(b"acceptor", self._hello, self._challenge, message, self._binding)
-        return _WELCOME.pack(Status.OK, proof)
-
-    def refuse_tls(self, claimed: int | None) -> Refused:
-        """Return the refusal of a dialer that encrypts while this client does not; `claimed` is its rank."""
-        self.peer = claimed
-        return self._refuse(Status.PLAIN_ONLY, f"it encrypts, and this client does not ({SAME_SETTING})")
-
-    def refuse_connected(self) -> Refused:
-        """Return the refusal of a proven peer, to be sent instead of the WELCOME that `feed` returned."""
-        if self.number:
-            return self._refuse(Status.UNEXPECTED, "its dedicated connection is not expected here")
-        return self._refuse(Status.CONNECTED, "this rank has been connected before")
-
-    def _refuse(self, status: Status, problem: str) -> Refused:
-        if self._hello:
-            answer = _WELCOME.pack(status, bytes(PROOF_SIZE))
-        else:
-            answer = _CHALLENGE.pack(status, bytes(3), 0, 0, bytes(_NONCE))
-        claim = "a connection" if self.peer is None else f"a connection that claims to be of rank {self.peer}"
-        return Refused(f"refused {claim}: {problem}", status, answer)
+        assert self.peer is not None
+        if not self._may_enter(self.peer, self._incarnation, self.number):
+            if self.number:
+                raise self.refuse(Status.UNEXPECTED, "its dedicated connection is not expected here")
+            raise self.refuse(Status.CONNECTED, "this rank has been connected before")
+        self._said += message
+        welcome = _WELCOME.pack(Status.OK, self._proof(b"acceptor"))
+        self._size, self.done = 0, True
+        return welcome

@@ -11,7 +11,7 @@ loop's thread:   socket -> FrameReader -> MessageQueue -> posted memory   (and t
                  listener -> Admission -> Connection;   Dial -> Connection
 ```
 
-With TLS, a `SecureSocket` takes the place of each socket (`secure_socket`, `peer_tls`).
+With TLS, a `SecureSocket` takes the place of each socket (`tls`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dmesh._log import announce
 from dmesh.collectives.backends.tcp.admission import Admission
 from dmesh.collectives.backends.tcp.channel import Send
-from dmesh.collectives.backends.tcp.connecting import TcpConnector, TcpOptions
+from dmesh.collectives.backends.tcp.connecting import Dial, TcpConnector, TcpOptions
 from dmesh.collectives.backends.tcp.connection import Connection
-from dmesh.collectives.backends.tcp.dialing import Dial
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
 from dmesh.collectives.backends.tcp.message_queue import MessageQueue
-from dmesh.collectives.backends.tcp.peer_tls import PeerTls
-from dmesh.collectives.backends.tcp.secure_socket import Stream
-from dmesh.collectives.backends.tcp.socket_options import tune
+from dmesh.collectives.backends.tcp.tls import PeerTls, Stream
 from dmesh.collectives.backends.tcp.transport import Channel, Peer, Transport, TransportListener
 from dmesh.coordination.waiting import Bell, carry_out
 from dmesh.errors import (
@@ -110,12 +107,11 @@ class TcpTransport(Transport):
             self._listener_socket,
             self._credentials,
             {peer.rank: peer.incarnation for peer in self._peers.values()},
+            self.options,
+            self._tls,
             may_enter=self._may_enter,
             on_admitted=self._on_admitted,
             on_tls_mismatch=self._on_tls_mismatch,
-            tls=self._tls,
-            most_unproven=self.options.most_unproven,
-            timeout=self.options.handshake_timeout,
         )
         self._loop.call(self._admission.begin)
         self._loop.call(self._check_silence)
@@ -305,9 +301,7 @@ class TcpTransport(Transport):
             self._loop,
             self._credentials,
             self._peers[peer],
-            retry_for=self.options.retry_for,
-            connect_timeout=self.options.connect_timeout,
-            silence=self.options.silence,
+            self.options,
             on_connected=lambda sock: self._on_connected(connection, sock),
             on_failed=lambda problem, refused: self._on_unreachable(connection, problem, refused),
             tls=self._tls,
@@ -357,9 +351,9 @@ class TcpTransport(Transport):
     def _on_admitted(self, peer: int, number: int, sock: Stream) -> None:
         if number:
             assert self.connector is not None
-            self.connector.admitted(number, sock)
+            assert isinstance(sock, socket.socket)  # never within TLS
+            self.connector.admit(number, sock)
             return
-        tune(sock, self.options.silence)
         connection = self._make(peer, dialed=False)
         self._accepted[peer] = connection
         connection.adopt(sock)
