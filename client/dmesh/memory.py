@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from dmesh.collectives.backends.shm.pool import Pool
+from dmesh.collectives.backends.shm.arrays import Pool
 from dmesh.collectives.communicator import Communicator
 from dmesh.runtime import context
 

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from dmesh import native
-from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
+from dmesh.collectives.backends.shm.arrays import SharedMemory
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.transport import Peer
@@ -62,15 +62,15 @@ class Member:
         return self.communicator.world
 
 
-def shared_memory(way: str, rank: int = 0) -> SharedMemoryRegistry | None:
+def shared_memory(way: str, rank: int = 0) -> SharedMemory | None:
     """What it shares: with `messages` nobody has heard of that. Odd ranks are read where their arrays are."""
     match way:
         case "messages":
             return None
         case "native":
-            return SharedMemoryRegistry(1 << 28, native.core(), read_from=1 if rank % 2 else None)
+            return SharedMemory(1 << 28, native.core(), single_copy_from=1 if rank % 2 else None)
         case "wired":
-            return SharedMemoryRegistry(0, native.core())
+            return SharedMemory(0, native.core())
     raise AssertionError(way)
 
 

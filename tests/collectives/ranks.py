@@ -11,8 +11,8 @@ from typing import Any
 from tests.collectives.fake_mpi import launch
 
 from dmesh import native
-from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes
-from dmesh.collectives.backends.shm.segment import here
+from dmesh.collectives.backends.shm.arrays import SharedMemory
+from dmesh.collectives.backends.shm.setup import Sizes, here
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.services import WaitPolicy
@@ -34,7 +34,7 @@ class Cluster:
             `@NAME` on a host of that name. Empty: no rank knows of shared memory.
         sizes: Of what they share.
         tuning: Of each rank, over and over.
-        read_from: Of all of them; see `SharedMemoryRegistry`.
+        single_copy_from: Of all of them; see `SharedMemory`.
         mpi: Whether all of them are in one MPI launch, a fake one.
     """
 
@@ -46,13 +46,13 @@ class Cluster:
         shm: tuple[str, ...] = (),
         sizes: Sizes | None = None,
         tuning: tuple[Tuning, ...] = (SHIPPED,),
-        read_from: int | None = None,
+        single_copy_from: int | None = None,
         mpi: bool = False,
     ) -> None:
         self.size = size
         self.shm = shm
         self.sizes = sizes
-        self.read_from = read_from
+        self.single_copy_from = single_copy_from
         self.tuning = tuning
         self.generation = 0
         quiet = WaitPolicy(announce=lambda message: None)
@@ -72,8 +72,8 @@ class Cluster:
             core = None if way == "without" else native.core()
             limit = 0 if way in ("no", "wired") else 1 << 30
             place = (host.encode().ljust(16), here()[1]) if host else None
-            options["shared_memory"] = SharedMemoryRegistry(
-                limit, core, sizes=self.sizes, host=place, read_from=self.read_from
+            options["shared_memory"] = SharedMemory(
+                limit, core, sizes=self.sizes, host=place, single_copy_from=self.single_copy_from
             )
         return Communicator(rank, peers, transport, **{**self.options, **options})
 

@@ -11,7 +11,7 @@ from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh import native
 from dmesh.collectives.backends import endpoints
-from dmesh.collectives.backends.shm.registry import Sizes
+from dmesh.collectives.backends.shm.setup import Sizes
 from dmesh.collectives.services import WaitPolicy
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
@@ -217,7 +217,7 @@ def test_a_word_that_cannot_be_is_an_error_that_names_its_owner():
         region = ranks.communicators[1].world._generation.endpoint.keep_alive.region
         memory = region.segment.memory
         for note in (0, 64):
-            memory[region.offset + note : region.offset + note + 8] = (10**6).to_bytes(8, "little")
+            memory[region.use.offset + note : region.use.offset + note + 8] = (10**6).to_bytes(8, "little")
         (error,) = ranks.run(lambda c: c.world.barrier(), (0,))
         assert isinstance(error, CollectiveError)
         assert "the memory that rank 1 shares" in str(error)
@@ -255,7 +255,7 @@ def test_the_flight_recorder_has_what_ports_did(medium):
 def test_arrays_in_shared_memory_are_used_where_they_are(seed):
     """Any mix of shared and private arrays, whole ones and parts, gives the same."""
     sizes = Sizes(slot=128, staging=512, p2p_slot=64, p2p_staging=64)
-    with cluster(3, shm=NATIVE, sizes=sizes, read_from=1 if seed % 2 else None) as ranks:
+    with cluster(3, shm=NATIVE, sizes=sizes, single_copy_from=1 if seed % 2 else None) as ranks:
 
         def body(communicator):
             group, rank, size = communicator.world, communicator.rank, 3
@@ -444,7 +444,7 @@ def test_a_region_is_not_used_again_before_all_have_left_it():
         def begin(communicator):
             group = communicator.new_group([0, 1])
             group.barrier()
-            first[communicator.rank] = (group.endpoint, group.endpoint.keep_alive.region.offset)
+            first[communicator.rank] = (group.endpoint, group.endpoint.keep_alive.region.use.offset)
             return group
 
         kept = ranks.run(begin, (0, 1))
@@ -456,7 +456,7 @@ def test_a_region_is_not_used_again_before_all_have_left_it():
         def again(communicator):
             group = communicator.new_group([0, 2])
             group.barrier()
-            return group._generation.endpoint.keep_alive.region.offset
+            return group._generation.endpoint.keep_alive.region.use.offset
 
         assert ranks.run(again, (0, 2))[0] != offset
         kept.clear()

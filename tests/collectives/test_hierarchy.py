@@ -10,7 +10,7 @@ import pytest
 from tests.collectives import ranks as threads
 
 from dmesh import native
-from dmesh.collectives.backends.shm.registry import Sizes
+from dmesh.collectives.backends.shm.setup import Sizes
 from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.tuning import Tuning
 from dmesh.errors import CollectiveMismatchError, PeerLostError

@@ -10,7 +10,7 @@ from tests.e2e.clients import run_clients
 
 import dmesh
 from dmesh import native
-from dmesh.collectives.backends.shm.pool import Pool
+from dmesh.collectives.backends.shm.arrays import Pool
 from dmesh.errors import NotInitializedError, SharedMemoryError
 
 MIB = 1 << 20

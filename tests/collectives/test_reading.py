@@ -13,8 +13,8 @@ import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh import native
-from dmesh.collectives.backends.shm import setup as introduction
-from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes
+from dmesh.collectives.backends.shm import setup
+from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry, Sizes
 
 core = native.core()
 pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.reason()}")
@@ -41,13 +41,13 @@ readable = pytest.mark.skipif(not may_read(), reason="process_vm_readv is not pe
 @pytest.mark.parametrize("reads", [True, False])
 def test_values_are_the_same_whether_all_may_read_or_one_may_not(monkeypatch, reads):
     if not reads:
-        allowed = introduction._reads
+        allowed = setup._reads
         monkeypatch.setattr(
-            introduction,
+            setup,
             "_reads",
             lambda shared_memory, member: shared_memory is not refusing and allowed(shared_memory, member),
         )
-    with cluster(3, shm=("native",), sizes=SIZES, read_from=1) as ranks:
+    with cluster(3, shm=("native",), sizes=SIZES, single_copy_from=1) as ranks:
         refusing = ranks.communicators[1].shared_memory
 
         def body(communicator):

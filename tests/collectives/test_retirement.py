@@ -7,15 +7,15 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dmesh import native
-from dmesh.collectives.backends.shm.endpoint import SharedMemoryEndpoints
-from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes
-from dmesh.collectives.backends.shm.setup import share_memory
+from dmesh.collectives.backends.shm.arrays import SharedMemory
+from dmesh.collectives.backends.shm.setup import Region, Sizes, share_memory
 from dmesh.collectives.backends.tcp.exchange import Exchange
 
 core = native.core()
@@ -56,11 +56,11 @@ class Ranks:
     """Two ranks that share memory, whose calls are driven by hand."""
 
     def __init__(self) -> None:
-        self.registries = [SharedMemoryRegistry(1 << 24, core, sizes=SIZES) for _ in range(2)]
+        self.registries = [SharedMemory(1 << 24, core, sizes=SIZES) for _ in range(2)]
         messages: dict[tuple[int, int, int], bytes] = {}
         setups = [
-            share_memory(Exchange(Mail(rank, messages), (0, 1), rank), self.registries[rank])
-            for rank in range(2)
+            share_memory(Exchange(Mail(rank, messages), (0, 1), rank), registry, False)
+            for rank, registry in enumerate(self.registries)
         ]
         self.groups: list[Any] = [None, None]
         attempts: list[Any] = [next(setup) for setup in setups]
@@ -71,10 +71,7 @@ class Ranks:
                         attempts[rank] = next(setup)
                 except StopIteration as done:
                     self.groups[rank] = done.value
-        self.endpoints: list[Any] = [
-            SharedMemoryEndpoints(self.groups[rank], rank, False, self.registries[rank]).open_collectives()
-            for rank in range(2)
-        ]
+        self.endpoints: list[Any] = [group.open_collectives() for group in self.groups]
 
     def start(self, rank: int, x: Any, out: Any) -> None:
         data = (x.view(np.uint8), out.view(np.uint8))
@@ -110,7 +107,7 @@ def test_memory_that_a_peer_may_still_write_is_not_used_again_before_it_has_left
     address = ranks.stop_late_writer()
     ranks.leave(0)
     assert address not in ranks.addresses()
-    assert ranks.registries[0].region((0, 1), 0) is not None
+    assert isinstance(ranks.registries[0].region((0, 1), 0), Region)
     assert address not in ranks.addresses()
     ranks.registries[0].excuse(1)  # the cluster has given it up, but its process is alive
     assert address not in ranks.addresses()
@@ -123,12 +120,9 @@ def test_memory_that_a_peer_may_still_write_is_used_again_once_its_process_has_e
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     ranks = Ranks()
     for group in ranks.groups:
-        group.tickets[1] = type(group.tickets[1])(
-            *(process.pid if name == "pid" else getattr(group.tickets[1], name) for name in _TICKET)
-        )
-    ranks.endpoints[0] = SharedMemoryEndpoints(
-        ranks.groups[0], 0, False, ranks.registries[0]
-    ).open_collectives()
+        member = group.members[1]
+        group.members[1] = replace(member, ticket=replace(member.ticket, pid=process.pid))
+    ranks.endpoints[0] = ranks.groups[0].open_collectives()
     address = ranks.stop_late_writer()
     ranks.leave(0)
     assert address not in ranks.addresses()
@@ -136,9 +130,6 @@ def test_memory_that_a_peer_may_still_write_is_used_again_once_its_process_has_e
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie writes no more
     assert address in ranks.addresses()
     process.communicate()
-
-
-_TICKET = ("boot", "namespace", "pid", "descriptor", "nbytes", "nonce")
 
 
 def test_a_completed_call_retires_nothing():
@@ -163,9 +154,9 @@ def test_a_completed_call_retires_nothing():
 
 def test_a_setup_that_fails_leaks_no_region():
     """Its first message goes to a rank that never comes; the region is free for the next group at once."""
-    registry = SharedMemoryRegistry(1 << 24, core, sizes=SIZES)
+    registry = SharedMemory(1 << 24, core, sizes=SIZES)
     for _ in range(3):
-        waits = share_memory(Exchange(Mail(0, {}), (0, 1), 0), registry)
+        waits = share_memory(Exchange(Mail(0, {}), (0, 1), 0), registry, False)
         assert not next(waits)(0.0)
         with pytest.raises(ConnectionError):
             waits.throw(ConnectionError("rank 1 is gone"))

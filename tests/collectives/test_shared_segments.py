@@ -12,8 +12,16 @@ import sys
 import pytest
 
 from dmesh import native
-from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry, Sizes, leave
-from dmesh.collectives.backends.shm.segment import Segment, Ticket, attach, unsupported
+from dmesh.collectives.backends.shm.setup import (
+    Region,
+    Segment,
+    SharedMemoryRegistry,
+    Sizes,
+    Ticket,
+    attach,
+    leave,
+    unsupported,
+)
 
 pytestmark = pytest.mark.skipif(bool(unsupported()), reason=unsupported())
 
@@ -38,7 +46,7 @@ def test_another_process_sees_the_same_memory():
     segment = Segment(MIB)
     segment.memory[5000:5005] = b"hello"
     script = (
-        "import sys; from dmesh.collectives.backends.shm.segment import *\n"
+        "import sys; from dmesh.collectives.backends.shm.setup import *\n"
         "memory = attach(Ticket.decode(bytes.fromhex(sys.argv[1])))\n"
         "print(memory[5000:5005].decode()); memory[6000:6002] = b'ok'"
     )
@@ -118,7 +126,7 @@ def test_it_stays_as_long_as_somebody_uses_it_and_no_longer():
 
 def test_nothing_is_left_of_a_process_that_was_killed():
     script = (
-        "import sys; from dmesh.collectives.backends.shm.segment import *\n"
+        "import sys; from dmesh.collectives.backends.shm.setup import *\n"
         "segment = Segment(1 << 20); print(segment.ticket.encode().hex(), flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -139,18 +147,18 @@ def test_regions_are_bounded_and_come_back_empty():
     limit = 4096 + 3 * sizes.region(2) + 100
     shared_memory = SharedMemoryRegistry(limit, native.core(), sizes=sizes)
     regions = [shared_memory.region((0, 1), 0) for _ in range(4)]
-    assert [region is not None for region in regions] == [True, True, True, False]
+    assert [isinstance(region, Region) for region in regions] == [True, True, True, False]
     third = regions[2]
-    assert third is not None
-    offset, memory, salt = third.offset, third.segment.memory, third.salt
+    assert isinstance(third, Region)
+    offset, memory, salt = third.use.offset, third.segment.memory, third.use.salt
     notes = [offset, offset + sizes.inbox(0), offset + sizes.outbox(2, 1)]
     for note in notes:
         memory[note : note + 8] = b"\xff" * 8
     del third, regions[2]
     gc.collect()
-    assert shared_memory.region((0, 1), 0) is None, "the other member may still read it"
-    leave([(memory, offset + sizes.left(1))], [salt], os.getpid())
+    assert isinstance(shared_memory.region((0, 1), 0), str), "the other member may still read it"
+    leave([(memory, offset + sizes.left(1), salt)], os.getpid())
     again = shared_memory.region((0, 1), 0)
-    assert again is not None
-    assert again.offset == offset
+    assert isinstance(again, Region)
+    assert again.use.offset == offset
     assert all(memory[note : note + 8] == bytes(8) for note in notes)

@@ -16,7 +16,7 @@ import dmesh
 from dmesh import native
 from dmesh.collectives import connect as ways
 from dmesh.collectives import measurement, schedules, tuning
-from dmesh.collectives.backends.shm.registry import Sizes
+from dmesh.collectives.backends.shm.setup import Sizes
 from dmesh.collectives.measurement import Step, Table, best, crossover, measure, most_worth
 from dmesh.collectives.schedules import (
     all_reduce_flat,

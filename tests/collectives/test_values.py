@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.collectives.ranks import Cluster, cluster
 
-from dmesh.collectives.backends.shm.registry import Sizes
+from dmesh.collectives.backends.shm.setup import Sizes
 from dmesh.collectives.reduction import OPS, resolve
 from dmesh.collectives.tuning import Tuning
 from dmesh.errors import CollectiveTypeError

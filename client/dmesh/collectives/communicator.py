@@ -11,7 +11,7 @@ import numpy as np
 
 from dmesh._log import logger
 from dmesh.collectives.backends.mpi_world import MpiWorld
-from dmesh.collectives.backends.shm.registry import SharedMemoryRegistry
+from dmesh.collectives.backends.shm.arrays import SharedMemory
 from dmesh.collectives.backends.tcp.transport import Peer, Transport
 from dmesh.collectives.control import RELAY_LIMIT, ControlHandler
 from dmesh.collectives.control_messages import Farewell, Message, clean, encode
@@ -82,7 +82,7 @@ class Communicator:
         wait_policy: WaitPolicy | None = None,
         stuck_after: float = 0.0,
         joined: int = 0,
-        shared_memory: SharedMemoryRegistry | None = None,
+        shared_memory: SharedMemory | None = None,
         tuning: Tuning = SHIPPED,
         mpi: MpiWorld | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -22,9 +22,7 @@ from dmesh.collectives.backends.base import Backend
 from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
 from dmesh.collectives.backends.hierarchical import find_hierarchy
 from dmesh.collectives.backends.mpi import MpiBackend
-from dmesh.collectives.backends.shm.endpoint import SharedMemoryEndpoints
-from dmesh.collectives.backends.shm.registry import MOST_MEMBERS
-from dmesh.collectives.backends.shm.setup import share_memory
+from dmesh.collectives.backends.shm.setup import MOST_MEMBERS, share_memory
 from dmesh.collectives.backends.tcp.dedicated import PROTOCOL, Connections, TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
 from dmesh.collectives.backends.tcp.transport import Channel
@@ -115,11 +113,10 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
             refusal = refusal or f"rank {at} is on another host or in another container"
     if not refusal:
         assert shared_memory is not None
-        memory = yield from share_memory(exchange, shared_memory)
+        oversubscribed = services.neighbours > shared_memory.cores
+        memory = yield from share_memory(exchange, shared_memory, oversubscribed)
         if not isinstance(memory, str):
-            oversubscribed = services.neighbours > shared_memory.cores
-            opener = SharedMemoryEndpoints(memory, rank, oversubscribed, shared_memory)
-            return _settled(memory.agreement, SharedMemoryBackend(ranks, rank), endpoints=opener)
+            return _settled(memory.agreement, SharedMemoryBackend(ranks, rank), endpoints=memory)
         refusal = memory
 
     outside = next((at for at, card in enumerate(cards.values()) if card.launch != first.launch), -1)

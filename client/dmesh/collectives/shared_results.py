@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dmesh._log import logger
-from dmesh.collectives.backends.shm.lending import PLACE_SIZE, borrow
+from dmesh.collectives.backends.shm.arrays import PLACE_SIZE
 from dmesh.collectives.group import Group
 from dmesh.collectives.persistent import check_planned, empty_for
 from dmesh.collectives.reduction import canonical_op, resolve
@@ -294,12 +294,12 @@ def _common(group: Group, what: str, nbytes: int) -> Array | None:
     shared_memory = communicator.shared_memory
     memory: Array | None = None
     place, refusal = bytes(PLACE_SIZE), ""
-    if shared_memory is None or shared_memory.loans is None or not nbytes:
+    if shared_memory is None or shared_memory.pool is None or not nbytes:
         refusal = "this client shares no memory"
     elif me == _LENDER:
         processes = {rank: communicator.process_of(rank) for rank in group.ranks}
         try:
-            memory, place = shared_memory.loans.lend(
+            memory, place = shared_memory.lend(
                 nbytes, group.ranks, me, lambda rank: communicator.process_of(rank) != processes[rank]
             )
         except SharedMemoryError as error:
@@ -307,8 +307,7 @@ def _common(group: Group, what: str, nbytes: int) -> Array | None:
     with contextlib.ExitStack() as undo:
         if memory is not None:
             assert shared_memory is not None
-            assert shared_memory.loans is not None
-            undo.callback(shared_memory.loans.take_back, place)
+            undo.callback(shared_memory.take_back, place)
         text = what.encode().ljust(4 * MAX_LENGTH)[: 4 * MAX_LENGTH]
         told = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
         _compare(group, [bytes(row[: 4 * MAX_LENGTH]).rstrip().decode(errors="replace") for row in told])
@@ -317,7 +316,7 @@ def _common(group: Group, what: str, nbytes: int) -> Array | None:
             assert shared_memory is not None
             try:
                 theirs = bytes(told[_LENDER][4 * MAX_LENGTH + 1 :])
-                memory = borrow(shared_memory, theirs, nbytes, members, me)
+                memory = shared_memory.borrow(theirs, nbytes, members, me)
             except (OSError, ValueError) as error:
                 refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
         # If this call fails, others may have agreed already: then they say themselves when they are done.

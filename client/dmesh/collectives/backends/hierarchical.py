@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps
 from dmesh.collectives.backends.endpoints import EndpointOperation
-from dmesh.collectives.backends.shm.endpoint import SharedMemoryEndpoints
 from dmesh.collectives.backends.shm.setup import share_memory
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.exchange import Exchange, Waits
@@ -153,9 +152,9 @@ def find_hierarchy(
             f"its hosts have {lengths} members; it needs at least two hosts with equally many, at least two"
         )
     host = next(place for place in places if position in place)
-    place = host.index(position)
-    column = [other[place] for other in places]
-    memory = yield from share_memory(exchange.among(host), shared_memory)
+    column = [other[host.index(position)] for other in places]
+    oversubscribed = services.neighbours > shared_memory.cores
+    memory = yield from share_memory(exchange.among(host), shared_memory, oversubscribed)
     found = yield from open_connections(
         exchange.among(column), services.transport.connector, tuning, transfers=False
     )
@@ -171,12 +170,10 @@ def find_hierarchy(
         found.close()
         return f"rank {verdict.against} shares no memory on its host, or has no connections between hosts"
     assert shared_memory.core is not None
-    oversubscribed = services.neighbours > shared_memory.cores
-    within = SharedMemoryEndpoints(memory, place, oversubscribed, shared_memory)
     between = TcpEndpoints(shared_memory.core, column.index(position), found)
     intra, inter = (tuple(ranks[member] for member in part) for part in (host, column))
     return HierarchicalBackend(
-        _Part(intra, within.open_collectives()),
+        _Part(intra, memory.open_collectives()),
         _Part(inter, between.collectives),
         ranks,
         tuning.rows * len(intra),

@@ -1,142 +1,551 @@
 """Setup of shared memory: in a group's first call, its members find out whether all of them share it.
 
-Each member sends all others the location of its region, or that it has none. Each maps all regions, and
-tells all others whether it could. Only if all could, the group shares memory, from its second call on: so all
-decide alike. In the same messages they find out whether each may read the memory of every other's process.
+A client shares a segment of memory, an anonymous file (`memfd_create`) that is gone with its last process. It
+is sealed against shrinking, so that no access to it can fail later. Its owner sends others a ticket, over
+connections that have proven their peers: the process, the descriptor there, and a random number at the
+beginning of the memory. They open it through `/proc`, which the kernel permits to processes of the same user
+that could trace each other. Containers with process ids of their own do not see each other there. The random
+number shows that it is the right segment.
+
+Each member of a group sends all others the location of its region, a part of its segment, or that it has
+none. Each maps all regions, and tells all others whether it could. Only if all could, the group shares
+memory, from its second call on: so all decide alike. In the same messages they find out whether each may read
+the memory of every other's process.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import secrets
 import struct
+import sys
+import threading
 import weakref
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 
-from dmesh.collectives.backends.shm.registry import (
-    Attachment,
-    Region,
-    SharedMemoryRegistry,
-    Sizes,
-    leave,
-)
-from dmesh.collectives.backends.shm.segment import HEADER, Ticket
+import numpy as np
+
+from dmesh import native
 from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
+from dmesh.collectives.tuning import SEND_BUFFER
 
+MOST_MEMBERS = 64
+"""Largest group that shares memory."""
 PROTOCOL = 3
 """Version of the layout of regions. Members with another one do not share memory."""
+HEADER = 4096
+"""Bytes of the header of a segment."""
+FLAGS = 192
+"""Bytes of a region before its slots: two flags and the count of sleepers, in cache lines of their own."""
+_LINE = 64
+_MAGIC = b"dmesh segment 1\n"
+_NAME = "dmesh"
+_TICKET = struct.Struct("!16sQIiQ16s")
 _OFFER = struct.Struct("!B7xQQQQQQQ")
-_OFFER_SIZE = _OFFER.size + Ticket.SIZE
 _CANNOT, _CAN_MAP, _CAN_READ = range(3)
 
-
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class SharedMemoryGroup:
-    """Memory of a group. When nothing refers to it any more, the other members see that this one has left."""
-
-    region: Region
-    """This client's own region."""
-    regions: list[tuple[mmap.mmap, int]]
-    """Each member's region: memory and offset."""
-    salts: list[int]
-    """Salt of each member's region."""
-    sizes: Sizes
-    """Sizes of their parts."""
-    tickets: list[Ticket]
-    """Tickets of the members' segments."""
-    agreement: Agreement
-    """Outcome of the setup."""
-    mappings: list[Attachment] = field(default_factory=list)
-    """Segments with arrays of others that calls have used: they stay mapped as long as there may be calls."""
-
-    @property
-    def can_read_peers(self) -> bool:
-        """True if each member may read the memory of every other's process."""
-        return self.agreement.level == _CAN_READ
+Host = tuple[bytes, int]
+"""Boot id of a host, 16 bytes, and a namespace of process ids there."""
 
 
-def share_memory(exchange: Exchange, shared_memory: SharedMemoryRegistry) -> Waits[SharedMemoryGroup | str]:
-    """Let the members of a group share memory; return it, or why they do not. All of them must call this."""
-    region = shared_memory.region(exchange.ranks, exchange.position)
-    attempt = _Attempt()
-    try:
-        return (yield from _set_up(exchange, shared_memory, region, attempt))
-    finally:
-        if not attempt.shared:
-            if region is not None and not attempt.undecided:
-                shared_memory.abandon(region)
-            leave(*attempt.marks(shared_memory.sizes.left(exchange.position)), os.getpid())
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """Progress of a setup, which may fail at any message."""
-
-    found: list[_Member] = field(default_factory=list)
-    """Members whose regions are mapped."""
-    undecided: bool = False
-    """True if other members may go on to use this client's region, although this one does not know."""
-    shared: bool = False
-    """True if the group shares memory."""
-
-    def marks(self, at: int) -> tuple[list[tuple[mmap.mmap, int]], list[int]]:
-        """Return where this client marks that it has left, and the salts of these regions."""
-        return [(member.memory, member.offset + at) for member in self.found], [m.salt for m in self.found]
-
-
-def _set_up(
-    exchange: Exchange, shared_memory: SharedMemoryRegistry, region: Region | None, attempt: _Attempt
-) -> Waits[SharedMemoryGroup | str]:
-    ranks, found = exchange.ranks, attempt.found
-    refusal = shared_memory.refusal or ("" if region else "its shared memory is used up by other groups")
-    offer = bytes(_OFFER_SIZE) if region is None else _offer(shared_memory, region)
-    offers = yield from exchange.swap([offer] * len(ranks))
-    for rank, theirs in zip(ranks, offers, strict=True):
-        if refusal:
-            break
-        member = _accept(shared_memory, rank, theirs, len(ranks))
-        if isinstance(member, str):
-            refusal = member
-        else:
-            found.append(member)
-    reads = not refusal and all(_reads(shared_memory, member) for member in found)
-    attempt.undecided = not refusal
-    agreement = yield from exchange.agree(_CANNOT if refusal else _CAN_READ if reads else _CAN_MAP)
-    if not agreement.level:
-        attempt.undecided = False
-        return refusal or f"rank {agreement.against} cannot share memory with all of the group"
-    assert region is not None
-    attempt.shared = True
-    shm = SharedMemoryGroup(
-        region=region,
-        regions=[(member.memory, member.offset) for member in found],
-        salts=[member.salt for member in found],
-        sizes=shared_memory.sizes,
-        tickets=[member.ticket for member in found],
-        agreement=agreement,
-    )
-    marks = attempt.marks(shared_memory.sizes.left(exchange.position))
-    weakref.finalize(shm, leave, *marks, os.getpid()).atexit = False
-    return shm
+# -- segments ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class Ticket:
+    """Location of a segment: boot id of the host, namespace of the process id, process, descriptor there."""
+
+    boot: bytes
+    namespace: int
+    pid: int
+    descriptor: int
+    nbytes: int
+    nonce: bytes
+    """16 random bytes that it begins with."""
+
+    SIZE = _TICKET.size
+
+    @property
+    def beginning(self) -> bytes:
+        """First bytes of the memory."""
+        return _MAGIC + self.nonce
+
+    def encode(self) -> bytes:
+        """Return it as `SIZE` bytes."""
+        return _TICKET.pack(*astuple(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Ticket:
+        """Return the ticket that `encode` wrote."""
+        return cls(*_TICKET.unpack(data))
+
+
+class Segment:
+    """Memory that this process shares: `nbytes`, header included. Costs nothing before it is written to.
+
+    Raises:
+        OSError: The system cannot do that, or has no memory for it.
+    """
+
+    def __init__(self, nbytes: int, host: Host | None = None) -> None:
+        self._descriptor = -1  # until there is one, also for `__del__`
+        if missing := unsupported():
+            raise OSError(errno.ENOTSUP, missing)
+        import fcntl
+
+        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._descriptor, nbytes)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+        self.memory = mmap.mmap(self._descriptor, nbytes)
+        nonce = secrets.token_bytes(16)
+        self.ticket = Ticket(*(host or here()), os.getpid(), self._descriptor, nbytes, nonce)
+        self.memory[: len(self.ticket.beginning)] = self.ticket.beginning
+        self.address = int(np.frombuffer(self.memory, np.uint8).ctypes.data)
+
+    def close(self) -> None:
+        """Let no process attach any more. The memory goes when no process uses it."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def attach(ticket: Ticket, host: Host | None = None) -> mmap.mmap:
+    """Map another process's segment; `host` is that of this process, detected if None.
+
+    Raises:
+        OSError: It cannot be opened: another host or container, another user, or its process is gone.
+        ValueError: It is not the segment of the ticket.
+    """
+    import fcntl
+
+    if (ticket.boot, ticket.namespace) != (host or here()):
+        raise OSError(errno.EXDEV, "its process is on another host or in another container")
+    path = f"/proc/{ticket.pid}/fd/{ticket.descriptor}"
+    if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
+        raise ValueError(f"{path} is no segment")  # found out before it is opened, which can have effects
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        # A file of somebody else could be cut off while we use it, which would kill this process.
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
+            raise ValueError(f"{path} is not sealed")
+        if os.fstat(descriptor).st_size != ticket.nbytes or ticket.nbytes < HEADER:
+            raise ValueError(f"{path} has not {ticket.nbytes} bytes")
+        memory = mmap.mmap(descriptor, ticket.nbytes)
+    finally:
+        os.close(descriptor)
+    if memory[: len(ticket.beginning)] != ticket.beginning:
+        memory.close()
+        raise ValueError(f"{path} is another segment")
+    return memory
+
+
+def unsupported() -> str:
+    """Return why memory cannot be shared on this system; empty if it can."""
+    if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
+        return "shared memory without names needs Linux"
+    return "" if here()[1] else "/proc is not there"
+
+
+def here() -> Host:
+    """Return the host and the namespace of process ids of this process; (b"", 0) if unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = bytes.fromhex(file.read().strip().replace("-", ""))
+        return boot, os.stat("/proc/self/ns/pid").st_ino
+    except (OSError, ValueError):
+        return b"", 0
+
+
+# -- regions -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of the parts of a region; the same for all members of a group."""
+
+    slot: int = 64 * 1024
+    """Bytes that a rank can contribute in one epoch; a multiple of 64, and at least 128."""
+    staging: int = 512 * 1024
+    """Bytes of each of the four staging buffers, through which larger contributions go piece by piece; a
+    multiple of 64, and at least 512 for each member."""
+    p2p_slot: int = SEND_BUFFER
+    """Bytes of each of the two slots for transfers from one rank to another; a multiple of 64."""
+    p2p_staging: int = 256 * 1024
+    """Bytes of each of the two pieces of a larger transfer; a multiple of 64."""
+
+    def region(self, members: int) -> int:
+        """Return the bytes of a region, in whole pages. Pages that are never used take no memory."""
+        return -(-self.outbox(members, members) // 4096) * 4096
+
+    def inbox(self, position: int) -> int:
+        """Return the offset in a region where this rank acknowledges data of a member."""
+        return FLAGS + 2 * self.slot + 4 * self.staging + position * FLAGS
+
+    def left(self, position: int) -> int:
+        """Return the offset in a region of the mark of a member that has left: beside the sleepers."""
+        return self.inbox(position) + 2 * _LINE + 8
+
+    def outbox(self, members: int, position: int) -> int:
+        """Return the offset in a region of the data that this rank sends to a member."""
+        return self.inbox(members) + position * (FLAGS + 2 * self.p2p_slot + 2 * self.p2p_staging)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Retired:
+    """Arrays of a failed call that peers may still access, and the process of each peer by position."""
+
+    processes: Mapping[int, int]
+    objects: tuple[object, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Use:
+    """Current or last use of a region, until no member uses it any more."""
+
+    memory: mmap.mmap
+    sizes: Sizes
+    offset: int
+    ranks: tuple[int, ...]
+    excused: set[int]
+    """Positions that leave no mark: this client's, and those of clients that are gone."""
+    salt: int = field(default_factory=lambda: secrets.randbits(64))
+    """64 random bits of this use."""
+    given_back: bool = False
+    """True when nothing here uses it any more."""
+    retired: list[_Retired] = field(default_factory=list)
+
+    def give_back(self) -> None:
+        self.given_back = True
+
+    def has_left(self, position: int) -> bool:
+        """Return whether a member has left its mark (see `leave`)."""
+        at = self.offset + self.sizes.left(position)
+        return self.memory[at : at + 8] == self.salt.to_bytes(8, sys.byteorder)
+
+    def is_over(self) -> bool:
+        """Return whether no client uses the region any more."""
+        members = range(len(self.ranks))
+        left = self.given_back and all(at in self.excused or self.has_left(at) for at in members)
+        return left and not self.retired
+
+    def release_retired(self) -> None:
+        """Release retired arrays that no peer can access any more.
+
+        Each has left the group, or its process has ended: a process that is only suspended, or given up by
+        the cluster, may go on with the call when it wakes.
+        """
+        for retired in tuple(self.retired):
+            if all(self.has_left(at) or _has_ended(pid) for at, pid in retired.processes.items()):
+                self.retired.remove(retired)
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Region:
+    """Part of this client's segment that one group uses. Given back when nothing here refers to it.
+
+    Other members may still use it then. Each marks in the regions of all others when it has left (`leave`),
+    and a region is used again when all have.
+    """
+
+    segment: Segment
+    use: _Use
+
+    def retire(self, processes: Mapping[int, int], objects: tuple[object, ...]) -> None:
+        """Keep arrays of a failed call that peers may still access. Takes no locks: finalizers call it."""
+        self.use.retired.append(_Retired(processes, objects))
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Attachment:
+    """Segment with arrays of another client, registered as long as something refers to this."""
+
+    memory: mmap.mmap
+
+
+class SharedMemoryRegistry:
+    """Memory that this client shares with groups, and memory of others that it has mapped. Thread-safe.
+
+    Args:
+        limit: Most bytes that this client shares; 0 for none.
+        core: The native core; without it, no memory is shared.
+        sizes: Sizes of regions.
+        host: Host of this client; detected if None.
+        single_copy_from: Bytes from which peers read private arrays in this process; None for what suits the
+            number of cores.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        core: native.Core | None,
+        sizes: Sizes | None = None,
+        host: Host | None = None,
+        single_copy_from: int | None = None,
+    ) -> None:
+        self.limit = limit
+        self.core = core
+        self.host = host or here()
+        self.sizes = sizes or Sizes()
+        self.single_copy_from = single_copy_from
+        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        """Cores that this process may use."""
+        self.registered = None if core is None else core.RegisteredMemory()
+        """Segments with arrays; None without the native core."""
+        self._attachments: weakref.WeakValueDictionary[bytes, Attachment] = weakref.WeakValueDictionary()
+        self._mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._segment: Segment | None = None
+        self.refusal = self._why_not()
+        """Reason why this client shares no memory; empty if it does, as far as is known."""
+        self._next = HEADER
+        self._uses: dict[int, _Use] = {}  # by offset of the region
+
+    def region(self, ranks: Sequence[int], position: int) -> Region | str:
+        """Return memory for a group of `ranks`, all flags zero, or why it gets none."""
+        sizes, members = self.sizes, len(ranks)
+        self.release_retired()
+        with self._lock:
+            segment = self._segment
+            if segment is None and not self.refusal:
+                try:
+                    segment = self._segment = Segment(self.limit // 4096 * 4096, self.host)
+                except OSError as error:
+                    self.refusal = f"the system gives no shared memory: {error}"
+            if self.refusal or segment is None:
+                return self.refusal
+            memory = segment.memory
+            former = next((u for u in self._uses.values() if len(u.ranks) == members and u.is_over()), None)
+            if former is not None:
+                offset = former.offset
+                inboxes = (0, *map(sizes.inbox, range(members)))
+                for at in (*inboxes, *(sizes.outbox(members, member) for member in range(members))):
+                    memory[offset + at : offset + at + FLAGS] = bytes(FLAGS)
+            else:
+                offset = self._next
+                if offset + sizes.region(members) > len(memory):
+                    return "its shared memory is used up by other groups"
+                self._next += sizes.region(members)
+            use = self._uses[offset] = _Use(memory, sizes, offset, tuple(ranks), {position})
+        region = Region(segment, use)
+        weakref.finalize(region, use.give_back).atexit = False
+        return region
+
+    def _why_not(self) -> str:
+        if self.limit < HEADER + self.sizes.region(2):
+            return "DMESH_SHARED_MEMORY forbids it"
+        return unsupported() or ("" if self.core else f"that needs the native core ({native.reason()})")
+
+    def excuse(self, rank: int) -> None:
+        """Wait no more for a client that is gone to leave this client's regions.
+
+        If its process is merely suspended, it may still read there, which has no effect.
+        """
+        with self._lock:
+            for use in self._uses.values():
+                if rank in use.ranks:
+                    use.excused.add(use.ranks.index(rank))
+
+    def release_retired(self) -> None:
+        """Release retired arrays that no peer can access any more."""
+        with self._lock:
+            for use in self._uses.values():
+                use.release_retired()
+
+    def attach(self, ticket: Ticket) -> mmap.mmap:
+        """Map the segment of another client, or find it mapped already; see the function `attach`."""
+        with self._lock:
+            own = self._segment
+            if own is not None and ticket.nonce == own.ticket.nonce:
+                return own.memory
+            memory = self._mapped.get(ticket.nonce)
+            if memory is None:
+                memory = self._mapped[ticket.nonce] = attach(ticket, self.host)
+            return memory
+
+    def attach_registered(self, ticket: Ticket) -> Attachment:
+        """Map and register a segment with another client's arrays, as long as the caller keeps the result."""
+        memory = self.attach(ticket)
+        with self._lock:
+            attachment = self._attachments.get(ticket.nonce)
+            if attachment is None:
+                assert self.registered is not None
+                # Registered memory stays mapped. So it does not matter when the finalizer runs, nor that
+                # another thread may have attached the segment again by then.
+                self.registered.add(memory, ticket.nonce, ticket.descriptor, False)
+                attachment = self._attachments[ticket.nonce] = Attachment(memory)
+                weakref.finalize(attachment, self.registered.drop, ticket.nonce).atexit = False
+            return attachment
+
+    def close(self) -> None:
+        """Share nothing any more; mapped memory stays until nothing refers to it."""
+        with self._lock:
+            self.refusal = "it has been shut down"
+            if self._segment is not None:
+                self._segment.close()
+
+
+def leave(marks: Sequence[tuple[mmap.mmap, int, int]], process: int) -> None:
+    """Mark at (memory, offset, salt) that this client has left. Takes no locks: finalizers call it."""
+    if os.getpid() == process:  # not in a forked child
+        for memory, at, salt in marks:
+            memory[at : at + 8] = salt.to_bytes(8, sys.byteorder)
+
+
+def _has_ended(process: int) -> bool:
+    """Return whether a process of this host has ended. If its id is in use again, it counts as running."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
+# -- groups --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member's region, mapped: segment, offset and salt."""
+
     ticket: Ticket
     memory: mmap.mmap
     offset: int
     salt: int
     address: int
+    """Address of the segment in the member's process."""
 
 
-def _offer(shared_memory: SharedMemoryRegistry, region: Region) -> bytes:
-    sizes = astuple(shared_memory.sizes)
-    segment = region.segment
-    head = _OFFER.pack(PROTOCOL, segment.address, region.offset, region.salt, *sizes)
+class SharedMemoryGroup:
+    """Memory of a group, which opens endpoints in it; see `generation.EndpointOpener`.
+
+    When nothing refers to it any more, the other members see that this one has left.
+    """
+
+    def __init__(
+        self,
+        shared_memory: SharedMemoryRegistry,
+        region: Region,
+        members: list[Member],
+        position: int,
+        oversubscribed: bool,
+        agreement: Agreement,
+    ) -> None:
+        self.members = members
+        self.agreement = agreement
+        self._shared_memory = shared_memory
+        self.region = region
+        self._position = position
+        self._oversubscribed = oversubscribed
+        # Segments with arrays of others that calls have used stay mapped as long as there may be calls.
+        self._attachments: dict[bytes, Attachment] = {}
+        marks = _marks(shared_memory, members, position)
+        weakref.finalize(self, leave, marks, os.getpid()).atexit = False
+
+    def open_collectives(self) -> native.Endpoint:
+        """Open this rank's endpoint for collectives."""
+        sizes = self._shared_memory.sizes
+        regions = [(member.memory, member.offset) for member in self.members]
+        return self._open(regions, self.members, self._position, sizes.slot, sizes.staging)
+
+    def open_transfers(self, sender: int, receiver: int) -> native.Endpoint:
+        """Open this rank's endpoint for transfers from one position to another, of which it is one."""
+        sizes, ends = self._shared_memory.sizes, [self.members[sender], self.members[receiver]]
+        offsets = sizes.outbox(len(self.members), receiver), sizes.inbox(sender)
+        regions = [(end.memory, end.offset + offset) for end, offset in zip(ends, offsets, strict=True)]
+        at = int(self._position == receiver)
+        return self._open(regions, ends, at, sizes.p2p_slot, sizes.p2p_staging, pipe=True)
+
+    def _open(
+        self,
+        regions: list[tuple[mmap.mmap, int]],
+        members: list[Member],
+        position: int,
+        slot: int,
+        staging: int,
+        pipe: bool = False,
+    ) -> native.Endpoint:
+        shared_memory = self._shared_memory
+        assert shared_memory.core is not None
+        endpoint = shared_memory.core.Endpoint(
+            regions, [member.salt for member in members], position, slot, staging, self._oversubscribed, pipe
+        )
+        endpoint.keep_alive = self  # during a call, no other group may get the memory
+
+        def attach_arrays(member: int, nonce: bytes, nbytes: int, descriptor: int) -> None:
+            ticket = replace(members[member].ticket, nonce=nonce, nbytes=nbytes, descriptor=descriptor)
+            self._attachments[nonce] = shared_memory.attach_registered(ticket)
+
+        # The ranks access each other's large arrays in place.
+        processes = [member.ticket.pid for member in members] if self.agreement.level == _CAN_READ else []
+        peers = {at: member.ticket.pid for at, member in enumerate(self.members) if at != self._position}
+        retire = partial(self.region.retire, peers)
+        endpoint.advertise(shared_memory.registered, attach_arrays, retire, processes)
+        if shared_memory.single_copy_from is not None:
+            endpoint.single_copy_from = shared_memory.single_copy_from
+        return endpoint
+
+
+def share_memory(
+    exchange: Exchange, shared_memory: SharedMemoryRegistry, oversubscribed: bool
+) -> Waits[SharedMemoryGroup | str]:
+    """Let the members of a group share memory; return it, or why they do not. All of them must call this.
+
+    `oversubscribed`: there are more ranks than cores on this host.
+    """
+    ranks, position = exchange.ranks, exchange.position
+    found: list[Member] = []
+    shared = undecided = False
+    region = shared_memory.region(ranks, position)
+    refusal = region if isinstance(region, str) else ""
+    try:
+        offer = bytes(_OFFER.size + Ticket.SIZE) if isinstance(region, str) else _offer(region)
+        offers = yield from exchange.swap([offer] * len(ranks))
+        for rank, theirs in zip(ranks, offers, strict=True):
+            member = refusal or _accept(shared_memory, rank, theirs, len(ranks))
+            if isinstance(member, str):
+                refusal = member
+                break
+            found.append(member)
+        reads = not refusal and all(_reads(shared_memory, member) for member in found)
+        # From here on, other members may use this client's region, although this one does not know.
+        undecided = not refusal
+        agreement = yield from exchange.agree(_CANNOT if refusal else _CAN_READ if reads else _CAN_MAP)
+        if isinstance(region, str) or not agreement.level:
+            undecided = False
+            return refusal or f"rank {agreement.against} cannot share memory with all of the group"
+        group = SharedMemoryGroup(shared_memory, region, found, position, oversubscribed, agreement)
+        shared = True
+        return group
+    finally:
+        if not shared:
+            if isinstance(region, Region) and not undecided:
+                region.use.excused.update(range(len(ranks)))  # none of them will use it, nor mark it
+            leave(_marks(shared_memory, found, position), os.getpid())
+
+
+def _marks(
+    shared_memory: SharedMemoryRegistry, members: list[Member], position: int
+) -> list[tuple[mmap.mmap, int, int]]:
+    """Return where this client marks in members' regions that it has left."""
+    at = shared_memory.sizes.left(position)
+    return [(member.memory, member.offset + at, member.salt) for member in members]
+
+
+def _offer(region: Region) -> bytes:
+    segment, use = region.segment, region.use
+    head = _OFFER.pack(PROTOCOL, segment.address, use.offset, use.salt, *astuple(use.sizes))
     return head + segment.ticket.encode()
 
 
-def _accept(shared_memory: SharedMemoryRegistry, rank: int, offer: bytes, members: int) -> _Member | str:
+def _accept(shared_memory: SharedMemoryRegistry, rank: int, offer: bytes, members: int) -> Member | str:
     """Map a member's segment; return why not, if that fails."""
     protocol, address, offset, salt, *sizes = _OFFER.unpack_from(offer)
     ours = list(astuple(shared_memory.sizes))
@@ -153,10 +562,10 @@ def _accept(shared_memory: SharedMemoryRegistry, rank: int, offer: bytes, member
         return f"the memory of rank {rank} cannot be mapped: {error}"
     if offset % 4096 or not HEADER <= offset <= len(memory) - shared_memory.sizes.region(members):
         return f"rank {rank} names a region that is outside of its memory"
-    return _Member(ticket, memory, offset, salt, address)
+    return Member(ticket, memory, offset, salt, address)
 
 
-def _reads(shared_memory: SharedMemoryRegistry, member: _Member) -> bool:
+def _reads(shared_memory: SharedMemoryRegistry, member: Member) -> bool:
     """Return whether this client may read a member's process, and it is that process."""
     registered, ticket = shared_memory.registered, member.ticket
     return registered is not None and registered.can_read(ticket.pid, member.address, ticket.beginning)

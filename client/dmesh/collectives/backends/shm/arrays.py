@@ -1,0 +1,253 @@
+"""Arrays in shared memory: of one client, or lent by one member of a group and mapped by all.
+
+A fresh page of shared memory costs as much time as copying it many times over, here and in each process that
+maps it. So memory is kept when its array is gone, and the next array gets it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import mmap
+import os
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dmesh import native
+from dmesh.collectives.backends.shm.setup import HEADER, Host, Segment, SharedMemoryRegistry, Sizes, Ticket
+from dmesh.errors import SharedMemoryError
+
+_CHUNK = 64 << 20
+"""Bytes of a segment, unless an array needs more."""
+_PAGE = 4096
+_LINE = 64
+_PLACE = struct.Struct("!Q")
+PLACE_SIZE = Ticket.SIZE + _PLACE.size
+"""Bytes of the place of common memory, as members send it to each other."""
+_LEFT = b"\1"
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Segment with its free memory."""
+
+    segment: Segment
+    free: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and end of each free piece, sorted; no two pieces touch."""
+
+    def take(self, nbytes: int) -> int | None:
+        """Take the first piece that is large enough."""
+        for number, (begin, end) in enumerate(self.free):
+            if end - begin >= nbytes:
+                self.free[number : number + 1] = [(begin + nbytes, end)] if end - begin > nbytes else []
+                return begin
+        return None
+
+    def give_back(self, begin: int, end: int) -> None:
+        """Free a piece, and merge it with those that it touches."""
+        number = bisect.bisect(self.free, (begin, end))
+        if number < len(self.free) and self.free[number][0] == end:
+            end = self.free.pop(number)[1]
+        if number and self.free[number - 1][1] == begin:
+            number -= 1
+            begin = self.free.pop(number)[0]
+        self.free.insert(number, (begin, end))
+
+
+class Pool:
+    """Pool of at most `limit` bytes of shared memory for arrays. Thread-safe.
+
+    Its segments are in the table `registered`; `reclaim` gives back retired arrays, as far as possible.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        registered: native.RegisteredMemory,
+        reclaim: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._limit = limit
+        self._registered = registered
+        self._reclaim = reclaim
+        self._lock = Lock()
+        self._chunks: list[_Chunk] = []
+        # Appended to without the lock: the garbage collector does it.
+        self._returned: deque[tuple[_Chunk, int, int]] = deque()
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array with arbitrary contents.
+
+        Raises:
+            SharedMemoryError: There is no more memory.
+        """
+        wanted = np.dtype(dtype)
+        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        nbytes = math.prod(lengths) * wanted.itemsize
+        if wanted.hasobject or not nbytes:
+            return np.empty(lengths, wanted)  # nothing of it could be shared
+        data, _, _ = self.take(nbytes)
+        return data.view(wanted).reshape(lengths)
+
+    def take(self, nbytes: int) -> tuple[Bytes, Segment, int]:
+        """Return bytes with arbitrary contents, their segment, and their offset in it, at a page.
+
+        They are given back when the array and all views of it are gone.
+
+        Raises:
+            SharedMemoryError: There is no more memory.
+        """
+        size = _pages(nbytes)
+        chunk, begin = self._take(size)
+        # Views refer to this array, so its block is not given back as long as any view of it lives.
+        data = np.frombuffer(memoryview(chunk.segment.memory)[begin : begin + nbytes], np.uint8)
+        weakref.finalize(data, self._returned.append, (chunk, begin, begin + size)).atexit = False
+        return data, chunk.segment, begin
+
+    def close(self) -> None:
+        """Let no process attach any more; arrays stay usable."""
+        with self._lock:
+            for chunk in self._chunks:
+                self._registered.drop(chunk.segment.ticket.nonce)
+                chunk.segment.close()
+            self._chunks.clear()
+
+    def _take(self, nbytes: int) -> tuple[_Chunk, int]:
+        self._reclaim()
+        with self._lock:
+            while self._returned:
+                chunk, begin, end = self._returned.popleft()
+                chunk.give_back(begin, end)
+            for chunk in self._chunks:
+                if (at := chunk.take(nbytes)) is not None:
+                    return chunk, at
+            left = self._limit - sum(len(chunk.segment.memory) for chunk in self._chunks)
+            size = min(max(_CHUNK, nbytes + HEADER), max(left, 0))
+            if size < nbytes + HEADER:
+                raise SharedMemoryError(
+                    f"{nbytes} bytes of shared memory are needed, but only {left} are left of "
+                    f"the {self._limit} that this client may share; raise DMESH_SHARED_MEMORY, or share less"
+                )
+            try:
+                segment = Segment(size)
+            except OSError as error:
+                raise SharedMemoryError(
+                    f"the system gives no shared memory of {size} bytes: {error}"
+                ) from error
+            self._registered.add(segment.memory, segment.ticket.nonce, segment.ticket.descriptor, True)
+            chunk = _Chunk(segment, [(HEADER + nbytes, size // _PAGE * _PAGE)])
+            self._chunks.append(chunk)
+            return chunk, HEADER
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loan:
+    memory: Bytes
+    """Array of the pool, which keeps the memory."""
+    ranks: tuple[int, ...]
+    gone: Callable[[int], bool]
+    place: bytes
+
+    def is_over(self) -> bool:
+        """Return whether no member uses the memory any more."""
+        return all(self.memory[at * _LINE] or self.gone(rank) for at, rank in enumerate(self.ranks))
+
+
+class SharedMemory(SharedMemoryRegistry):
+    """Shared memory of this client: regions of groups, a pool of arrays, and what groups have in common.
+
+    Memory that the members of a group have in common is lent by the pool of one of them, and given back when
+    each has forgotten every view of it, or is gone. Each marks that in a cache line of its own at the
+    beginning, as members of groups do in their regions.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        core: native.Core | None,
+        sizes: Sizes | None = None,
+        host: Host | None = None,
+        single_copy_from: int | None = None,
+    ) -> None:
+        super().__init__(limit, core, sizes, host, single_copy_from)
+        self.pool: Pool | None = None
+        if self.registered is not None and limit:
+            self.pool = Pool(limit, self.registered, self.release_retired)
+        self._lending = Lock()
+        self._loans: list[_Loan] = []
+
+    def lend(
+        self, nbytes: int, ranks: tuple[int, ...], position: int, gone: Callable[[int], bool]
+    ) -> tuple[Bytes, bytes]:
+        """Lend memory of the pool to a group; return it, and its place for `borrow`.
+
+        Args:
+            nbytes: Its size.
+            ranks: The group's members.
+            position: This client's among them.
+            gone: Returns whether a rank is gone, and leaves no mark.
+
+        Raises:
+            SharedMemoryError: There is none left.
+        """
+        assert self.pool is not None
+        with self._lending:
+            self._loans = [loan for loan in self._loans if not loan.is_over()]
+        header = _pages(len(ranks) * _LINE)
+        memory, segment, begin = self.pool.take(header + nbytes)
+        memory[:header] = 0
+        place = segment.ticket.encode() + _PLACE.pack(begin)
+        with self._lending:
+            self._loans.append(_Loan(memory, ranks, gone, place))
+        return _use(segment.memory, begin, nbytes, len(ranks), position), place
+
+    def take_back(self, place: bytes) -> None:
+        """End a loan that no other member uses."""
+        with self._lending:
+            self._loans = [loan for loan in self._loans if loan.place != place]
+
+    def borrow(self, place: bytes, nbytes: int, members: int, position: int) -> Bytes:
+        """Map memory that another member has lent, at the place that its owner has sent.
+
+        Raises:
+            OSError: It cannot be mapped: its owner is on another host, or is another user.
+            ValueError: It is not at that place.
+        """
+        (begin,) = _PLACE.unpack(place[Ticket.SIZE :])
+        memory = self.attach(Ticket.decode(place[: Ticket.SIZE]))
+        if begin % _PAGE or begin + _pages(members * _LINE) + nbytes > len(memory):
+            raise ValueError(f"there is no common memory of {nbytes} bytes at {begin} of {len(memory)}")
+        return _use(memory, begin, nbytes, members, position)
+
+    def close(self) -> None:
+        """Share nothing any more; mapped memory and arrays stay usable."""
+        super().close()
+        if self.pool is not None:
+            self.pool.close()
+
+
+def _pages(nbytes: int) -> int:
+    """Return the bytes of as many whole pages as are needed."""
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+def _use(memory: mmap.mmap, begin: int, nbytes: int, members: int, position: int) -> Bytes:
+    at = begin + _pages(members * _LINE)
+    data = np.frombuffer(memoryview(memory)[at : at + nbytes], np.uint8)
+    # Views refer to this array, as to those of the pool: when it is gone, all of them are.
+    weakref.finalize(data, _leave, memory, begin + position * _LINE, os.getpid()).atexit = False
+    return data
+
+
+def _leave(memory: mmap.mmap, at: int, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child
+        memory[at : at + 1] = _LEFT
