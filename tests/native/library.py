@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CORE = Path(__file__).parents[2] / "client" / "native" / "core"
-SOURCES = ("reduce.c", "copy.c", "kernels_baseline.c", "kernels_avx2.c")
+SOURCES = ("reduce.c", "copy.c", "wait.c", "kernels_baseline.c", "kernels_avx2.c")
 FLAGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-fno-math-errno", "-ffp-contract=off")
 STREAM = 1
 

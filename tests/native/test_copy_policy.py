@@ -33,7 +33,7 @@ def library(tmp_path_factory):
     if command is None:
         pytest.skip("no C compiler")
     built = tmp_path_factory.mktemp("copy_policy") / "copy_policy.so"
-    sources = [CORE / name for name in ("copy_policy.c", "copy.c", "wait.c")]
+    sources = [CORE / name for name in ("copy.c", "wait.c")]
     subprocess.run([command, *FLAGS, "-O2", "-shared", "-fPIC", *sources, "-o", built], check=True)
     found = ctypes.CDLL(str(built))
     found.dmesh_copy_learn.argtypes = (

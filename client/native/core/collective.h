@@ -1,9 +1,10 @@
-/* Collectives, as both media carry them out, and small ones in one epoch of a shared-memory group. */
+/* Collectives, as both media carry them out. */
 #ifndef DMESH_COLLECTIVE_H
 #define DMESH_COLLECTIVE_H
 
+#include <stdint.h>
+
 #include "reduce.h"
-#include "shm.h"
 
 enum dmesh_kind {
     DMESH_BARRIER,
@@ -15,12 +16,16 @@ enum dmesh_kind {
     DMESH_GATHER,
     DMESH_SCATTER,
     DMESH_ALL_TO_ALL,
-    DMESH_TRANSFER, /* point to point: see `p2p.h` */
+    DMESH_TRANSFER, /* point to point, from member 0: see `p2p.h` */
     DMESH_PERMUTE,  /* in shared memory only */
     DMESH_KINDS,
 };
 
-enum { DMESH_DIMENSIONS = 8, DMESH_MEMBERS = 64 };
+enum {
+    DMESH_DIMENSIONS = 8,
+    DMESH_MEMBERS = 64,
+    DMESH_SEND_BUFFER = 16 * 1024, /* largest send that may return before its receiver's call: SEND_BUFFER of tuning.py */
+};
 
 /* Wire descriptor of a call: everything that all ranks must agree on. */
 struct dmesh_descriptor {
@@ -35,6 +40,17 @@ struct dmesh_descriptor {
 /* 64 bits by which members compare their calls; equal descriptors have equal hashes on all machines. */
 uint64_t dmesh_descriptor_hash(const struct dmesh_descriptor *descriptor);
 
+/* Flow of data of a kind of collective. */
+struct dmesh_pattern {
+    char from_root;     /* the root contributes; else all ranks do */
+    char to_root;       /* the root gets a result; else all ranks do */
+    char source_blocks; /* a contribution has a block for each rank; else all of it is for everyone */
+    char target_blocks; /* a result has a block from each rank */
+    char reduces;       /* the contributions become one by a reduction */
+};
+
+extern const struct dmesh_pattern dmesh_patterns[DMESH_KINDS];
+
 /* A call of one rank. */
 struct dmesh_call {
     enum dmesh_kind kind;
@@ -47,10 +63,25 @@ struct dmesh_call {
     const dmesh_kernel *kernel;
 };
 
-/* Contributes to a call in one epoch. Of `source`, only `dmesh_shm_end` reads more. */
-void dmesh_shm_begin(struct dmesh_shm *shm, const struct dmesh_call *call, uint64_t hash);
+static inline int dmesh_contributes(const struct dmesh_call *call, int member) {
+    return !dmesh_patterns[call->kind].from_root || member == call->root;
+}
 
-/* Writes this rank's result, once the epoch is complete. */
-void dmesh_shm_end(const struct dmesh_shm *shm, const struct dmesh_call *call);
+static inline int dmesh_gets_result(const struct dmesh_call *call, int member) {
+    return !dmesh_patterns[call->kind].to_root || member == call->root;
+}
+
+/* Bytes of a contribution that one rank gets, and where they begin in it and in the result. */
+static inline size_t dmesh_share(const struct dmesh_call *call) {
+    return dmesh_patterns[call->kind].source_blocks ? call->block : call->contribution;
+}
+
+static inline size_t dmesh_source_offset(const struct dmesh_call *call, int getter) {
+    return dmesh_patterns[call->kind].source_blocks ? (size_t)getter * call->block : 0;
+}
+
+static inline size_t dmesh_target_offset(const struct dmesh_call *call, int contributor) {
+    return dmesh_patterns[call->kind].target_blocks ? (size_t)contributor * call->block : 0;
+}
 
 #endif

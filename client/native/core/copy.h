@@ -1,8 +1,14 @@
-/* Copies of memory: into the caches, and past them. */
+/* Copies of memory, into the caches and past them, and the choice between the two.
+ *
+ * Cores that share a cache hand lines to each other through it. Between cores that do not (other dies or sockets), writing
+ * a line that the other core has read last costs a round trip per line. Non-temporal stores cost none, and the reader
+ * fetches from main memory instead of the other core's cache. Which is faster depends on where the processes run, and
+ * that changes. So the copies themselves are measured. */
 #ifndef DMESH_COPY_H
 #define DMESH_COPY_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* Copies into the caches. Source and destination do not overlap.
  *
@@ -20,5 +26,22 @@ void dmesh_copy_stream(void *to, const void *from, size_t size);
  * are not ordered with others. */
 void dmesh_stream_part(void *to, const void *from, size_t size);
 void dmesh_stream_end(void);
+
+enum dmesh_copy_mode { DMESH_CACHED, DMESH_NON_TEMPORAL, DMESH_COPY_MODES };
+
+struct dmesh_copy_policy {
+    enum dmesh_copy_mode mode;       /* the faster one, as far as known */
+    uint32_t cost[DMESH_COPY_MODES]; /* recent ps per byte; 0: unknown */
+    uint32_t trials;                 /* copies in the other mode that are due */
+    uint32_t uses;                   /* copies in the faster mode since the last trials */
+    int fixed;                       /* `mode` does not change: for tests */
+};
+
+/* Copies data for another process in the faster mode; visible to others as after `dmesh_copy_stream`. */
+void dmesh_publish(struct dmesh_copy_policy *copies, void *to, const void *from, size_t size);
+
+/* For stores that are no copies: choose the mode, and learn its cost. */
+enum dmesh_copy_mode dmesh_copy_choose(const struct dmesh_copy_policy *copies);
+void dmesh_copy_learn(struct dmesh_copy_policy *copies, enum dmesh_copy_mode mode, size_t size, int64_t nanoseconds);
 
 #endif

@@ -3,10 +3,7 @@
 #ifdef __FP_FAST_FMA
 #define DMESH_FUSED_MULTIPLY_ADD
 #endif
-
-#include "loops.h"
-
-#include "fp16.h"
+#include "kernels.h"
 #include "kernels_integers.h"
 #include "kernels_floats.h"
 #include "kernels_fp16.h"

@@ -1,15 +1,9 @@
 #include "p2p.h"
 
-#include "cma.h"
-#include "copy.h"
-
 #include <string.h>
 
 enum { SENDER = 0, RECEIVER = 1 };
 enum { SLICE = 1 << 20, STREAMED = 8 << 20 };
-
-/* Mixed into the hash of an epoch that tells a location. */
-static const uint64_t LOCATION = UINT64_C(0x5368617265644D65);
 
 void dmesh_p2p_begin(struct dmesh_transfer *transfer, uint64_t hash, void *data, size_t nbytes) {
     *transfer = (struct dmesh_transfer){.data = data, .nbytes = nbytes, .hash = hash, .active = 1};
@@ -23,41 +17,9 @@ static size_t piece_of(const struct dmesh_shm *shm, const struct dmesh_transfer 
 }
 
 /* The sender's buffer for the piece of an epoch. */
-static unsigned char *buffer_of(const struct dmesh_shm *shm, const struct dmesh_transfer *transfer,
-                               uint64_t epoch) {
-    struct dmesh_region *region = shm->regions[SENDER];
-    const size_t parity = epoch & 1;
-    if (transfer->nbytes <= DMESH_INLINE)
-        return region->flags[parity].contribution;
-    if (transfer->nbytes <= shm->slot_bytes)
-        return region->slots + parity * shm->slot_bytes;
-    return region->slots + 2 * shm->slot_bytes + parity * shm->staging_bytes;
-}
-
-static enum dmesh_status wait_for(struct dmesh_shm *shm, int member, uint64_t previous, uint64_t awaited,
-                               uint64_t parity, int64_t deadline) {
-    struct dmesh_region *region = shm->regions[member];
-    const struct dmesh_word word = {&region->flags[parity & 1].epoch, &region->sleepers};
-    const enum dmesh_wait_result waited =
-        deadline ? dmesh_wait(word, previous, awaited, deadline, &shm->stop, &shm->policy)
-                 : dmesh_spin(word, previous, awaited, &shm->policy);
-    switch (waited) {
-    case DMESH_ARRIVED:
-        return DMESH_OK;
-    case DMESH_TIMED_OUT:
-        return DMESH_PENDING;
-    case DMESH_INTERRUPTED:
-        return DMESH_ABORTED;
-    case DMESH_UNEXPECTED:
-        break;
-    }
-    shm->culprit = member;
-    return DMESH_CORRUPT;
-}
-
-/* Waits until the receiver has taken the piece of an epoch. */
-static enum dmesh_status taken(struct dmesh_shm *shm, uint64_t epoch, int64_t deadline) {
-    return wait_for(shm, RECEIVER, epoch < 2 ? 0 : epoch - 2, epoch, epoch, deadline);
+static unsigned char *buffer_of(const struct dmesh_shm *shm, const struct dmesh_transfer *transfer, uint64_t epoch) {
+    return transfer->nbytes <= shm->slot_bytes ? dmesh_shm_slot(shm, SENDER, epoch, transfer->nbytes)
+                                               : dmesh_shm_staging(shm, SENDER, epoch);
 }
 
 /* Another thread may look at `active`. */
@@ -67,13 +29,13 @@ static enum dmesh_status send(struct dmesh_shm *shm, struct dmesh_transfer *tran
     while (transfer->done < transfer->nbytes || !transfer->piece) {
         const uint64_t epoch = shm->epoch + 1;
         if (epoch > 2) { /* its buffer was used two epochs ago */
-            const enum dmesh_status status = taken(shm, epoch - 2, deadline);
+            const enum dmesh_status status = dmesh_shm_wait_for(shm, RECEIVER, epoch - 2, deadline);
             if (status != DMESH_OK)
                 return status;
         }
         if (transfer->location.where && transfer->nbytes > shm->slot_bytes) {
             memcpy(shm->regions[SENDER]->flags[epoch & 1].contribution, &transfer->location, sizeof transfer->location);
-            dmesh_shm_post(shm, transfer->hash ^ LOCATION);
+            dmesh_shm_post(shm, transfer->hash ^ DMESH_LOCATIONS);
             transfer->done = transfer->nbytes;
             transfer->piece++;
             break;
@@ -87,7 +49,7 @@ static enum dmesh_status send(struct dmesh_shm *shm, struct dmesh_transfer *tran
             return DMESH_PENDING; /* so that the caller sees signals */
     }
     if (transfer->nbytes > shm->slot_bytes || transfer->nbytes > DMESH_SEND_BUFFER) { /* or it is in its slot */
-        const enum dmesh_status status = taken(shm, shm->epoch, deadline);
+        const enum dmesh_status status = dmesh_shm_wait_for(shm, RECEIVER, shm->epoch, deadline);
         if (status != DMESH_OK)
             return status;
     }
@@ -101,15 +63,11 @@ static enum dmesh_status read_all(struct dmesh_shm *shm, struct dmesh_transfer *
         const size_t left = transfer->nbytes - transfer->done, nbytes = left < SLICE ? left : SLICE;
         unsigned char *into = transfer->data + transfer->done;
         const unsigned char *from = transfer->from + transfer->done;
-        if (transfer->owner) {
-            if (dmesh_cma_read(transfer->owner, into, (uintptr_t)from, nbytes)) {
-                shm->culprit = SENDER;
-                return DMESH_DISCONNECTED;
-            }
-        } else if (transfer->nbytes >= STREAMED) {
-            dmesh_copy_stream(into, from, nbytes);
-        } else {
-            dmesh_copy(into, from, nbytes);
+        if (!transfer->owner) {
+            (transfer->nbytes >= STREAMED ? dmesh_copy_stream : dmesh_copy)(into, from, nbytes);
+        } else if (dmesh_cma_read(transfer->owner, into, (uintptr_t)from, nbytes)) {
+            shm->culprit = SENDER;
+            return DMESH_DISCONNECTED;
         }
         transfer->done += nbytes;
         if (transfer->done == transfer->nbytes)
@@ -133,13 +91,11 @@ static enum dmesh_status read_all(struct dmesh_shm *shm, struct dmesh_transfer *
 static enum dmesh_status receive(struct dmesh_shm *shm, struct dmesh_transfer *transfer, int64_t deadline) {
     do {
         const uint64_t epoch = shm->epoch + 1;
-        const enum dmesh_status status =
-            wait_for(shm, SENDER, epoch < 2 ? 0 : epoch - 2, epoch, epoch, deadline);
+        const enum dmesh_status status = dmesh_shm_wait_for(shm, SENDER, epoch, deadline);
         if (status != DMESH_OK)
             return status;
-        const uint64_t hash =
-            shm->regions[SENDER]->flags[epoch & 1].hash ^ shm->salts[SENDER];
-        if (!transfer->piece && transfer->nbytes > shm->slot_bytes && hash == (transfer->hash ^ LOCATION)) {
+        const uint64_t hash = shm->regions[SENDER]->flags[epoch & 1].hash ^ shm->salts[SENDER];
+        if (!transfer->piece && transfer->nbytes > shm->slot_bytes && hash == (transfer->hash ^ DMESH_LOCATIONS)) {
             if (transfer->from)
                 return read_all(shm, transfer, deadline);
             memcpy(&transfer->location, shm->regions[SENDER]->flags[epoch & 1].contribution, sizeof transfer->location);

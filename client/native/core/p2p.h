@@ -23,11 +23,10 @@ struct dmesh_transfer {
     int owner;                      /* process in which `from` is an address; 0: this one */
 };
 
-/* Bytes of the sender's region, and of the receiver's, which has flags only. */
-static inline size_t dmesh_p2p_outbox_size(size_t slot_bytes, size_t staging_bytes) {
-    return offsetof(struct dmesh_region, slots) + 2 * slot_bytes + 2 * staging_bytes;
+/* Bytes of a member's region: the receiver's has flags only. */
+static inline size_t dmesh_p2p_region_size(int member, size_t slot_bytes, size_t staging_bytes) {
+    return offsetof(struct dmesh_region, slots) + (member ? 0 : 2 * slot_bytes + 2 * staging_bytes);
 }
-static inline size_t dmesh_p2p_inbox_size(void) { return offsetof(struct dmesh_region, slots); }
 
 /* Prepares a transfer. The sender may then set `location`, if the receiver understands locations. */
 void dmesh_p2p_begin(struct dmesh_transfer *transfer, uint64_t hash, void *data, size_t nbytes);

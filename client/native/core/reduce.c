@@ -5,7 +5,7 @@
 
 #include <stdatomic.h>
 
-#ifdef DMESH_HAVE_AVX2_KERNELS
+#ifdef __x86_64__
 #include <cpuid.h>
 #endif
 
@@ -13,7 +13,7 @@
 enum { BLOCK = 4096, LINE = 64 };
 
 static dmesh_kernel_table *table_for_this_cpu(void) {
-#ifdef DMESH_HAVE_AVX2_KERNELS
+#ifdef __x86_64__
     /* Asks the CPU directly: compilers' builtins do not know all features, or lack their library. */
     const unsigned wanted = bit_FMA | bit_F16C | bit_AVX | bit_OSXSAVE;
     unsigned a, b, c, d;

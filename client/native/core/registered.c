@@ -1,7 +1,13 @@
+#define _GNU_SOURCE
 #include "registered.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifdef __linux__
+#include <sys/uio.h>
+#endif
 
 int dmesh_registered_add(struct dmesh_registered *registered, int own, struct dmesh_mapping mapping) {
     struct dmesh_mapping **list = own ? &registered->own : &registered->others;
@@ -74,3 +80,23 @@ void dmesh_registered_free(struct dmesh_registered *registered) {
     free(registered->others);
     *registered = (struct dmesh_registered){0};
 }
+
+#ifdef __linux__
+int dmesh_cma_read(int owner, void *into, uint64_t address, size_t nbytes) {
+    size_t done = 0;
+    while (done < nbytes) {
+        const struct iovec here = {(char *)into + done, nbytes - done};
+        const struct iovec there = {(void *)(uintptr_t)(address + done), nbytes - done};
+        const ssize_t got = process_vm_readv(owner, &here, 1, &there, 1, 0);
+        if (got <= 0)
+            return got ? errno : EFAULT;
+        done += (size_t)got;
+    }
+    return 0;
+}
+#else
+int dmesh_cma_read(int owner, void *into, uint64_t address, size_t nbytes) {
+    (void)owner, (void)into, (void)address, (void)nbytes;
+    return ENOSYS;
+}
+#endif

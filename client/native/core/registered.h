@@ -1,6 +1,6 @@
-/* Registered memory: the shared segments of this process, and those of others that it has mapped.
+/* Memory of other processes: the shared segments that this one has mapped or shares itself, and private memory.
  *
- * Used with the GIL held, or by one thread. */
+ * The table of segments is used with the GIL held, or by one thread. */
 #ifndef DMESH_REGISTERED_H
 #define DMESH_REGISTERED_H
 
@@ -9,10 +9,13 @@
 
 enum { DMESH_NONCE = 16 };
 
+/* Mixed into the hash of an epoch in which locations are exchanged. */
+#define DMESH_LOCATIONS UINT64_C(0x5368617265644D65)
+
 enum dmesh_where {
     DMESH_PRIVATE = 0, /* no other process can reach the array; the rest of the location has no meaning */
     DMESH_IN_SEGMENT,  /* in shared memory */
-    DMESH_IN_PROCESS,  /* in a process whose memory others may read: see `cma.h` */
+    DMESH_IN_PROCESS,  /* in a process whose memory others may read */
 };
 
 /* Location of an array, as ranks send it to each other. */
@@ -53,5 +56,10 @@ unsigned char *dmesh_registered_resolve(const struct dmesh_registered *registere
 
 /* Frees the table, not the segments. */
 void dmesh_registered_free(struct dmesh_registered *registered);
+
+/* Copies `nbytes` bytes at `address` in the private memory of process `owner`: the kernel copies them once ("cross-memory
+ * attach"), if this process may trace that one. Returns 0, or an `errno`: EFAULT if they are not mapped there, ESRCH if
+ * there is no such process, EPERM if it may not be read, ENOSYS if the system cannot do it. */
+int dmesh_cma_read(int owner, void *into, uint64_t address, size_t nbytes);
 
 #endif

@@ -1,70 +1,46 @@
 #include "shm.h"
 
-static struct dmesh_word word_at(const struct dmesh_shm *shm, int member, uint64_t epoch) {
+static struct dmesh_word word_of(const struct dmesh_shm *shm, int member, uint64_t epoch) {
     struct dmesh_region *region = shm->regions[member];
     return (struct dmesh_word){&region->flags[epoch & 1].epoch, &region->sleepers};
 }
-
-static struct dmesh_word word_of(const struct dmesh_shm *shm, int member) { return word_at(shm, member, shm->epoch); }
-
-/* The previous value of the current epoch's word: that of two epochs ago, which has the same parity. */
-static uint64_t previous(const struct dmesh_shm *shm) { return shm->epoch < 2 ? 0 : shm->epoch - 2; }
 
 void dmesh_shm_post(struct dmesh_shm *shm, uint64_t hash) {
     __atomic_store_n(&shm->epoch, shm->epoch + 1, __ATOMIC_RELAXED); /* `dmesh_shm_has_posted` may read it */
     shm->hash = hash;
     shm->next = 0;
-    struct dmesh_flag *flag = &shm->regions[shm->me]->flags[shm->epoch & 1];
-    flag->hash = hash ^ shm->salts[shm->me];
-    dmesh_post(word_of(shm, shm->me), shm->epoch);
+    shm->regions[shm->me]->flags[shm->epoch & 1].hash = hash ^ shm->salts[shm->me];
+    dmesh_post(word_of(shm, shm->me, shm->epoch), shm->epoch);
 }
 
-static enum dmesh_status status_of(struct dmesh_shm *shm, int member, enum dmesh_wait_result result) {
-    switch (result) {
-    case DMESH_TIMED_OUT:
-        return DMESH_PENDING;
-    case DMESH_INTERRUPTED:
-        return DMESH_ABORTED;
-    case DMESH_UNEXPECTED:
+enum dmesh_status dmesh_shm_wait_for(struct dmesh_shm *shm, int member, uint64_t epoch, int64_t deadline) {
+    /* The word has the value of two epochs ago, which has the same parity. */
+    const enum dmesh_status status = dmesh_wait(word_of(shm, member, epoch), epoch < 2 ? 0 : epoch - 2, epoch, deadline,
+                                                &shm->stop, shm->oversubscribed);
+    if (status == DMESH_CORRUPT)
         shm->culprit = member;
-        return DMESH_CORRUPT;
-    case DMESH_ARRIVED:
-        break;
-    }
-    if ((shm->regions[member]->flags[shm->epoch & 1].hash ^ shm->salts[member]) == shm->hash)
-        return DMESH_OK;
-    shm->culprit = member;
-    return DMESH_MISMATCH;
-}
-
-enum dmesh_status dmesh_shm_spin(struct dmesh_shm *shm) {
-    for (; shm->next < shm->size; shm->next++) {
-        if (shm->next == shm->me)
-            continue;
-        const enum dmesh_status status = status_of(
-            shm, shm->next, dmesh_spin(word_of(shm, shm->next), previous(shm), shm->epoch, &shm->policy));
-        if (status != DMESH_OK)
-            return status;
-    }
-    return DMESH_OK;
+    return status;
 }
 
 enum dmesh_status dmesh_shm_wait(struct dmesh_shm *shm, int64_t deadline) {
     for (; shm->next < shm->size; shm->next++) {
-        if (shm->next == shm->me)
+        const int member = shm->next;
+        if (member == shm->me)
             continue;
-        const enum dmesh_status status =
-            status_of(shm, shm->next,
-                      dmesh_wait(word_of(shm, shm->next), previous(shm), shm->epoch, deadline, &shm->stop, &shm->policy));
+        const enum dmesh_status status = dmesh_shm_wait_for(shm, member, shm->epoch, deadline);
         if (status != DMESH_OK)
             return status;
+        if ((shm->regions[member]->flags[shm->epoch & 1].hash ^ shm->salts[member]) != shm->hash) {
+            shm->culprit = member;
+            return DMESH_MISMATCH;
+        }
     }
     return DMESH_OK;
 }
 
 int dmesh_shm_has_posted(const struct dmesh_shm *shm, int member) {
     const uint64_t epoch = __atomic_load_n(&shm->epoch, __ATOMIC_RELAXED);
-    return dmesh_reached(word_at(shm, member, epoch), epoch);
+    return atomic_load_explicit(&shm->regions[member]->flags[epoch & 1].epoch, memory_order_acquire) == epoch;
 }
 
 void dmesh_shm_abort(struct dmesh_shm *shm) {
@@ -75,8 +51,43 @@ void dmesh_shm_abort(struct dmesh_shm *shm) {
     for (int member = 0; member < shm->size; member++)
         if (member != shm->me) {
             /* It may sleep at either flag: the region does not tell its epoch. */
-            struct dmesh_region *region = shm->regions[member];
-            dmesh_wake((struct dmesh_word){&region->flags[0].epoch, &region->sleepers});
-            dmesh_wake((struct dmesh_word){&region->flags[1].epoch, &region->sleepers});
+            dmesh_wake(word_of(shm, member, 0));
+            dmesh_wake(word_of(shm, member, 1));
         }
+}
+
+/* ---- small collectives -------------------------------------------------------------------------------------- */
+
+/* A member's contribution; this rank's own is read from its array, which is as good and warmer. */
+static const unsigned char *contribution(const struct dmesh_shm *shm, const struct dmesh_call *call, int member) {
+    return member == shm->me ? call->source : dmesh_shm_slot(shm, member, shm->epoch, call->contribution);
+}
+
+void dmesh_shm_begin(struct dmesh_shm *shm, const struct dmesh_call *call, uint64_t hash) {
+    if (call->source)
+        dmesh_publish(&shm->copies, dmesh_shm_slot(shm, shm->me, shm->epoch + 1, call->contribution), call->source,
+                      call->contribution);
+    dmesh_shm_post(shm, hash);
+}
+
+void dmesh_shm_end(const struct dmesh_shm *shm, const struct dmesh_call *call) {
+    const size_t offset = dmesh_source_offset(call, shm->me);
+    if (!call->target)
+        return;
+    if (dmesh_patterns[call->kind].reduces) {
+        const void *inputs[DMESH_MEMBERS];
+        void *outputs[] = {call->target};
+        for (int member = 0; member < shm->size; member++)
+            inputs[member] = contribution(shm, call, member) + offset;
+        dmesh_reduce(call->kernel, inputs, (unsigned)shm->size, outputs, 1, call->count, 0);
+        return;
+    }
+    for (int member = 0; member < shm->size; member++) {
+        unsigned char *into = call->target + dmesh_target_offset(call, member);
+        if (!dmesh_contributes(call, member))
+            continue;
+        const unsigned char *from = contribution(shm, call, member) + offset;
+        if (into != from)
+            dmesh_copy(into, from, dmesh_share(call));
+    }
 }

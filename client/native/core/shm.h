@@ -17,13 +17,11 @@
 
 #include <stddef.h>
 
-#include "copy_policy.h"
+#include "collective.h"
+#include "copy.h"
 #include "wait.h"
 
 enum { DMESH_INLINE = 48 };
-
-/* Largest send, in bytes, that may return before its receiver's call: SEND_BUFFER of dmesh/collectives/tuning.py. */
-enum { DMESH_SEND_BUFFER = 16 * 1024 };
 
 /* One cache line, so that a small contribution travels together with its announcement. */
 struct dmesh_flag {
@@ -39,23 +37,13 @@ struct dmesh_region {
     _Alignas(64) unsigned char slots[];
 };
 
-enum dmesh_status {
-    DMESH_OK = 0,
-    DMESH_PENDING,      /* other ranks are missing, or there is more to do */
-    DMESH_ABORTED,      /* by `dmesh_shm_abort`, or interrupted by a signal */
-    DMESH_MISMATCH,     /* `culprit` has made another call */
-    DMESH_CORRUPT,      /* `culprit` has written what no rank may write */
-    DMESH_RESOLVE,      /* the caller must map peers' arrays: see `shm_staged.h`, `p2p.h` */
-    DMESH_DISCONNECTED, /* the memory of `culprit`, or the connection with it, is gone */
-};
-
 struct dmesh_shm {
     int size, me;
     size_t slot_bytes;                 /* of each of the two slots of a region */
     size_t staging_bytes;              /* of each of the four staging buffers of a region */
     struct dmesh_region **regions;     /* of each member, by position */
     uint64_t *salts;                   /* of each member: mixed into the hashes that it writes */
-    struct dmesh_wait_policy policy;
+    int oversubscribed;                /* more ranks than cores: who spins may keep the awaited rank from running */
     struct dmesh_copy_policy copies;   /* for contributions */
     struct dmesh_copy_policy results;  /* for results that are written into peers' arrays */
     uint64_t epoch;                    /* the last one posted */
@@ -70,34 +58,37 @@ static inline size_t dmesh_region_size(size_t slot_bytes, size_t staging_bytes) 
     return offsetof(struct dmesh_region, slots) + 2 * slot_bytes + 4 * staging_bytes;
 }
 
-/* This rank's slot for a contribution of `nbytes` to the next epoch. */
-static inline unsigned char *dmesh_shm_own_slot(const struct dmesh_shm *shm, size_t nbytes) {
-    struct dmesh_region *own = shm->regions[shm->me];
-    const int parity = (int)((shm->epoch + 1) & 1);
-    return nbytes <= DMESH_INLINE ? own->flags[parity].contribution : own->slots + (size_t)parity * shm->slot_bytes;
+/* A member's slot for a contribution of `nbytes` to an epoch. */
+static inline unsigned char *dmesh_shm_slot(const struct dmesh_shm *shm, int member, uint64_t epoch, size_t nbytes) {
+    struct dmesh_region *region = shm->regions[member];
+    return nbytes <= DMESH_INLINE ? region->flags[epoch & 1].contribution : region->slots + (epoch & 1) * shm->slot_bytes;
 }
 
-/* A member's contribution to the current epoch, once the epoch is complete. */
-static inline const unsigned char *dmesh_shm_slot(const struct dmesh_shm *shm, int member, size_t nbytes) {
-    const struct dmesh_region *region = shm->regions[member];
-    const int parity = (int)(shm->epoch & 1);
-    return nbytes <= DMESH_INLINE ? region->flags[parity].contribution
-                                  : region->slots + (size_t)parity * shm->slot_bytes;
+/* A member's staging buffer for an epoch. */
+static inline unsigned char *dmesh_shm_staging(const struct dmesh_shm *shm, int member, uint64_t epoch) {
+    return shm->regions[member]->slots + 2 * shm->slot_bytes + (epoch & 1) * shm->staging_bytes;
 }
 
-/* Starts the next epoch: publishes what was written to `dmesh_shm_own_slot`. */
+/* Starts the next epoch: publishes what was written to this rank's slot. */
 void dmesh_shm_post(struct dmesh_shm *shm, uint64_t hash);
 
-/* Waits for the others for a microsecond or two, without system calls. */
-enum dmesh_status dmesh_shm_spin(struct dmesh_shm *shm);
-
-/* Waits for the others. May be called again after DMESH_PENDING and DMESH_ABORTED. */
+/* Waits for the others; with deadline 0 only for a microsecond or two, without system calls. May be called again after
+ * DMESH_PENDING and DMESH_ABORTED. */
 enum dmesh_status dmesh_shm_wait(struct dmesh_shm *shm, int64_t deadline);
+
+/* Waits until a member has posted an epoch. */
+enum dmesh_status dmesh_shm_wait_for(struct dmesh_shm *shm, int member, uint64_t epoch, int64_t deadline);
 
 /* Whether a member has posted the current epoch. Any thread. */
 int dmesh_shm_has_posted(const struct dmesh_shm *shm, int member);
 
 /* Ends all waits and long folds, now and later, and marks this rank's region as aborted. Any thread. */
 void dmesh_shm_abort(struct dmesh_shm *shm);
+
+/* A small collective, in one epoch: contributes. Of `source`, only `dmesh_shm_end` reads more. */
+void dmesh_shm_begin(struct dmesh_shm *shm, const struct dmesh_call *call, uint64_t hash);
+
+/* Writes this rank's result, once the epoch is complete. */
+void dmesh_shm_end(const struct dmesh_shm *shm, const struct dmesh_call *call);
 
 #endif

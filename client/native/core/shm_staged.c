@@ -1,71 +1,55 @@
 #include "shm_staged.h"
 
-#include "cma.h"
-#include "copy.h"
+#include <string.h>
 
 /* Results from this size on bypass the caches, unless they replace the inputs, whose lines are cached already. */
 static const size_t STREAMED = (size_t)8 << 20;
 /* Bytes between looks at the clock and at `stop`: well below a millisecond. A multiple of 64. */
 static const size_t SLICE = (size_t)2 << 20;
 
-/* A member's staging buffer for an epoch, and its buffer for what it reduces after that epoch. */
-static unsigned char *staging_of(const struct dmesh_shm *shm, int member, uint64_t epoch) {
-    return shm->regions[member]->slots + 2 * shm->slot_bytes + (epoch & 1) * shm->staging_bytes;
-}
-
+/* A member's buffer for what it reduces after an epoch. */
 static unsigned char *reduced_of(const struct dmesh_shm *shm, int member, uint64_t epoch) {
-    return staging_of(shm, member, epoch) + 2 * shm->staging_bytes;
+    return dmesh_shm_staging(shm, member, epoch) + 2 * shm->staging_bytes;
 }
 
 static void deliver(const struct dmesh_staged *staged, unsigned char *into, const unsigned char *from, size_t nbytes) {
-    if (staged->streams)
-        dmesh_copy_stream(into, from, nbytes);
-    else
-        dmesh_copy(into, from, nbytes);
+    (staged->streams ? dmesh_copy_stream : dmesh_copy)(into, from, nbytes);
 }
 
-/* Whether each rank gets a block of its own of every contribution. */
-static int has_blocks(enum dmesh_kind kind) {
-    return kind == DMESH_REDUCE_SCATTER || kind == DMESH_SCATTER || kind == DMESH_ALL_TO_ALL;
+static const struct dmesh_pattern *pattern_of(const struct dmesh_staged *staged) {
+    return &dmesh_patterns[staged->call.kind];
 }
 
 /* Whether each rank reduces a part of every piece for others. */
-static int shares_pieces(enum dmesh_kind kind) { return kind == DMESH_ALL_REDUCE || kind == DMESH_REDUCE; }
+static int shares_pieces(const struct dmesh_staged *staged) {
+    return pattern_of(staged)->reduces && !pattern_of(staged)->source_blocks;
+}
 
 /* Whether each byte goes to one rank, which copies it. Bytes that several ranks read, or that are reduced, are better
  * staged, where they are found in the caches. */
-static int is_personal(enum dmesh_kind kind) {
-    return kind == DMESH_ALL_TO_ALL || kind == DMESH_SCATTER || kind == DMESH_PERMUTE;
-}
-
-/* Whether a member gets the result of an all-reduce or reduce. */
-static int gets_result(const struct dmesh_staged *staged, int member) {
-    return staged->call.kind == DMESH_ALL_REDUCE || member == staged->call.root;
-}
-
-/* Whether a member contributes, as far as all members know alike: of a permutation each knows its own source only. */
-static int contributes(const struct dmesh_staged *staged, int member) {
-    const enum dmesh_kind kind = staged->call.kind;
-    return (kind != DMESH_BROADCAST && kind != DMESH_SCATTER) || member == staged->call.root;
+static int is_personal(const struct dmesh_staged *staged) {
+    return staged->call.kind == DMESH_PERMUTE || (pattern_of(staged)->source_blocks && !pattern_of(staged)->reduces);
 }
 
 /* Chooses the size of the pieces: that of a staging buffer, or everything at once if nothing is staged. */
 static void choose_pieces(const struct dmesh_shm *shm, struct dmesh_staged *staged) {
-    const enum dmesh_kind kind = staged->call.kind;
-    const size_t parts = has_blocks(kind) || shares_pieces(kind) ? (size_t)shm->size : 1;
+    const int blocks = pattern_of(staged)->source_blocks, shares = shares_pieces(staged);
+    const size_t parts = blocks || shares ? (size_t)shm->size : 1;
     const size_t section = shm->staging_bytes / parts / 64 * 64; /* item sizes of all kernels divide 64 */
     int needs_staging = 0, in_place = 0;
     for (int member = 0; member < shm->size; member++) {
         const struct dmesh_peer_arrays *peer = &staged->peers[member];
-        needs_staging |= contributes(staged, member) && !peer->source;
-        needs_staging |= shares_pieces(kind) && gets_result(staged, member) && !peer->target;
+        /* Of a permutation, each knows its own source only. */
+        const int contributes = staged->call.kind == DMESH_PERMUTE || dmesh_contributes(&staged->call, member);
+        needs_staging |= contributes && !peer->source;
+        needs_staging |= shares && dmesh_gets_result(&staged->call, member) && !peer->target;
         in_place |= peer->source || peer->target;
     }
-    staged->length = has_blocks(kind) ? staged->call.block : staged->call.contribution;
-    staged->piece = !needs_staging ? staged->length : shares_pieces(kind) ? section * parts : section;
+    staged->length = dmesh_share(&staged->call);
+    staged->piece = !needs_staging ? staged->length : shares ? section * parts : section;
     staged->steps = (staged->length + staged->piece - 1) / staged->piece;
     /* Peers may still read this rank's arrays or buffers, or write to its result. */
-    staged->closes = in_place || shares_pieces(kind);
+    staged->closes = in_place || shares;
 }
 
 void dmesh_staged_init(const struct dmesh_shm *shm, struct dmesh_staged *staged, const struct dmesh_call *call,
@@ -79,9 +63,9 @@ void dmesh_staged_offer(struct dmesh_staged *staged, struct dmesh_location sourc
     const enum dmesh_kind kind = staged->call.kind;
     if ((kind == DMESH_ALL_TO_ALL || kind == DMESH_PERMUTE) && staged->call.target == staged->call.source)
         source.where = DMESH_PRIVATE; /* it is overwritten while others would read it */
-    if (source.where == DMESH_IN_PROCESS && !is_personal(kind))
+    if (source.where == DMESH_IN_PROCESS && !is_personal(staged))
         source.where = DMESH_PRIVATE;
-    if (!shares_pieces(kind) || target.where == DMESH_IN_PROCESS)
+    if (!shares_pieces(staged) || target.where == DMESH_IN_PROCESS)
         target.where = DMESH_PRIVATE; /* no other rank writes to it, or can */
     staged->phase = DMESH_OFFERING;
     staged->source = source;
@@ -123,29 +107,29 @@ static struct range part_of(const struct dmesh_shm *shm, struct range piece, int
 /* Offset in a staging buffer of the data for a member. */
 static size_t section_at(const struct dmesh_shm *shm, const struct dmesh_staged *staged, struct range piece,
                          int member) {
-    if (shares_pieces(staged->call.kind))
+    if (shares_pieces(staged))
         return part_of(shm, piece, member).begin - piece.begin;
-    return has_blocks(staged->call.kind) ? (size_t)member * staged->piece : 0;
+    return pattern_of(staged)->source_blocks ? (size_t)member * staged->piece : 0;
 }
 
 /* Copies what others need of a piece into this rank's staging buffer. */
 static void stage(struct dmesh_shm *shm, const struct dmesh_staged *staged) {
     const struct dmesh_call *call = &staged->call;
     const struct range piece = piece_of(staged, staged->step);
-    unsigned char *buffer = staging_of(shm, shm->me, shm->epoch + 1);
+    unsigned char *buffer = dmesh_shm_staging(shm, shm->me, shm->epoch + 1);
     const unsigned char *source = call->source;
     if (!source || staged->peers[shm->me].source)
         return; /* others read it in place */
-    if (shares_pieces(call->kind)) {
+    if (shares_pieces(staged)) {
         const struct range own = part_of(shm, piece, shm->me); /* which no other rank reads */
         dmesh_publish(&shm->copies, buffer, source + piece.begin, own.begin - piece.begin);
         dmesh_publish(&shm->copies, buffer + (own.end - piece.begin), source + own.end, piece.end - own.end);
-    } else if (has_blocks(call->kind)) {
+    } else if (pattern_of(staged)->source_blocks) {
         for (int member = 0; member < shm->size; member++)
             if (member != shm->me)
                 dmesh_publish(&shm->copies, buffer + section_at(shm, staged, piece, member),
                               source + (size_t)member * call->block + piece.begin, piece.end - piece.begin);
-    } else if (call->kind != DMESH_GATHER || shm->me != call->root) {
+    } else if (!pattern_of(staged)->to_root || shm->me != call->root) {
         dmesh_publish(&shm->copies, buffer, source + piece.begin, piece.end - piece.begin);
     }
 }
@@ -157,7 +141,7 @@ static const unsigned char *contribution(const struct dmesh_shm *shm, const stru
         return staged->call.source + offset;
     if (staged->peers[member].source)
         return staged->peers[member].source + offset;
-    return staging_of(shm, member, shm->epoch) + at;
+    return dmesh_shm_staging(shm, member, shm->epoch) + at;
 }
 
 /* Reduces `nbytes` of all contributions in rank order: at `offset` in the arrays, at `at` in the staging buffers. */
@@ -179,7 +163,7 @@ static void reduce_part(struct dmesh_shm *shm, const struct dmesh_staged *staged
     unsigned outs = 0;
     int needs_staging = 0;
     for (int member = 0; member < shm->size; member++) {
-        if (!gets_result(staged, member))
+        if (!dmesh_gets_result(&staged->call, member))
             continue;
         unsigned char *target = member == shm->me ? staged->call.target : staged->peers[member].target;
         if (target)
@@ -226,56 +210,38 @@ static enum dmesh_status fetch(struct dmesh_shm *shm, const struct dmesh_staged 
                                size_t at, unsigned char *into, size_t nbytes) {
     const unsigned char *from = contribution(shm, staged, member, offset, at);
     const int owner = member == shm->me ? 0 : staged->peers[member].owner;
-    if (owner) {
-        if (dmesh_cma_read(owner, into, (uintptr_t)from, nbytes)) {
-            shm->culprit = member;
-            return DMESH_DISCONNECTED;
-        }
-    } else if (into != from) {
+    if (!owner && into != from)
         deliver(staged, into, from, nbytes);
-    }
-    return DMESH_OK;
+    if (!owner || !dmesh_cma_read(owner, into, (uintptr_t)from, nbytes))
+        return DMESH_OK;
+    shm->culprit = member;
+    return DMESH_DISCONNECTED;
 }
 
 /* Copies or reduces bytes `slice` of a piece, relative to its begin, from all contributions that this rank needs. */
 static enum dmesh_status take(struct dmesh_shm *shm, const struct dmesh_staged *staged, struct range piece,
                               struct range slice) {
     const struct dmesh_call *call = &staged->call;
-    const int me = shm->me, size = shm->size;
     const size_t begin = piece.begin + slice.begin, nbytes = slice.end - slice.begin;
-    const size_t own = has_blocks(call->kind) ? (size_t)me * call->block : 0;
-    const size_t at = section_at(shm, staged, piece, me) + slice.begin;
+    const size_t offset = dmesh_source_offset(call, shm->me) + begin;
+    const size_t at = section_at(shm, staged, piece, shm->me) + slice.begin;
     enum dmesh_status status = DMESH_OK;
-    switch (call->kind) {
-    case DMESH_REDUCE_SCATTER: {
+    if (pattern_of(staged)->reduces) {
         void *outputs[] = {call->target + begin};
-        reduce(shm, staged, own + begin, at, nbytes, outputs, 1, 0);
-        break;
+        reduce(shm, staged, offset, at, nbytes, outputs, 1, 0);
+        return DMESH_OK;
     }
-    case DMESH_BROADCAST:
-    case DMESH_SCATTER:
-    case DMESH_PERMUTE:
-        if (call->target && call->root >= 0)
-            status = fetch(shm, staged, call->root, own + begin, at, call->target + begin, nbytes);
-        break;
-    case DMESH_ALL_GATHER:
-    case DMESH_GATHER:
-    case DMESH_ALL_TO_ALL:
-        for (int turn = 0; call->target && status == DMESH_OK && turn < size; turn++) {
-            const int member = (me + turn) % size; /* each starts with another one */
-            status = fetch(shm, staged, member, own + begin, at, call->target + (size_t)member * call->block + begin,
-                           nbytes);
-        }
-        break;
-    default:
-        break;
+    for (int turn = 0; call->target && status == DMESH_OK && turn < shm->size; turn++) {
+        const int member = (shm->me + turn) % shm->size; /* each starts with another one */
+        if (dmesh_contributes(call, member))
+            status = fetch(shm, staged, member, offset, at, call->target + dmesh_target_offset(call, member) + begin, nbytes);
     }
     return status;
 }
 
 /* Does this rank's share of a step, slice by slice: an abort ends it soon, and a deadline interrupts it. */
 static enum dmesh_status process(struct dmesh_shm *shm, struct dmesh_staged *staged, int64_t deadline) {
-    const int reduces = shares_pieces(staged->call.kind);
+    const int reduces = shares_pieces(staged);
     if (reduces && staged->step && !staged->done)
         collect_reduced(shm, staged, staged->step - 1);
     if (staged->step == staged->steps)
@@ -306,11 +272,8 @@ static enum dmesh_status process(struct dmesh_shm *shm, struct dmesh_staged *sta
 
 /* ---- exchanging locations ----------------------------------------------------------------------------------- */
 
-/* Mixed into the hash of the epoch in which locations are exchanged. */
-static const uint64_t LOCATIONS = UINT64_C(0x5368617265644D65);
-
 static unsigned char *offer_of(const struct dmesh_shm *shm, int member, uint64_t epoch) {
-    return shm->regions[member]->flags[epoch & 1].contribution;
+    return dmesh_shm_slot(shm, member, epoch, 1);
 }
 
 /* Whether an array of any member is reachable, as the first epoch tells. */
@@ -322,17 +285,16 @@ static int any_offers(const struct dmesh_shm *shm) {
 }
 
 const struct dmesh_location *dmesh_staged_locations(const struct dmesh_shm *shm, int member) {
-    return (const struct dmesh_location *)dmesh_shm_slot(shm, member, 2 * sizeof(struct dmesh_location));
+    return (const struct dmesh_location *)dmesh_shm_slot(shm, member, shm->epoch, 2 * sizeof(struct dmesh_location));
 }
 
 /* Writes what others need before the next epoch, and posts it. */
 static void post(struct dmesh_shm *shm, struct dmesh_staged *staged) {
     uint64_t hash = staged->hash + staged->step;
     if (staged->phase == DMESH_LOCATING) {
-        struct dmesh_location *locations = (struct dmesh_location *)dmesh_shm_own_slot(shm, 2 * sizeof *locations);
-        locations[0] = staged->source;
-        locations[1] = staged->target;
-        hash ^= LOCATIONS;
+        const struct dmesh_location locations[] = {staged->source, staged->target};
+        memcpy(dmesh_shm_slot(shm, shm->me, shm->epoch + 1, sizeof locations), locations, sizeof locations);
+        hash ^= DMESH_LOCATIONS;
     } else {
         if (staged->step < staged->steps)
             stage(shm, staged);

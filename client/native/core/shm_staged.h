@@ -7,14 +7,14 @@
  * go to a second pair of buffers, from which the others copy them one epoch later.
  *
  * Arrays in shared memory need no staging: peers read inputs and write outputs in place. Neither do large inputs of
- * which each byte goes to one rank, if that rank may read this process's memory (`cma.h`). In its first epoch each rank
+ * which each byte goes to one rank, if that rank may read this process's memory. In its first epoch each rank
  * says whether one of its arrays is reachable. Only if one is, all exchange the locations and start over.
  */
 #ifndef DMESH_SHM_STAGED_H
 #define DMESH_SHM_STAGED_H
 
-#include "collective.h"
 #include "registered.h"
+#include "shm.h"
 
 /* A member's arrays as this process sees them; NULL if it cannot. */
 struct dmesh_peer_arrays {

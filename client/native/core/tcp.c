@@ -1,14 +1,23 @@
-#include "tcp_peer.h"
+#define _GNU_SOURCE
+#include "tcp.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "copy.h"
 
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0 /* Python ignores the signal anyway */
+#endif
+
 enum {
+    INBOX = 16 * 1024, /* largest first piece that is read together with the header */
     LARGEST_PIECE = 256 * 1024,
     SMALLEST_PIECE = 32 * 1024,
     ROUNDS = 400, /* rounds over all connections before this thread sleeps: 0.1 to 0.4 ms */
@@ -16,20 +25,228 @@ enum {
 };
 static const int64_t NAP = 50 * 1000 * 1000; /* longest sleep between looks at `stop` */
 
+/* ---- pieces ------------------------------------------------------------------------------------------------- */
+
+/* Order of the pieces: contribution 0, then contribution k and result k - 1 alternately, then the last result.
+ * Item i goes on stream i % `used`. */
+static size_t item_of(const struct dmesh_tcp *tcp, int phase, size_t piece) {
+    if (!tcp->two_phases)
+        return piece;
+    if (phase == DMESH_CONTRIBUTIONS)
+        return piece ? 2 * piece - 1 : 0;
+    return piece + 1 == tcp->pieces ? 2 * piece + 1 : 2 * piece + 2;
+}
+
+static int piece_of(const struct dmesh_tcp *tcp, size_t item, size_t *piece) {
+    if (!tcp->two_phases || item == 0) {
+        *piece = item;
+        return DMESH_CONTRIBUTIONS;
+    }
+    if (item + 1 == 2 * tcp->pieces) {
+        *piece = tcp->pieces - 1;
+        return DMESH_RESULTS;
+    }
+    *piece = item & 1 ? (item + 1) / 2 : item / 2 - 1;
+    return item & 1 ? DMESH_CONTRIBUTIONS : DMESH_RESULTS;
+}
+
+static size_t extent(const struct dmesh_tcp *tcp, const struct dmesh_span *span, size_t piece) {
+    const size_t offset = piece * tcp->piece_bytes;
+    return offset < span->nbytes ? dmesh_least(tcp->piece_bytes, span->nbytes - offset) : 0;
+}
+
+/* Place of an owner's piece: in its array, or else in the scratch memory. */
+static unsigned char *piece_at(const struct dmesh_tcp *tcp, const struct dmesh_span *span, int owner,
+                                        size_t piece) {
+    if (span->data)
+        return span->data + piece * tcp->piece_bytes;
+    return tcp->scratch + ((piece & (tcp->depth - 1)) * (size_t)tcp->size + (size_t)owner) * tcp->piece_bytes;
+}
+
+/* Whether an incoming piece has a place: in the scratch memory only once the one before it there is reduced. */
+static int fits(const struct dmesh_tcp *tcp, const struct dmesh_span *span, size_t piece) {
+    return span->data || piece < tcp->folded + tcp->depth;
+}
+
+/* Moves a stream past pieces that are empty or done; returns whether one is left. */
+static int seek(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int stream) {
+    struct dmesh_cursor *at = &traffic->cursors[stream];
+    for (; at->item < dmesh_items(tcp); at->item += (size_t)tcp->used, at->done = 0) {
+        size_t piece;
+        const int phase = piece_of(tcp, at->item, &piece);
+        if (at->done < extent(tcp, &traffic->spans[phase], piece))
+            return 1;
+    }
+    return 0;
+}
+
+/* Whether a piece is not empty and not done. */
+static int lacks(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int phase,
+                              size_t piece) {
+    const size_t item = item_of(tcp, phase, piece);
+    const int stream = tcp->used == 1 ? 0 : (int)(item % (size_t)tcp->used);
+    return extent(tcp, &traffic->spans[phase], piece) && seek(tcp, traffic, stream) &&
+           traffic->cursors[stream].item <= item;
+}
+
+static int is_over(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic) {
+    if (!traffic->active)
+        return 1;
+    if (traffic->header_done < DMESH_TCP_HEADER)
+        return 0;
+    for (int stream = 0; stream < tcp->used; stream++)
+        if (seek(tcp, traffic, stream))
+            return 0;
+    return 1;
+}
+
+/* ---- one connection ------------------------------------------------------------------------------------------ */
+
+/* Writes to one stream as much as possible; returns whether anything was written, or -1 if the connection has ended. */
+static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
+    struct dmesh_tcp_peer *peer = &tcp->peers[member];
+    struct dmesh_traffic *out = &peer->out;
+    struct dmesh_cursor *at = &out->cursors[stream];
+    struct iovec parts[2];
+    size_t count = 0, piece;
+    if (!out->active)
+        return 0;
+    const size_t greets = stream ? 0 : DMESH_TCP_HEADER - out->header_done;
+    if (greets)
+        parts[count++] = (struct iovec){out->header + out->header_done, greets};
+    if (seek(tcp, out, stream)) {
+        const int phase = piece_of(tcp, at->item, &piece);
+        if (phase == DMESH_CONTRIBUTIONS || piece < tcp->folded) {
+            const struct dmesh_span *span = &out->spans[phase];
+            parts[count++] = (struct iovec){piece_at(tcp, span, tcp->me, piece) + at->done,
+                                            extent(tcp, span, piece) - at->done};
+        }
+    }
+    if (!count)
+        return 0;
+    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+    const ssize_t written = sendmsg(peer->streams[stream].fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (written < 0) {
+        peer->streams[stream].blocked = errno == EAGAIN || errno == EWOULDBLOCK;
+        return peer->streams[stream].blocked || errno == EINTR ? 0 : -1;
+    }
+    peer->streams[stream].blocked = 0;
+    const size_t greeting = dmesh_least(greets, (size_t)written);
+    out->header_done += greeting;
+    at->done += (size_t)written - greeting;
+    return 1;
+}
+
+/* Buffer for a first piece that comes with the header. It is no memory of the user's: nothing may appear there before the
+ * header shows that all ranks have made the same call. */
+static struct iovec inbox(const struct dmesh_tcp *tcp, struct dmesh_traffic *in, int member) {
+    const int begins = seek(tcp, in, 0) && in->cursors[0].item == 0;
+    const size_t first = begins ? extent(tcp, &in->spans[DMESH_CONTRIBUTIONS], 0) : 0;
+    const struct dmesh_span scratch = {NULL, 0};
+    if (first == 0 || first > INBOX)
+        return (struct iovec){NULL, 0};
+    return (struct iovec){piece_at(tcp, &scratch, member, 0) + in->early, first - in->early};
+}
+
+/* Checks a complete header. */
+static enum dmesh_status check(struct dmesh_tcp *tcp, int member) {
+    struct dmesh_traffic *in = &tcp->peers[member].in;
+    const unsigned char *expected = tcp->peers[member].out.header;
+    uint64_t nbytes;
+    memcpy(&nbytes, in->header + 16, sizeof nbytes);
+    tcp->culprit = member;
+    if (memcmp(in->header, expected, 16) != 0) /* without the number of bytes */
+        return DMESH_MISMATCH;
+    if (nbytes != in->spans[DMESH_CONTRIBUTIONS].nbytes + in->spans[DMESH_RESULTS].nbytes)
+        return DMESH_CORRUPT;
+    if (in->early && in->spans[DMESH_CONTRIBUTIONS].data) {
+        const struct dmesh_span scratch = {NULL, 0};
+        memcpy(in->spans[DMESH_CONTRIBUTIONS].data, piece_at(tcp, &scratch, member, 0), in->early);
+    }
+    in->cursors[0].done = in->early;
+    return DMESH_OK;
+}
+
+/* Reads from one stream; returns whether anything was read, -1 if the connection has ended, or -2 with `status`. */
+static int read_some(struct dmesh_tcp *tcp, int member, int stream, enum dmesh_status *status) {
+    struct dmesh_tcp_peer *peer = &tcp->peers[member];
+    struct dmesh_traffic *in = &peer->in;
+    struct dmesh_cursor *at = &in->cursors[stream];
+    struct iovec parts[2];
+    size_t count = 0, piece;
+    if (!in->active)
+        return 0;
+    const int greets = in->header_done < DMESH_TCP_HEADER;
+    if (greets) {
+        if (stream)
+            return 0;
+        parts[count++] = (struct iovec){in->header + in->header_done, DMESH_TCP_HEADER - in->header_done};
+        parts[count] = inbox(tcp, in, member);
+        count += parts[count].iov_len > 0;
+    } else if (seek(tcp, in, stream)) {
+        const struct dmesh_span *span = &in->spans[piece_of(tcp, at->item, &piece)];
+        if (!fits(tcp, span, piece))
+            return 0;
+        parts[count++] = (struct iovec){piece_at(tcp, span, member, piece) + at->done,
+                                        extent(tcp, span, piece) - at->done};
+    } else {
+        return 0;
+    }
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+    const ssize_t got = recvmsg(peer->streams[stream].fd, &message, MSG_DONTWAIT);
+    if (got < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
+    if (got == 0)
+        return -1;
+    if (!greets) {
+        at->done += (size_t)got;
+        return 1;
+    }
+    const size_t greeting = dmesh_least(DMESH_TCP_HEADER - in->header_done, (size_t)got);
+    in->header_done += greeting;
+    in->early += (size_t)got - greeting;
+    if (in->header_done < DMESH_TCP_HEADER)
+        return 1;
+    const enum dmesh_status found = check(tcp, member);
+    if (found == DMESH_OK)
+        return 1;
+    *status = found;
+    return -2;
+}
+
+/* Events of one stream to poll for; 0 for none. */
+static short events_of(const struct dmesh_tcp *tcp, struct dmesh_tcp_peer *peer, int stream) {
+    struct dmesh_traffic *out = &peer->out, *in = &peer->in;
+    short events = 0;
+    if (peer->streams[stream].blocked && out->active &&
+        ((!stream && out->header_done < DMESH_TCP_HEADER) || seek(tcp, out, stream)))
+        events |= POLLOUT;
+    if (in->active && in->header_done < DMESH_TCP_HEADER) {
+        if (!stream)
+            events |= POLLIN;
+    } else if (in->active && seek(tcp, in, stream)) {
+        size_t piece;
+        const int phase = piece_of(tcp, in->cursors[stream].item, &piece);
+        if (fits(tcp, &in->spans[phase], piece))
+            events |= POLLIN;
+    }
+    return events;
+}
+
 /* ---- folding ------------------------------------------------------------------------------------------------ */
 
 /* Whether all contributions to a piece of this rank's part are here, and its result has a place. */
 static int can_fold(struct dmesh_tcp *tcp, size_t piece) {
     const int in_place = tcp->folds && !tcp->two_phases && tcp->target.data == tcp->call.source;
     for (int member = 0; member < tcp->size; member++) {
-        struct dmesh_traffic *in = &tcp->tcp[member].in, *out = &tcp->tcp[member].out;
-        if (in->active && dmesh_extent(tcp, &in->spans[DMESH_CONTRIBUTIONS], piece) &&
-            (in->header_done < DMESH_TCP_HEADER || dmesh_lacks(tcp, in, DMESH_CONTRIBUTIONS, piece)))
+        struct dmesh_traffic *in = &tcp->peers[member].in, *out = &tcp->peers[member].out;
+        if (in->active && extent(tcp, &in->spans[DMESH_CONTRIBUTIONS], piece) &&
+            (in->header_done < DMESH_TCP_HEADER || lacks(tcp, in, DMESH_CONTRIBUTIONS, piece)))
             return 0;
-        if (in_place && !dmesh_is_over(tcp, out))
+        if (in_place && !is_over(tcp, out))
             return 0; /* the result would overwrite data that has not been sent */
         if (tcp->folds && !tcp->target.data && piece >= tcp->depth && out->active &&
-            dmesh_lacks(tcp, out, DMESH_RESULTS, piece - tcp->depth))
+            lacks(tcp, out, DMESH_RESULTS, piece - tcp->depth))
             return 0; /* its place holds a result that has not been sent */
     }
     return 1;
@@ -38,14 +255,14 @@ static int can_fold(struct dmesh_tcp *tcp, size_t piece) {
 static int fold(struct dmesh_tcp *tcp) {
     int moved = 0;
     for (; tcp->folded < tcp->pieces && can_fold(tcp, tcp->folded); tcp->folded++, moved = 1) {
-        const size_t piece = tcp->folded, nbytes = dmesh_extent(tcp, &tcp->source, piece);
+        const size_t piece = tcp->folded, nbytes = extent(tcp, &tcp->source, piece);
         if (!tcp->folds || !nbytes)
             continue;
         const struct dmesh_span scratch = {NULL, 0};
         const void *inputs[DMESH_MEMBERS];
         for (int member = 0; member < tcp->size; member++)
-            inputs[member] = dmesh_piece_at(tcp, member == tcp->me ? &tcp->source : &scratch, member, piece);
-        void *outputs[] = {dmesh_piece_at(tcp, &tcp->target, tcp->me, piece)};
+            inputs[member] = piece_at(tcp, member == tcp->me ? &tcp->source : &scratch, member, piece);
+        void *outputs[] = {piece_at(tcp, &tcp->target, tcp->me, piece)};
         dmesh_reduce(tcp->call.kernel, inputs, (unsigned)tcp->size, outputs, 1,
                      nbytes / dmesh_kernel_input_size(tcp->call.kernel), 0);
     }
@@ -58,7 +275,7 @@ static int is_done(struct dmesh_tcp *tcp) {
     if (tcp->folded < tcp->pieces)
         return 0;
     for (int member = 0; member < tcp->size; member++)
-        if (!dmesh_is_over(tcp, &tcp->tcp[member].out) || !dmesh_is_over(tcp, &tcp->tcp[member].in))
+        if (!is_over(tcp, &tcp->peers[member].out) || !is_over(tcp, &tcp->peers[member].in))
             return 0;
     return 1;
 }
@@ -70,13 +287,13 @@ static int turn(struct dmesh_tcp *tcp, enum dmesh_status *status) {
         /* Each starts with another peer, so that not all write to the same one. */
         const int to = (tcp->me + step) % tcp->size, from = (tcp->me + tcp->size - step) % tcp->size;
         for (int stream = 0; stream < tcp->used; stream++) {
-            const int written = dmesh_tcp_write(tcp, to, stream);
+            const int written = write_some(tcp, to, stream);
             if (written < 0) {
                 tcp->culprit = to;
                 *status = DMESH_DISCONNECTED;
                 return -1;
             }
-            const int read = dmesh_tcp_read(tcp, from, stream, status);
+            const int read = read_some(tcp, from, stream, status);
             if (read < 0) {
                 tcp->culprit = from;
                 if (read == -1)
@@ -94,9 +311,9 @@ static int rest(struct dmesh_tcp *tcp, int64_t nanoseconds) {
     struct pollfd waits[DMESH_MEMBERS * DMESH_STREAMS];
     nfds_t count = 0;
     for (int member = 0; member < tcp->size; member++) {
-        struct dmesh_tcp_peer *peer = &tcp->tcp[member];
+        struct dmesh_tcp_peer *peer = &tcp->peers[member];
         for (int stream = 0; stream < tcp->used; stream++) {
-            const short events = dmesh_tcp_poll_events(tcp, peer, stream);
+            const short events = events_of(tcp, peer, stream);
             if (events)
                 waits[count++] = (struct pollfd){.fd = peer->streams[stream].fd, .events = events};
         }
@@ -145,15 +362,15 @@ int dmesh_tcp_waits_for(const struct dmesh_tcp *tcp, int member) {
     if (member == tcp->me)
         return 0;
     /* Another thread may be at it: copies, which it does not see. */
-    struct dmesh_traffic out = tcp->tcp[member].out, in = tcp->tcp[member].in;
-    return !dmesh_is_over(tcp, &out) || !dmesh_is_over(tcp, &in);
+    struct dmesh_traffic out = tcp->peers[member].out, in = tcp->peers[member].in;
+    return !is_over(tcp, &out) || !is_over(tcp, &in);
 }
 
 void dmesh_tcp_abort(struct dmesh_tcp *tcp) { atomic_store(&tcp->stop, 1); }
 
 struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_bytes, size_t one_step_bytes, int owns,
                                     const int *descriptors) {
-    struct dmesh_tcp *tcp = calloc(1, sizeof *tcp + (size_t)size * sizeof *tcp->tcp);
+    struct dmesh_tcp *tcp = calloc(1, sizeof *tcp + (size_t)size * sizeof *tcp->peers);
     if (!tcp)
         return NULL;
     const size_t share = ((size_t)1 << 20) / (size_t)size & ~(size_t)4095;
@@ -174,15 +391,15 @@ struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_byte
     }
     for (int member = 0; member < size; member++)
         for (int stream = 0; stream < streams; stream++)
-            tcp->tcp[member].streams[stream].fd = descriptors[member * streams + stream];
+            tcp->peers[member].streams[stream].fd = descriptors[member * streams + stream];
     return tcp;
 }
 
 void dmesh_tcp_free(struct dmesh_tcp *tcp) {
     for (int member = 0; tcp->owns && member < tcp->size; member++)
         for (int stream = 0; stream < tcp->streams; stream++)
-            if (tcp->tcp[member].streams[stream].fd >= 0)
-                close(tcp->tcp[member].streams[stream].fd);
+            if (tcp->peers[member].streams[stream].fd >= 0)
+                close(tcp->peers[member].streams[stream].fd);
     free(tcp->scratch);
     free(tcp);
 }

@@ -21,8 +21,10 @@
 #ifndef DMESH_TCP_H
 #define DMESH_TCP_H
 
-#include "shm.h"
+#include <stdatomic.h>
+
 #include "collective.h"
+#include "wait.h"
 
 enum {
     DMESH_TCP_HEADER = 24,
@@ -42,7 +44,7 @@ struct dmesh_span {
 
 /* Progress of one stream in one direction. */
 struct dmesh_cursor {
-    size_t item; /* the current piece; see `dmesh_item_of` */
+    size_t item; /* the current piece; see `item_of` in tcp.c */
     size_t done; /* bytes of it that are through */
 };
 
@@ -50,32 +52,29 @@ struct dmesh_cursor {
 struct dmesh_traffic {
     int active;
     unsigned char header[DMESH_TCP_HEADER];
-    size_t header_done;             /* bytes of the header that are done */
-    size_t early;               /* bytes of the first piece that came with it, before it is checked */
-    struct dmesh_span spans[2]; /* contributions and results */
+    size_t header_done;                         /* bytes of it that are through */
+    size_t early;                               /* bytes of the first piece that came before the header was checked */
+    struct dmesh_span spans[2];                 /* contributions and results */
     struct dmesh_cursor cursors[DMESH_STREAMS]; /* of the streams in use */
 };
 
-/* One connection. */
-struct dmesh_stream {
-    int fd;      /* -1 for this rank itself */
-    int blocked; /* its send buffer is full */
-};
-
 struct dmesh_tcp_peer {
-    struct dmesh_stream streams[DMESH_STREAMS];
+    struct {
+        int fd;      /* -1 for this rank itself */
+        int blocked; /* its send buffer is full */
+    } streams[DMESH_STREAMS];
     struct dmesh_traffic out, in;
 };
 
 struct dmesh_tcp {
     int size, me;
-    int streams;            /* of each peer */
-    int used;               /* streams that carry data in this call, at least one */
-    int owns;               /* whether the connections are closed with it */
-    uint64_t number;        /* of the call */
-    size_t piece_bytes;            /* bytes of a piece */
-    size_t one_step_bytes;            /* bytes that one rank sends in all, up to which one step epochs two */
-    size_t depth;           /* pieces that each member has in the scratch memory; a power of 2 */
+    int streams;           /* of each peer */
+    int used;              /* streams that carry data in this call, at least one */
+    int owns;              /* whether the connections are closed with it */
+    uint64_t number;       /* of the call */
+    size_t piece_bytes;
+    size_t one_step_bytes; /* bytes that one rank sends in all, up to which one step is faster than two */
+    size_t depth;          /* pieces that each member has in the scratch memory; a power of 2 */
     unsigned char *scratch;
     struct dmesh_call call;
     int two_phases;
@@ -88,17 +87,20 @@ struct dmesh_tcp {
     enum dmesh_status failure; /* DMESH_PENDING unless it has failed for good */
     int culprit;
     _Atomic int stop;
-    struct dmesh_tcp_peer tcp[]; /* with each member */
+    struct dmesh_tcp_peer peers[]; /* each member */
 };
 
 /* Takes a group's connections: `streams` descriptors for each member, -1 for this one. `piece_bytes`: bytes of a piece, a
  * multiple of 64; 0 for what suits the number of members. `one_step_bytes`: bytes that one rank sends in all, up to which a
  * call of at most one piece takes one step. These are the same on all members. NULL if there is no memory. */
 struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_bytes, size_t one_step_bytes, int owns,
-                                    const int *descriptors);
+                                const int *descriptors);
 
 /* Closes the connections, if they are its own. */
 void dmesh_tcp_free(struct dmesh_tcp *tcp);
+
+/* Pieces of a call in one direction, in all phases. */
+static inline size_t dmesh_items(const struct dmesh_tcp *tcp) { return (tcp->two_phases ? 2 : 1) * tcp->pieces; }
 
 /* Prepares a call; sends nothing yet. An all-to-all must not be in place. */
 void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash);

@@ -39,11 +39,10 @@ int64_t dmesh_now(void) {
     return (int64_t)now.tv_sec * SECOND + now.tv_nsec;
 }
 
-static inline enum dmesh_wait_result look(struct dmesh_word word, uint64_t previous, uint64_t awaited) {
+/* The value of the word; if it is `awaited`, everything that was written before it can be read. */
+static inline enum dmesh_status look(struct dmesh_word word, uint64_t previous, uint64_t awaited) {
     const uint64_t found = atomic_load_explicit(word.value, memory_order_acquire);
-    if (found == awaited)
-        return DMESH_ARRIVED;
-    return found == previous ? DMESH_TIMED_OUT : DMESH_UNEXPECTED;
+    return found == awaited ? DMESH_OK : found == previous ? DMESH_PENDING : DMESH_CORRUPT;
 }
 
 #ifdef __linux__
@@ -52,7 +51,7 @@ static uint32_t *low_half(_Atomic uint64_t *value) {
     return (uint32_t *)value + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
 
-static enum dmesh_wait_result sleep_until(struct dmesh_word word, uint64_t previous, int64_t nanoseconds) {
+static enum dmesh_status sleep_until(struct dmesh_word word, uint64_t previous, int64_t nanoseconds) {
     const struct timespec limit = {nanoseconds / SECOND, nanoseconds % SECOND};
     /* Announced before the kernel compares the value: either it has changed by then, or its writer sees the sleeper.
      * The fence in `dmesh_post` pairs with this. */
@@ -60,17 +59,17 @@ static enum dmesh_wait_result sleep_until(struct dmesh_word word, uint64_t previ
     const long failed = syscall(SYS_futex, low_half(word.value), FUTEX_WAIT, (uint32_t)previous, &limit, NULL, 0);
     const int error = errno;
     atomic_fetch_sub_explicit(word.sleepers, 1, memory_order_relaxed);
-    return failed && error == EINTR ? DMESH_INTERRUPTED : DMESH_TIMED_OUT;
+    return failed && error == EINTR ? DMESH_ABORTED : DMESH_PENDING;
 }
 
 void dmesh_wake(struct dmesh_word word) {
     syscall(SYS_futex, low_half(word.value), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 #else
-static enum dmesh_wait_result sleep_until(struct dmesh_word word, uint64_t previous, int64_t nanoseconds) {
+static enum dmesh_status sleep_until(struct dmesh_word word, uint64_t previous, int64_t nanoseconds) {
     const struct timespec limit = {nanoseconds / SECOND, nanoseconds % SECOND};
     (void)word, (void)previous;
-    return nanosleep(&limit, NULL) && errno == EINTR ? DMESH_INTERRUPTED : DMESH_TIMED_OUT;
+    return nanosleep(&limit, NULL) && errno == EINTR ? DMESH_ABORTED : DMESH_PENDING;
 }
 
 void dmesh_wake(struct dmesh_word word) { (void)word; }
@@ -84,34 +83,28 @@ void dmesh_post(struct dmesh_word word, uint64_t value) {
         dmesh_wake(word);
 }
 
-enum dmesh_wait_result dmesh_spin(struct dmesh_word word, uint64_t previous, uint64_t awaited,
-                                  const struct dmesh_wait_policy *policy) {
-    enum dmesh_wait_result found = look(word, previous, awaited);
-    for (int n = policy->oversubscribed ? 0 : SPINS; n && found == DMESH_TIMED_OUT; n--) {
+enum dmesh_status dmesh_wait(struct dmesh_word word, uint64_t previous, uint64_t awaited, int64_t deadline,
+                             const _Atomic int *stop, int oversubscribed) {
+    enum dmesh_status found = look(word, previous, awaited);
+    for (int n = oversubscribed ? 0 : SPINS; n && found == DMESH_PENDING; n--) {
         PAUSE();
         found = look(word, previous, awaited);
     }
-    return found;
-}
-
-enum dmesh_wait_result dmesh_wait(struct dmesh_word word, uint64_t previous, uint64_t awaited, int64_t deadline,
-                                  const _Atomic int *stop, const struct dmesh_wait_policy *policy) {
-    enum dmesh_wait_result found = dmesh_spin(word, previous, awaited, policy);
-    const int64_t began = found == DMESH_TIMED_OUT ? dmesh_now() : 0;
-    for (int64_t now = began; found == DMESH_TIMED_OUT && now < deadline; now = dmesh_now()) {
+    const int64_t began = found == DMESH_PENDING && deadline ? dmesh_now() : 0;
+    for (int64_t now = began; found == DMESH_PENDING && now < deadline; now = dmesh_now()) {
         if (atomic_load_explicit(stop, memory_order_relaxed))
-            return DMESH_INTERRUPTED;
+            return DMESH_ABORTED;
         if (now - began < YIELDING) {
-            for (int n = 0; n < 8 && found == DMESH_TIMED_OUT; n++) {
+            for (int n = 0; n < 8 && found == DMESH_PENDING; n++) {
                 sched_yield();
                 found = look(word, previous, awaited);
             }
             continue;
         }
-        const enum dmesh_wait_result slept = sleep_until(word, previous, deadline - now < NAP ? deadline - now : NAP);
+        const enum dmesh_status slept = sleep_until(word, previous, deadline - now < NAP ? deadline - now : NAP);
         found = look(word, previous, awaited);
-        if (slept == DMESH_INTERRUPTED && found == DMESH_TIMED_OUT)
-            return DMESH_INTERRUPTED;
+        if (slept == DMESH_ABORTED && found == DMESH_PENDING)
+            return DMESH_ABORTED;
     }
     return found;
 }

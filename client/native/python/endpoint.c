@@ -221,7 +221,7 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         return NULL;
     self->shm.slot_bytes = (size_t)slot_bytes;
     self->shm.staging_bytes = (size_t)staging_bytes;
-    self->shm.policy = (struct dmesh_wait_policy){.oversubscribed = oversubscribed};
+    self->shm.oversubscribed = oversubscribed;
     self->single_copy_from = !pipe     ? DMESH_SINGLE_COPY_FROM
                       : oversubscribed ? DMESH_SINGLE_COPY_OVERSUBSCRIBED_TRANSFERS_FROM
                                 : ULLONG_MAX;
@@ -244,9 +244,8 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         if (PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE) < 0)
             goto failed;
         self->viewed++;
-        const size_t needs = !pipe    ? dmesh_region_size((size_t)slot_bytes, (size_t)staging_bytes)
-                             : member ? dmesh_p2p_inbox_size()
-                                      : dmesh_p2p_outbox_size((size_t)slot_bytes, (size_t)staging_bytes);
+        const size_t needs = pipe ? dmesh_p2p_region_size((int)member, (size_t)slot_bytes, (size_t)staging_bytes)
+                                  : dmesh_region_size((size_t)slot_bytes, (size_t)staging_bytes);
         if (offset < 0 || offset > view->len || (size_t)(view->len - offset) < needs ||
             ((uintptr_t)view->buf + (uintptr_t)offset) % 64) {
             PyErr_Format(PyExc_ValueError, "the region of member %zd, at %zd of %zd bytes, is not there or not aligned",

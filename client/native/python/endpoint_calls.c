@@ -117,7 +117,7 @@ static enum dmesh_status begin(dmesh_endpoint *self, const struct dmesh_attempt 
         entry->waited_from = -1; /* waiting and moving data alternate */
         budget *= !self->tcp || nbytes > DMESH_LARGE ? 20 : 1;
     } else {
-        const enum dmesh_status status = dmesh_shm_spin(&self->shm);
+        const enum dmesh_status status = dmesh_shm_wait(&self->shm, 0);
         if (status == DMESH_OK)
             dmesh_shm_end(&self->shm, &attempt->call);
         if (status != DMESH_PENDING)

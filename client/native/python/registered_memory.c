@@ -1,8 +1,6 @@
 /* The type `dmesh._native.RegisteredMemory`: shared segments with arrays, for all endpoints of a client. */
 #include "endpoint.h"
 
-#include "cma.h"
-
 static int nonce_of(PyObject *bytes, unsigned char *nonce) {
     if (!PyBytes_CheckExact(bytes) || PyBytes_GET_SIZE(bytes) != DMESH_NONCE) {
         PyErr_Format(PyExc_ValueError, "a segment's name has %d bytes", DMESH_NONCE);
