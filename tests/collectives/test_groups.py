@@ -12,6 +12,7 @@ import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh import collectives
+from dmesh.collectives.api import World
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.communicator import Communicator
 from dmesh.errors import CollectiveError, CollectiveTypeError, CollectiveValueError
@@ -224,7 +225,7 @@ def test_functions_work_on_the_world_of_the_context(monkeypatch):
     with cluster(1) as ranks:
         communicator = ranks.communicators[0]
 
-        state = context.Context(0, communicator, communicator.world.part)
+        state = context.Context(0, communicator, World(communicator.world))
         monkeypatch.setattr(context, "current", lambda: state)
         assert collectives.world() is communicator.world
         assert collectives.new_group([0], "g").name == "g"

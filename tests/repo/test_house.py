@@ -113,6 +113,16 @@ def test_public_names_are_exported_typed_and_documented(module_name):
             )
 
 
+@pytest.mark.parametrize("name", [name for name in dmesh.collectives.__all__ if name.islower()])
+def test_docstrings_of_collectives_describe_every_argument(name):
+    function = getattr(dmesh.collectives, name)
+    said = inspect.getdoc(function)
+    missing = [a for a in inspect.signature(function).parameters if not re.search(rf"\n    {a}: \S", said)]
+    assert not missing
+    assert said.count("\nArgs:\n") == bool(inspect.signature(function).parameters)
+    assert said.count("\nRaises:\n") == 1
+
+
 def test_type_checkers_see_what_is_there():
     """The imports that only they see, and the names that are imported when they are used, are the same."""
     tree = ast.parse(Path(dmesh.__file__).read_text())

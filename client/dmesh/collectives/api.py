@@ -26,11 +26,13 @@ What holds for all of them:
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from functools import wraps
+from typing import Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack, cast, overload
 
 from numpy.typing import ArrayLike, DTypeLike
 
@@ -41,19 +43,23 @@ from dmesh.runtime import context
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NATIVE = (
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "reduce_scatter",
-    "broadcast",
-    "all_gather",
-    "gather",
-    "all_to_all",
-    "send",
-    "recv",
-)
-"""Functions that the native core can take."""
+_PYTHON_ONLY = ("scatter", "permute")
+_ARGUMENTS = {
+    "op": "`sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`\n"
+    "        (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what they mean for a dtype.",
+    "out": "Takes the result.",
+    "group": "Ranks that take part; None for all clients.",
+    "timeout": "Seconds; None for the cluster's limit.",
+    "async_op": "True to return a future at once.",
+}
+_RAISES = """
+
+Raises:
+    CollectiveMismatchError: Another rank called something else.
+    CollectiveTimeoutError: The time ran out, here or on another rank.
+    CollectiveTypeError: An argument has the wrong type, or the elements cannot be moved or reduced.
+    CollectiveValueError: An argument is out of range.
+    PeerLostError: A member of the group died or left."""
 
 
 class ProcessGroup(ABC):
@@ -61,11 +67,6 @@ class ProcessGroup(ABC):
 
     requests: Requests
     """Makes the requests of this rank's calls."""
-
-    @property
-    def part(self) -> World:
-        """The group as the part of the process-wide state that functions use if they are given no group."""
-        return World(self)
 
     @abstractmethod
     def call(self, request: Request, timeout: float | None, async_op: bool) -> Any:
@@ -94,15 +95,32 @@ def resolve(group: ProcessGroup | None) -> ProcessGroup:
     return group
 
 
-def fast_path(function: F) -> F:
-    """Let the native core take the usual calls of a public function; see `fast_path.c` in `client/native`."""
+def collective(function: F) -> F:
+    """Complete a function's docstring, and let the native core take its usual calls; see `fast_path.c`."""
+    function.__doc__ = complete(function.__doc__, inspect.signature(function).parameters)
     try:
         core = native.core()
     except NativeCoreError:
         return function  # whoever starts the collectives hears of it
-    if core is None or function.__name__ not in NATIVE:
+    if core is None or function.__name__ in _PYTHON_ONLY:
         return function
     return cast(F, core.FastPath(function.__name__, function, resolve))
+
+
+def complete(docstring: str | None, arguments: Iterable[str]) -> str | None:
+    """Return a function's docstring with what it does not say itself of its arguments and errors.
+
+    The documentation site calls this, too.
+    """
+    if docstring is None:  # python -OO
+        return None
+    head, returns, result = inspect.cleandoc(docstring).partition("\n\nReturns:\n")
+    if "\n\nArgs:\n" not in head:
+        head += "\n\nArgs:"
+    for name, text in _ARGUMENTS.items():
+        if name in arguments and f"\n    {name}: " not in head:
+            head += f"\n    {name}: {text}"
+    return head + returns + result + _RAISES
 
 
 class method(Generic[F]):
@@ -118,47 +136,53 @@ class method(Generic[F]):
         return super().__new__(cls) if native_method is None else cast("method[F]", native_method)
 
     def __init__(self, function: F) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-        self.__wrapped__ = function
+        @wraps(function)
+        def unbound(group: ProcessGroup, /, *args: Any, **kwargs: Any) -> Any:
+            return function(*args, group=group, **kwargs)
+
+        self._unbound: Any = unbound
 
     def __get__(self, group: object, owner: type) -> F:
-        if group is None:
+        return cast(F, self._unbound.__get__(group, owner))
 
-            def unbound(group: ProcessGroup, /, *args: Any, **kwargs: Any) -> Any:
-                return self._function(*args, group=group, **kwargs)
 
-            return cast(F, unbound)
+class Sync(TypedDict, total=False):
+    """Arguments of all calls that return when they are complete."""
 
-        def bound(*args: Any, **kwargs: Any) -> Any:
-            return self._function(*args, group=group, **kwargs)
+    group: ProcessGroup | None
+    timeout: float | None
+    async_op: Literal[False]
 
-        return cast(F, bound)
+
+class Async(TypedDict, total=False):
+    """Arguments of all calls that return a future."""
+
+    group: ProcessGroup | None
+    timeout: float | None
+    async_op: Required[Literal[True]]
+
+
+class SyncOut(Sync, total=False):
+    """Those of calls with a result."""
+
+    out: Array | None
+
+
+class AsyncOut(Async, total=False):
+    """Those of calls with a result."""
+
+    out: Array | None
 
 
 @overload
 def all_reduce(
-    x: ArrayLike,
-    op: str = "sum",
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    compress: DTypeLike | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
+    x: ArrayLike, op: str = "sum", *, compress: DTypeLike | None = None, **options: Unpack[SyncOut]
 ) -> Array: ...
 @overload
 def all_reduce(
-    x: ArrayLike,
-    op: str = "sum",
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    compress: DTypeLike | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
+    x: ArrayLike, op: str = "sum", *, compress: DTypeLike | None = None, **options: Unpack[AsyncOut]
 ) -> Future[Array]: ...
-@fast_path
+@collective
 def all_reduce(
     x: ArrayLike,
     op: str = "sum",
@@ -177,53 +201,24 @@ def all_reduce(
 
     Args:
         x: This rank's contribution.
-        op: `sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`
-            (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what each means for each dtype.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
         compress: `float16` or `bfloat16`: the arrays, of float32 or float64, travel as this. Half the bytes
             or less, but what each rank contributes, and the result, are rounded to 11 or 8 bits. They are
             folded in float32. All ranks must ask for the same.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         The result, of `x`'s shape.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: `op` has no meaning for the dtype, `out` has another, or it cannot be compressed.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("all_reduce", x, out, op, compress=compress), timeout, async_op)
 
 
 @overload
-def reduce(
-    x: ArrayLike,
-    op: str = "sum",
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array | None: ...
+def reduce(x: ArrayLike, op: str = "sum", root: int = 0, **options: Unpack[SyncOut]) -> Array | None: ...
 @overload
 def reduce(
-    x: ArrayLike,
-    op: str = "sum",
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
+    x: ArrayLike, op: str = "sum", root: int = 0, **options: Unpack[AsyncOut]
 ) -> Future[Array | None]: ...
-@fast_path
+@collective
 def reduce(
     x: ArrayLike,
     op: str = "sum",
@@ -240,23 +235,11 @@ def reduce(
 
     Args:
         x: This rank's contribution.
-        op: `sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`
-            (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what each means for each dtype.
         root: Position of the rank that gets the result.
-        group: Who takes part; None for all clients.
         out: Takes the result; on the root alone.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         The result on the root, None on the others.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: `op` has no meaning for the dtype, or `out` has another.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("reduce", x, out, op, root), timeout, async_op)
@@ -264,27 +247,13 @@ def reduce(
 
 @overload
 def reduce_scatter(
-    x: ArrayLike,
-    op: str = "sum",
-    *,
-    axis: int | None = None,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
+    x: ArrayLike, op: str = "sum", *, axis: int | None = None, **options: Unpack[SyncOut]
 ) -> Array: ...
 @overload
 def reduce_scatter(
-    x: ArrayLike,
-    op: str = "sum",
-    *,
-    axis: int | None = None,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
+    x: ArrayLike, op: str = "sum", *, axis: int | None = None, **options: Unpack[AsyncOut]
 ) -> Future[Array]: ...
-@fast_path
+@collective
 def reduce_scatter(
     x: ArrayLike,
     op: str = "sum",
@@ -301,53 +270,24 @@ def reduce_scatter(
 
     Args:
         x: This rank's contribution: one row for each rank along axis 0, unless `axis` is given.
-        op: `sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`
-            (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what each means for each dtype.
         axis: None to get the row `x[rank]` of the result, without that axis; a number to cut that axis, whose
             length the size of the group must divide, and get this rank's block.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         This rank's row or block of the result.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: `op` has no meaning for the dtype, or `out` has another.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("reduce_scatter", x, out, op, axis=axis), timeout, async_op)
 
 
 @overload
-def barrier(
-    *, group: ProcessGroup | None = None, timeout: float | None = None, async_op: Literal[False] = False
-) -> None: ...
+def barrier(**options: Unpack[Sync]) -> None: ...
 @overload
-def barrier(
-    *, group: ProcessGroup | None = None, timeout: float | None = None, async_op: Literal[True]
-) -> Future[None]: ...
-@fast_path
+def barrier(**options: Unpack[Async]) -> Future[None]: ...
+@collective
 def barrier(
     *, group: ProcessGroup | None = None, timeout: float | None = None, async_op: bool = False
 ) -> Any:
-    """Waits until all ranks have come.
-
-    Args:
-        group: Who takes part; None for all clients.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
-    """
+    """Waits until all ranks have come."""
     members = resolve(group)
     return members.call(members.requests.make("barrier"), timeout, async_op)

@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, Literal, overload
+from typing import Any, Unpack, overload
 
 from numpy.typing import ArrayLike
 
-from dmesh.collectives.api import ProcessGroup, fast_path, resolve
+from dmesh.collectives.api import Async, AsyncOut, ProcessGroup, Sync, SyncOut, collective, resolve
 from dmesh.collectives.request import Array
 
 
 @overload
-def broadcast(
-    x: ArrayLike,
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array: ...
+def broadcast(x: ArrayLike, root: int = 0, **options: Unpack[SyncOut]) -> Array: ...
 @overload
-def broadcast(
-    x: ArrayLike,
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[Array]: ...
-@fast_path
+def broadcast(x: ArrayLike, root: int = 0, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+@collective
 def broadcast(
     x: ArrayLike,
     root: int = 0,
@@ -50,46 +34,19 @@ def broadcast(
     Args:
         x: On the root, the array; on the others, one like it.
         root: Position of the rank whose array it is.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         A copy of the root's array.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects, or `out` has another dtype.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("broadcast", x, out, root=root), timeout, async_op)
 
 
 @overload
-def all_gather(
-    x: ArrayLike,
-    *,
-    axis: int | None = None,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array: ...
+def all_gather(x: ArrayLike, *, axis: int | None = None, **options: Unpack[SyncOut]) -> Array: ...
 @overload
-def all_gather(
-    x: ArrayLike,
-    *,
-    axis: int | None = None,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[Array]: ...
-@fast_path
+def all_gather(x: ArrayLike, *, axis: int | None = None, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+@collective
 def all_gather(
     x: ArrayLike,
     *,
@@ -105,47 +62,20 @@ def all_gather(
         x: This rank's array.
         axis: None to stack the arrays along a new first axis, as `np.stack` does; a number to join them along
             that axis, as `np.concatenate` does.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         The arrays in the order of ranks: shape `(size, *x.shape)`, or `x.shape` with `axis` as many times as
         long.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects, or `out` has another dtype.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("all_gather", x, out, axis=axis), timeout, async_op)
 
 
 @overload
-def gather(
-    x: ArrayLike,
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array | None: ...
+def gather(x: ArrayLike, root: int = 0, **options: Unpack[SyncOut]) -> Array | None: ...
 @overload
-def gather(
-    x: ArrayLike,
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[Array | None]: ...
-@fast_path
+def gather(x: ArrayLike, root: int = 0, **options: Unpack[AsyncOut]) -> Future[Array | None]: ...
+@collective
 def gather(
     x: ArrayLike,
     root: int = 0,
@@ -160,46 +90,20 @@ def gather(
     Args:
         x: This rank's array.
         root: Position of the rank that gets them.
-        group: Who takes part; None for all clients.
         out: Takes the result; on the root alone.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         On the root the arrays in the order of ranks, of shape `(size, *x.shape)`; None on the others.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects, or `out` has another dtype.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("gather", x, out, root=root), timeout, async_op)
 
 
 @overload
-def scatter(
-    x: ArrayLike | None = None,
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array: ...
+def scatter(x: ArrayLike | None = None, root: int = 0, **options: Unpack[SyncOut]) -> Array: ...
 @overload
-def scatter(
-    x: ArrayLike | None = None,
-    root: int = 0,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[Array]: ...
-@fast_path
+def scatter(x: ArrayLike | None = None, root: int = 0, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+@collective
 def scatter(
     x: ArrayLike | None = None,
     root: int = 0,
@@ -218,44 +122,19 @@ def scatter(
         x: On the root, an array with one row for each rank along axis 0; on the others, one like a row, or
             None.
         root: Position of the rank whose rows they are.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         The row at this rank's position.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects, or `out` has another dtype.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("scatter", x, out, root=root), timeout, async_op)
 
 
 @overload
-def all_to_all(
-    x: ArrayLike,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array: ...
+def all_to_all(x: ArrayLike, **options: Unpack[SyncOut]) -> Array: ...
 @overload
-def all_to_all(
-    x: ArrayLike,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[Array]: ...
-@fast_path
+def all_to_all(x: ArrayLike, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+@collective
 def all_to_all(
     x: ArrayLike,
     *,
@@ -268,46 +147,19 @@ def all_to_all(
 
     Args:
         x: An array whose axis 0 the size of the group divides; most simply with one row for each rank.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         An array of the same shape.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects, or `out` has another dtype.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("all_to_all", x, out), timeout, async_op)
 
 
 @overload
-def permute(
-    x: ArrayLike,
-    pairs: Iterable[tuple[int, int]],
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array: ...
+def permute(x: ArrayLike, pairs: Iterable[tuple[int, int]], **options: Unpack[SyncOut]) -> Array: ...
 @overload
-def permute(
-    x: ArrayLike,
-    pairs: Iterable[tuple[int, int]],
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[Array]: ...
-@fast_path
+def permute(x: ArrayLike, pairs: Iterable[tuple[int, int]], **options: Unpack[AsyncOut]) -> Future[Array]: ...
+@collective
 def permute(
     x: ArrayLike,
     pairs: Iterable[tuple[int, int]],
@@ -324,44 +176,19 @@ def permute(
     Args:
         x: This rank's array.
         pairs: Positions; none may be twice a source or twice a target.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         The array that came, or zeros where no pair has this rank for its target.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects, or `out` has another dtype.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("permute", x, out, pairs=pairs), timeout, async_op)
 
 
 @overload
-def send(
-    x: ArrayLike,
-    dst: int,
-    *,
-    group: ProcessGroup | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> None: ...
+def send(x: ArrayLike, dst: int, **options: Unpack[Sync]) -> None: ...
 @overload
-def send(
-    x: ArrayLike,
-    dst: int,
-    *,
-    group: ProcessGroup | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[None]: ...
-@fast_path
+def send(x: ArrayLike, dst: int, **options: Unpack[Async]) -> Future[None]: ...
+@collective
 def send(
     x: ArrayLike,
     dst: int,
@@ -384,42 +211,16 @@ def send(
     Args:
         x: The array.
         dst: Position of the receiver.
-        group: Who takes part; None for all clients.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("send", x, root=dst), timeout, async_op)
 
 
 @overload
-def recv(
-    x: ArrayLike | None,
-    src: int,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
-) -> Array: ...
+def recv(x: ArrayLike | None, src: int, **options: Unpack[SyncOut]) -> Array: ...
 @overload
-def recv(
-    x: ArrayLike | None,
-    src: int,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: Literal[True],
-) -> Future[Array]: ...
-@fast_path
+def recv(x: ArrayLike | None, src: int, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+@collective
 def recv(
     x: ArrayLike | None,
     src: int,
@@ -438,20 +239,9 @@ def recv(
         x: An array of the dtype and shape that will come, which is neither looked at nor changed; None if
             `out` is given.
         src: Position of the sender.
-        group: Who takes part; None for all clients.
-        out: Takes the result.
-        timeout: Seconds; None for the cluster's limit.
-        async_op: Whether to return a future at once.
 
     Returns:
         The array that came.
-
-    Raises:
-        CollectiveMismatchError: Another rank called something else.
-        CollectiveTimeoutError: The time ran out, here or on another rank.
-        CollectiveTypeError: The elements are Python objects, or `out` has another dtype.
-        CollectiveValueError: An argument is out of range.
-        PeerLostError: A member of the group died or left.
     """
     members = resolve(group)
     return members.call(members.requests.make("recv", x, out, root=src), timeout, async_op)

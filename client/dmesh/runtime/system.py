@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from dmesh import native
 from dmesh._log import logger
+from dmesh.collectives.api import World
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
@@ -348,7 +349,7 @@ def _initialize_local(
             FoundVariables(found),
             topology_of([_alone(settings, devices)]) if device_type == "TPU" else None,
             communicator,
-            communicator.world.part,
+            World(communicator.world),
             AgentSource(start=partial(start_local_coordination, settings, devices)),
         )
     )
@@ -403,7 +404,7 @@ def _initialize_multi_client(
             Members(client.members),
             topology,
             client.communicator,
-            client.communicator.world.part,
+            World(client.communicator.world),
             None if client.agent is None else AgentSource(client.agent),
             client,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from dmesh.collectives.api import World
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
@@ -189,7 +190,7 @@ class FakeCluster:
                 Members(members),
                 topology,
                 communicator,
-                communicator.world.part,
+                World(communicator.world),
                 AgentSource(start=self._opener(rank)),
             )
             environment = {**shared, "DTENSOR_CLIENT_ID": str(rank)}
