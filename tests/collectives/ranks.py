@@ -59,7 +59,7 @@ class Cluster:
         self.options = {"timeout": timeout, "wait_policy": wait_policy or quiet}
         self.former: list[Communicator] = []
         self.network = LocalNetwork(
-            self.size, wired=any(way.startswith("wired") or "@" in way for way in shm)
+            self.size, dedicated=any(way.startswith("wired") or "@" in way for way in shm)
         )
         self.mpi, self.worlds = launch(size) if mpi else (None, [None] * size)
         self.communicators = [self._communicator(rank) for rank in range(self.size)]
@@ -131,7 +131,7 @@ class Cluster:
         """Waits until all ranks (or some) have heard everything that has been said to them."""
         pairs = [(source, target) for source in range(self.size) for target in targets or range(self.size)]
         assert self.wait_until(
-            lambda: not any(self.network.held(*pair) for pair in pairs if not self.network.is_held(*pair))
+            lambda: not any(self.network.held(*pair) for pair in pairs if pair not in self.network.holding)
         ), "messages are not delivered"
 
     def close(self) -> None:

@@ -190,13 +190,13 @@ def test_a_second_connection_for_the_same_rank_is_refused(make_tcp):
     ("sent", "problem"),
     [
         (
-            bytes([2, 1]) + bytes(30) + (2**40).to_bytes(8, "big"),
+            bytes([3, 1]) + bytes(30) + (2**40).to_bytes(8, "big"),
             f"length {2**40}, which must be 0 to {EAGER_LIMIT}",
         ),
-        (bytes([2, 6]) + bytes(30) + (2**40).to_bytes(8, "big"), f"CONTROL frame came with length {2**40}"),
-        (bytes([2, 4]) + bytes(37) + b"\1", "nobody asked for"),
+        (bytes([3, 6]) + bytes(30) + (2**40).to_bytes(8, "big"), f"CONTROL frame came with length {2**40}"),
+        (bytes([3, 4]) + bytes(37) + b"\1", "nobody asked for"),
         (bytes([1, 1]) + bytes(38), "version 1"),
-        (bytes([2, 1, 255, 255]) + bytes(36), "a signature of 65535 bytes"),
+        (bytes([3, 1, 255, 255]) + bytes(36), "a signature of 65535 bytes"),
         (b"\xff" * 1000, "version 255"),
     ],
     ids=["huge data", "huge control", "piece", "version", "signature", "noise"],

@@ -18,29 +18,32 @@ network.transport(1).renew(network.peers(1), 1, lambda: None)  # ... and rank 1 
 
 from __future__ import annotations
 
-import itertools
+import functools
+import queue
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dmesh.collectives.backends.tcp.channel import Send
+from dmesh.collectives.backends.tcp.connecting import DedicatedConnections
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
 from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT, MessageQueue
 from dmesh.collectives.backends.tcp.transport import Channel, OnDialed, Peer, Transport, TransportListener
+from dmesh.coordination.waiting import Worker, carry_out
 from dmesh.errors import CollectiveError
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivery:
+class _Delivery(NamedTuple):
     """A frame on its way from one rank to another."""
 
-    source: int
-    """Incarnation of the sender."""
+    incarnation: int
+    """Of the sender."""
     frame: Frame
     payload: bytes = b""
     lost: str | None = None
+    """Reason of a GOODBYE that stands for the sender's death."""
 
 
 class LocalNetwork:
@@ -49,16 +52,21 @@ class LocalNetwork:
     Args:
         size: Number of ranks.
         unexpected_limit: Bytes that a rank buffers for each peer before a receive is posted.
-        wired: Whether groups can have dedicated connections.
+        dedicated: Whether groups can have dedicated connections.
     """
 
-    def __init__(self, size: int, unexpected_limit: int = UNEXPECTED_LIMIT, *, wired: bool = False) -> None:
+    def __init__(
+        self, size: int, unexpected_limit: int = UNEXPECTED_LIMIT, *, dedicated: bool = False
+    ) -> None:
         self.size = size
-        self.wired = wired
+        self.holding: set[tuple[int, int]] = set()
+        """Sources and destinations between which frames are held."""
         self._unexpected_limit = unexpected_limit
-        self._transports = [LocalTransport(self, rank, 1, unexpected_limit) for rank in range(size)]
-        self._held: set[tuple[int, int]] = set()
-        self._lock = threading.Lock()
+        self._dedicated = dedicated
+        self._transports = [self._transport(rank, 1) for rank in range(size)]
+
+    def _transport(self, rank: int, incarnation: int) -> LocalTransport:
+        return LocalTransport(self, rank, incarnation, self._unexpected_limit, dedicated=self._dedicated)
 
     def transport(self, rank: int) -> LocalTransport:
         """Return the transport of a rank."""
@@ -79,18 +87,16 @@ class LocalNetwork:
 
     def hold(self, source: int, destination: int) -> None:
         """Hold all frames of `source` to `destination` until `release`."""
-        with self._lock:
-            self._held.add((source, destination))
+        self.holding.add((source, destination))
 
     def release(self, source: int, destination: int) -> None:
         """Deliver the held frames, in order, and those that follow."""
-        with self._lock:
-            self._held.discard((source, destination))
-        self._transports[destination].wake()
+        self.holding.discard((source, destination))
+        self._transports[destination].resume(source)
 
     def held(self, source: int, destination: int) -> int:
         """Return the number of frames on their way from one rank to another."""
-        return self._transports[destination].waiting_from(source)
+        return len(self._transports[destination].incoming[source])
 
     def kill(self, rank: int, reason: str = "its connection was closed without a goodbye") -> None:
         """End a rank as kill -9 would: the others lose it, and everything it does from now on fails."""
@@ -98,9 +104,8 @@ class LocalNetwork:
         victim.die(CollectiveError(f"rank {rank} was killed by LocalNetwork.kill"))
         for other in self._transports:
             if other is not victim:
-                with self._lock:
-                    was_held = (rank, other.rank) in self._held
-                    self._held.discard((rank, other.rank))
+                was_held = (rank, other.rank) in self.holding
+                self.holding.discard((rank, other.rank))
                 delivery = _Delivery(victim.incarnation, Frame(Kind.GOODBYE), lost=reason)
                 other.put(rank, delivery, forget=was_held)
 
@@ -109,75 +114,56 @@ class LocalNetwork:
 
         The others accept it by `renew`. Until then neither side gets the other's frames.
         """
-        former = self._transports[rank]
-        self._transports[rank] = LocalTransport(self, rank, former.incarnation + 1, self._unexpected_limit)
+        self._transports[rank] = self._transport(rank, self._transports[rank].incarnation + 1)
         return self._transports[rank]
 
-    def is_held(self, source: int, destination: int) -> bool:
-        """Return True between `hold` and `release`."""
-        with self._lock:
-            return (source, destination) in self._held
 
-
-class LocalConnector:
+class LocalConnector(DedicatedConnections):
     """Dedicated connections of one rank: pairs of sockets; see `Connector`."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
+        super().__init__()
         self._network = network
         self._rank = rank
-        self._numbers = itertools.count(1)
-        self._expected: dict[int, int] = {}
-        self._arrived: dict[int, socket.socket] = {}
-
-    def expect(self, peer: int) -> int:
-        """Let a peer dial once."""
-        number = next(self._numbers)
-        self._expected[number] = peer
-        return number
-
-    def claim(self, number: int) -> socket.socket | None:
-        """Return the connection that has come under a number."""
-        self._expected.pop(number, None)
-        return self._arrived.pop(number, None)
 
     def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
-        """Connect to a peer."""
+        """Connect to a peer; see `Connector.dial`."""
         theirs = self._network.transport(peer).connector
-        if theirs is None or theirs._expected.get(number) != self._rank:
+        if theirs is None or not theirs.is_expected(self._rank, number):
             on_dialed(None, "it does not expect that")
             return
         near, far = socket.socketpair()
-        theirs._arrived[number] = far
+        theirs.admit(number, far)
         on_dialed(near, "")
 
 
 class LocalTransport(Transport):
-    """One rank's end of a `LocalNetwork`, which makes it."""
+    """One rank's end of a `LocalNetwork`, which makes it. Its thread delivers what the others send."""
 
-    def __init__(self, network: LocalNetwork, rank: int, incarnation: int, unexpected_limit: int) -> None:
+    def __init__(
+        self, network: LocalNetwork, rank: int, incarnation: int, unexpected_limit: int, *, dedicated: bool
+    ) -> None:
         self.rank = rank
         self.incarnation = incarnation
         self.message_queue = MessageQueue(rank, self, unexpected_limit)
-        self.connector: LocalConnector | None = LocalConnector(network, rank) if network.wired else None
+        self.connector: LocalConnector | None = LocalConnector(network, rank) if dedicated else None
+        self.incoming: list[deque[_Delivery]] = [deque() for _ in range(network.size)]
+        """Frames on their way here, of each rank."""
         self._network = network
-        self._incoming: dict[int, deque[_Delivery]] = {}
-        self._stalled: set[int] = set()
         self._known: dict[int, int] = {}
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._ended = False
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
 
     def start(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
         """Begin to deliver; see `Transport.start`."""
-        if self._thread is not None:
+        if self._worker is not None:
             raise CollectiveError(f"the transport of rank {self.rank} is started already")
         self.message_queue.attach(listener, peers, generation)
         self._known = {peer.rank: peer.incarnation for peer in peers}
-        self._thread = threading.Thread(
-            target=self._deliver_all, name=f"dmesh-local-{self.rank}", daemon=True
-        )
-        self._thread.start()
+        self._worker = Worker(self._run, f"dmesh-local-{self.rank}")
+        self._worker.start()
 
     def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
         """Open a channel; see `Transport.open`."""
@@ -185,27 +171,16 @@ class LocalTransport(Transport):
 
     def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
         """Begin a new generation; see `Transport.renew`."""
-        done = threading.Event()
 
         def job() -> None:
-            known = {peer.rank: peer.incarnation for peer in peers}
-            replaced = {rank for rank, incarnation in known.items() if incarnation != self._known[rank]}
-            with self._changed:
-                self._known = known
-                self._stalled -= replaced
-                for rank in replaced:
-                    incoming = self._incoming.get(rank, deque())
-                    self._incoming[rank] = deque(item for item in incoming if item.source >= known[rank])
+            former, self._known = self._known, {peer.rank: peer.incarnation for peer in peers}
+            replaced = {rank for rank, incarnation in self._known.items() if incarnation != former[rank]}
             self.message_queue.renew(peers, replaced, generation)
             switch()
-            done.set()
+            for rank in self._known:
+                self.resume(rank)
 
-        with self._changed:
-            self._jobs.append(job)
-            self._changed.notify_all()
-        while not done.wait(0.1):
-            if self._ended:
-                raise CollectiveError(f"the transport of rank {self.rank} is closed")
+        carry_out(job, self._jobs.put, self._check_open)
 
     def control(self, peer: int, message: bytes) -> None:
         """Send a control message; see `Transport.control`."""
@@ -214,14 +189,12 @@ class LocalTransport(Transport):
 
     def close(self, linger: float) -> None:
         """Say goodbye and stop; see `Transport.close`. There is nothing to linger for."""
-        if not self._ended:
-            for peer in range(self._network.size):
-                if peer != self.rank:
-                    self._put(peer, Frame(Kind.GOODBYE))
-        self.die(CollectiveError(f"the transport of rank {self.rank} is closed"))
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        for peer in range(self._network.size):
+            if peer != self.rank:
+                self._put(peer, Frame(Kind.GOODBYE))
+        self.die(self._closed_error())
+        if self._worker is not None:
+            self._worker.join(30.0)
 
     # -- the message queue's sender ------------------------------------------------------------------
 
@@ -230,7 +203,7 @@ class LocalTransport(Transport):
         if send is None:
             self._put(peer, frame)
             return
-        with self._changed:
+        with self._lock:
             if send.withdrawn:
                 return
             payload = bytes(send.data)
@@ -239,45 +212,38 @@ class LocalTransport(Transport):
 
     def withdraw(self, send: Send) -> bool:
         """Stop using a send's memory; see `FrameSender.withdraw`."""
-        with self._changed:
+        with self._lock:
             send.withdrawn = True
         return send.done
 
     def resume(self, peer: int) -> None:
         """Deliver a peer's frames again; see `FrameSender.resume`."""
-        with self._changed:
-            self._stalled.discard(peer)
-            self._changed.notify_all()
+        self._jobs.put(functools.partial(self._deliver, peer))
 
     # -- the network's side --------------------------------------------------------------------------
 
-    def put(self, source: int, delivery: _Delivery, forget: bool = False) -> None:
+    def put(self, source: int, delivery: _Delivery, *, forget: bool = False) -> None:
         """Take a frame that is on its way here; with `forget`, drop the earlier ones of its sender."""
-        with self._changed:
+        with self._lock:
             if self._ended:
                 return
-            incoming = self._incoming.setdefault(source, deque())
             if forget:
-                incoming.clear()
-            incoming.append(delivery)
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Look again for frames that can be delivered."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def waiting_from(self, source: int) -> int:
-        """Return the number of a rank's frames that wait to be delivered here."""
-        with self._changed:
-            return len(self._incoming.get(source, ()))
+                self.incoming[source].clear()
+            self.incoming[source].append(delivery)
+        self.resume(source)
 
     def die(self, error: CollectiveError) -> None:
         """Stop at once, without a goodbye."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._ended = True
+        self._jobs.put(lambda: None)
         self.message_queue.shut(error)
+
+    def _closed_error(self) -> CollectiveError:
+        return CollectiveError(f"the transport of rank {self.rank} is closed")
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise self._closed_error()
 
     def _put(self, peer: int, frame: Frame, payload: bytes = b"") -> None:
         if self._ended:
@@ -286,41 +252,29 @@ class LocalTransport(Transport):
         if transport.incarnation == self._known.get(peer):  # or it is for a process that is no more
             transport.put(self.rank, _Delivery(self.incarnation, frame, payload))
 
-    def _next(self) -> tuple[int, _Delivery] | Callable[[], None] | None:
-        """Wait for a deliverable frame, and leave it where it is, or for a job; return None at the end."""
-        with self._changed:
-            while not self._ended:
-                if self._jobs:
-                    return self._jobs.popleft()
-                for source, incoming in self._incoming.items():
-                    if (
-                        incoming
-                        and source not in self._stalled
-                        and not self._network.is_held(source, self.rank)
-                        and incoming[0].source <= self._known[source]
-                    ):
-                        # To the end of the order, so that no sender starves the others.
-                        self._incoming[source] = self._incoming.pop(source)
-                        return source, incoming[0]
-                self._changed.wait()
-        return None
+    def _run(self) -> None:
+        while not self._ended:
+            self._jobs.get()()
 
-    def _deliver_all(self) -> None:
-        while (found := self._next()) is not None:
-            if callable(found):
-                found()
-                continue
-            source, delivery = found
-            if self._deliver(source, delivery):
-                with self._changed:
-                    incoming = self._incoming[source]
-                    if incoming and incoming[0] is delivery:
-                        incoming.popleft()
+    def _deliver(self, source: int) -> None:
+        """Deliver the frames of a rank, in order, up to one that must wait."""
+        incoming = self.incoming[source]
+        for _ in range(len(incoming)):  # those that come meanwhile have a job of their own
+            if self._ended or not incoming or (source, self.rank) in self._network.holding:
+                return
+            delivery = incoming[0]
+            if not self._take(source, delivery):
+                return
+            with self._lock:
+                if incoming and incoming[0] is delivery:
+                    incoming.popleft()
 
-    def _deliver(self, source: int, delivery: _Delivery) -> bool:
-        """Pass a frame to the message queue; return False if it has no room and the sender must wait."""
+    def _take(self, source: int, delivery: _Delivery) -> bool:
+        """Pass a frame to the message queue; return False if there is no room yet, or for a later `renew`."""
         frame, message_queue = delivery.frame, self.message_queue
-        if message_queue.gone(source) or delivery.source != self._known[source]:
+        if delivery.incarnation > self._known[source]:
+            return False
+        if message_queue.gone(source) or delivery.incarnation < self._known[source]:
             return True
         if frame.kind is Kind.GOODBYE:
             message_queue.depart(source, delivery.lost)
@@ -328,20 +282,13 @@ class LocalTransport(Transport):
         if frame.kind is Kind.CONTROL:
             message_queue.accept_control(source, delivery.payload)
             return True
-        # Stalled before the queue is asked: its `resume` may come before its refusal has been seen here.
-        with self._changed:
-            self._stalled.add(source)
         if frame.kind in (Kind.OFFER, Kind.READY, Kind.CANCEL):
-            taken = message_queue.accept_header(source, frame)
-        else:
-            destination = message_queue.accept_payload(source, frame)
-            taken = destination is not None
-            if destination is not None:
-                with destination.guard:
-                    view = destination.view
-                    if view is not None:
-                        view[:] = delivery.payload
-                message_queue.payload_received(destination)
-        if taken:
-            self.resume(source)
-        return taken
+            return message_queue.accept_header(source, frame)
+        destination = message_queue.accept_payload(source, frame)
+        if destination is None:
+            return False
+        with destination.guard:
+            if (view := destination.view) is not None:
+                view[:] = delivery.payload
+        message_queue.payload_received(destination)
+        return True
