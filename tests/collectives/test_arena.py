@@ -217,7 +217,7 @@ def test_a_word_that_cannot_be_is_an_error_that_names_its_owner():
         region = ranks.communicators[1].world._generation.endpoint.keep_alive.region
         memory = region.segment.memory
         for note in (0, 64):
-            memory[region.use.offset + note : region.use.offset + note + 8] = (10**6).to_bytes(8, "little")
+            memory[region.offset + note : region.offset + note + 8] = (10**6).to_bytes(8, "little")
         (error,) = ranks.run(lambda c: c.world.barrier(), (0,))
         assert isinstance(error, CollectiveError)
         assert "the memory that rank 1 shares" in str(error)
@@ -444,7 +444,7 @@ def test_a_region_is_not_used_again_before_all_have_left_it():
         def begin(communicator):
             group = communicator.new_group([0, 1])
             group.barrier()
-            first[communicator.rank] = (group.endpoint, group.endpoint.keep_alive.region.use.offset)
+            first[communicator.rank] = (group.endpoint, group.endpoint.keep_alive.region.offset)
             return group
 
         kept = ranks.run(begin, (0, 1))
@@ -456,7 +456,7 @@ def test_a_region_is_not_used_again_before_all_have_left_it():
         def again(communicator):
             group = communicator.new_group([0, 2])
             group.barrier()
-            return group._generation.endpoint.keep_alive.region.use.offset
+            return group._generation.endpoint.keep_alive.region.offset
 
         assert ranks.run(again, (0, 2))[0] != offset
         kept.clear()

@@ -69,7 +69,7 @@ def test_a_forked_child_leaves_no_region_in_its_parents_name():
         ranks.all(lambda c: c.world.barrier())
         shared = ranks.communicators[1].shared_memory
         assert shared is not None
-        [offset] = shared._uses
+        [offset] = shared._regions
         word = offset + shared.sizes.left(0)
         assert shared._segment is not None
         before = bytes(shared._segment.memory[word : word + 8])

@@ -162,7 +162,7 @@ def test_a_setup_that_fails_leaks_no_region():
             waits.throw(ConnectionError("rank 1 is gone"))
         del waits
         gc.collect()
-    assert len(registry._uses) == 1
+    assert len(registry._regions) == 1
 
 
 def test_registered_memory_stays_mapped_until_it_is_dropped():

@@ -118,11 +118,7 @@ Steps = Generator[Operation, None, None]
 
 
 class Sequence(Operation):
-    """Operations one after the other, as one: what is waited for is what the current one waits for.
-
-    Args:
-        steps: Yields each operation when the one before is complete.
-    """
+    """Operations one after the other, as one. `steps` yields each when the one before is complete."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps

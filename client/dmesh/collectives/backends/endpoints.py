@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,12 @@ _EXPLAINED_WITHIN = 5.0
 
 
 class EndpointOperation(Operation):
-    """A call in a native endpoint, which it has begun in, or begins in before `progress` is called.
+    """A call in a native endpoint of `ranks`, in which it begins before `progress` is called.
 
-    Args:
-        endpoint: This rank's end.
-        ranks: Ranks at the endpoint, by position.
-        on_mismatch: Called again and again while a rank is there with another call.
+    `on_mismatch` is called again and again while a rank is there with another call.
     """
 
-    def __init__(self, endpoint: Endpoint, ranks: Items[int], on_mismatch: Callable[[], None]) -> None:
+    def __init__(self, endpoint: Endpoint, ranks: Sequence[int], on_mismatch: Callable[[], None]) -> None:
         self.endpoint = endpoint
         self.result: Any = None
         """Return value of the endpoint for a call that it took whole."""
@@ -125,12 +121,7 @@ class EndpointOperation(Operation):
 
 
 class EndpointBackend(Backend):
-    """Calls through native endpoints, over either medium.
-
-    Args:
-        ranks: The group's members, by position.
-        rank: This client's position.
-    """
+    """Calls through native endpoints of `ranks`, at position `rank`, over either medium."""
 
     def __init__(self, ranks: tuple[int, ...], rank: int) -> None:
         self._ranks = ranks
@@ -147,19 +138,26 @@ class EndpointBackend(Backend):
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
         """Begin a call at the stream's endpoint; see `Backend.start`."""
-        endpoint = call.stream.endpoint
+        endpoint, pair = call.stream.endpoint, call.stream.pair
         assert endpoint is not None
-        pair = call.stream.pair
+        ranks = self._ranks if pair is None else [self._ranks[at] for at in pair]
+        operation = EndpointOperation(endpoint, ranks, call.ask_everybody)
         if pair is None:
-            operation = EndpointOperation(endpoint, self._ranks, call.ask_everybody)
-            start(endpoint, request, buffers, len(self._ranks), self._rank)
-            return operation
-        operation = EndpointOperation(endpoint, [self._ranks[at] for at in pair], call.ask_everybody)
-        if pair[0] == self._rank:
+            self._start(endpoint, request, buffers)
+        elif pair[0] == self._rank:
             endpoint.start_send(request.hash, _octets(buffers.source))
         else:
             endpoint.start_recv(request.hash, _octets(buffers.result))
         return operation
+
+    def _start(self, endpoint: Endpoint, request: Request, buffers: Buffers) -> None:
+        kind, nbytes, root = request.kind, request.nbytes_per_rank, request.root
+        if kind == "permute":
+            root = next((source for source, target in request.pairs if target == self._rank), -1)
+        number, op, _, dtype, _ = request.descriptor or Descriptor(KINDS.index(kind), 0, 0, 0, ())
+        block = nbytes if kind in ("all_gather", "gather") else nbytes // len(self._ranks)
+        data = buffers.source_bytes(), buffers.result_bytes()
+        endpoint.start(number, op, dtype, root, request.hash, nbytes, block, *data)
 
 
 class SharedMemoryBackend(EndpointBackend):
@@ -190,14 +188,3 @@ class TcpBackend(EndpointBackend):
 
 def _octets(array: Any) -> memoryview:
     return memoryview(array.view(np.uint8).data)
-
-
-def start(endpoint: Endpoint, request: Request, buffers: Buffers, size: int, rank: int) -> None:
-    """Start a collective at an endpoint of `size` ranks, as the one at position `rank`."""
-    kind, nbytes, root = request.kind, request.nbytes_per_rank, request.root
-    if kind == "permute":
-        root = next((source for source, target in request.pairs if target == rank), -1)
-    number, op, _, dtype, _ = request.descriptor or Descriptor(KINDS.index(kind), 0, 0, 0, ())
-    block = nbytes if kind in ("all_gather", "gather") else nbytes // size
-    data = buffers.source_bytes(), buffers.result_bytes()
-    endpoint.start(number, op, dtype, root, request.hash, nbytes, block, *data)

@@ -44,11 +44,7 @@ class _Part:
 class HierarchicalBackend(Backend):
     """Intra-host reduction in shared memory, inter-host reduction over connections.
 
-    Args:
-        intra: Ranks of this host.
-        inter: Ranks with this rank's place on their hosts.
-        ranks: All members.
-        minimum: Bytes of the arrays from which on this is faster than one flat all-reduce.
+    `minimum`: bytes of the arrays from which on this is faster than one flat all-reduce.
     """
 
     name = "hierarchical"
@@ -62,19 +58,11 @@ class HierarchicalBackend(Backend):
 
     def __init__(self, intra: _Part, inter: _Part, ranks: tuple[int, ...], minimum: int) -> None:
         self.minimum = minimum
+        self.intra_ranks = intra.ranks
+        self.endpoints = intra.endpoint, inter.endpoint
         self._intra = intra
         self._inter = inter
         self._ranks = ranks
-
-    @property
-    def intra_ranks(self) -> tuple[int, ...]:
-        """Ranks of this host."""
-        return self._intra.ranks
-
-    @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        """Native endpoints of the parts."""
-        return self._intra.endpoint, self._inter.endpoint
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
         """Return whether it is a large all-reduce of a suitable dtype; see `Backend.supports`."""
@@ -130,15 +118,9 @@ class HierarchicalBackend(Backend):
 def find_hierarchy(
     exchange: Exchange, members: Members, hosts: Items[bytes], tuning: Tuning
 ) -> Waits[HierarchicalBackend | str]:
-    """Return the backend of a group with dedicated connections, or why it has none.
+    """Return the backend of a group with dedicated connections, or why it has none. All members call this.
 
-    All its members must call this.
-
-    Args:
-        exchange: Among all members.
-        members: The group.
-        hosts: Host of each member.
-        tuning: The group's.
+    `hosts` has the host of each member.
     """
     services, ranks, position = members.services, members.ranks, members.rank
     shared_memory = services.shared_memory

@@ -207,34 +207,46 @@ class _Retired:
 
 
 @dataclass(slots=True, eq=False)
-class _Use:
-    """Current or last use of a region, until no member uses it any more."""
+class Region:
+    """Part of this client's segment that one group uses.
 
-    memory: mmap.mmap
+    Each member marks in the regions of all others when it has left the group. When all have, and this client
+    has given the region back, another group can have it.
+    """
+
+    segment: Segment
     sizes: Sizes
     offset: int
     ranks: tuple[int, ...]
     excused: set[int]
     """Positions that leave no mark: this client's, and those of clients that are gone."""
+    retired: list[_Retired]
     salt: int = field(default_factory=lambda: secrets.randbits(64))
-    """64 random bits of this use."""
+    """64 random bits of this use of the memory."""
+    may_be_used: bool = False
+    """True if other members may use it, although this client may not know."""
     given_back: bool = False
-    """True when nothing here uses it any more."""
-    retired: list[_Retired] = field(default_factory=list)
 
-    def give_back(self) -> None:
-        self.given_back = True
-
-    def has_left(self, position: int) -> bool:
-        """Return whether a member has left its mark (see `leave`)."""
+    def _has_left(self, position: int) -> bool:
         at = self.offset + self.sizes.left(position)
-        return self.memory[at : at + 8] == self.salt.to_bytes(8, sys.byteorder)
+        return self.segment.memory[at : at + 8] == self.salt.to_bytes(8, sys.byteorder)
 
-    def is_over(self) -> bool:
+    def is_free(self) -> bool:
         """Return whether no client uses the region any more."""
-        members = range(len(self.ranks))
-        left = self.given_back and all(at in self.excused or self.has_left(at) for at in members)
+        members = range(len(self.ranks)) if self.may_be_used else ()
+        left = self.given_back and all(at in self.excused or self._has_left(at) for at in members)
         return left and not self.retired
+
+    def clear_flags(self) -> None:
+        """Set all flags to zero, for the next use."""
+        sizes, members = self.sizes, len(self.ranks)
+        inboxes = (0, *map(sizes.inbox, range(members)))
+        for at in (*inboxes, *(sizes.outbox(members, member) for member in range(members))):
+            self.segment.memory[self.offset + at : self.offset + at + FLAGS] = bytes(FLAGS)
+
+    def retire(self, processes: Mapping[int, int], objects: tuple[object, ...]) -> None:
+        """Keep arrays of a failed call that peers may still access. Takes no locks: finalizers call it."""
+        self.retired.append(_Retired(processes, objects))
 
     def release_retired(self) -> None:
         """Release retired arrays that no peer can access any more.
@@ -243,24 +255,8 @@ class _Use:
         the cluster, may go on with the call when it wakes.
         """
         for retired in tuple(self.retired):
-            if all(self.has_left(at) or _has_ended(pid) for at, pid in retired.processes.items()):
+            if all(self._has_left(at) or _has_ended(pid) for at, pid in retired.processes.items()):
                 self.retired.remove(retired)
-
-
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class Region:
-    """Part of this client's segment that one group uses. Given back when nothing here refers to it.
-
-    Other members may still use it then. Each marks in the regions of all others when it has left (`leave`),
-    and a region is used again when all have.
-    """
-
-    segment: Segment
-    use: _Use
-
-    def retire(self, processes: Mapping[int, int], objects: tuple[object, ...]) -> None:
-        """Keep arrays of a failed call that peers may still access. Takes no locks: finalizers call it."""
-        self.use.retired.append(_Retired(processes, objects))
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -306,7 +302,7 @@ class SharedMemoryRegistry:
         self.refusal = self._why_not()
         """Reason why this client shares no memory; empty if it does, as far as is known."""
         self._next = HEADER
-        self._uses: dict[int, _Use] = {}  # by offset of the region
+        self._regions: dict[int, Region] = {}  # by offset
 
     def region(self, ranks: Sequence[int], position: int) -> Region | str:
         """Return memory for a group of `ranks`, all flags zero, or why it gets none."""
@@ -321,22 +317,18 @@ class SharedMemoryRegistry:
                     self.refusal = f"the system gives no shared memory: {error}"
             if self.refusal or segment is None:
                 return self.refusal
-            memory = segment.memory
-            former = next((u for u in self._uses.values() if len(u.ranks) == members and u.is_over()), None)
+            former = next(
+                (r for r in self._regions.values() if len(r.ranks) == members and r.is_free()), None
+            )
             if former is not None:
-                offset = former.offset
-                inboxes = (0, *map(sizes.inbox, range(members)))
-                for at in (*inboxes, *(sizes.outbox(members, member) for member in range(members))):
-                    memory[offset + at : offset + at + FLAGS] = bytes(FLAGS)
-            else:
-                offset = self._next
-                if offset + sizes.region(members) > len(memory):
-                    return "its shared memory is used up by other groups"
-                self._next += sizes.region(members)
-            use = self._uses[offset] = _Use(memory, sizes, offset, tuple(ranks), {position})
-        region = Region(segment, use)
-        weakref.finalize(region, use.give_back).atexit = False
-        return region
+                former.clear_flags()
+            elif self._next + sizes.region(members) > len(segment.memory):
+                return "its shared memory is used up by other groups"
+            offset = self._next if former is None else former.offset
+            retired = [] if former is None else former.retired
+            self._next = max(self._next, offset + sizes.region(members))
+            region = self._regions[offset] = Region(segment, sizes, offset, tuple(ranks), {position}, retired)
+            return region
 
     def _why_not(self) -> str:
         if self.limit < HEADER + self.sizes.region(2):
@@ -349,15 +341,15 @@ class SharedMemoryRegistry:
         If its process is merely suspended, it may still read there, which has no effect.
         """
         with self._lock:
-            for use in self._uses.values():
-                if rank in use.ranks:
-                    use.excused.add(use.ranks.index(rank))
+            for region in self._regions.values():
+                if rank in region.ranks:
+                    region.excused.add(region.ranks.index(rank))
 
     def release_retired(self) -> None:
         """Release retired arrays that no peer can access any more."""
         with self._lock:
-            for use in self._uses.values():
-                use.release_retired()
+            for region in self._regions.values():
+                region.release_retired()
 
     def attach(self, ticket: Ticket) -> mmap.mmap:
         """Map the segment of another client, or find it mapped already; see the function `attach`."""
@@ -392,13 +384,6 @@ class SharedMemoryRegistry:
                 self._segment.close()
 
 
-def leave(marks: Sequence[tuple[mmap.mmap, int, int]], process: int) -> None:
-    """Mark at (memory, offset, salt) that this client has left. Takes no locks: finalizers call it."""
-    if os.getpid() == process:  # not in a forked child
-        for memory, at, salt in marks:
-            memory[at : at + 8] = salt.to_bytes(8, sys.byteorder)
-
-
 def _has_ended(process: int) -> bool:
     """Return whether a process of this host has ended. If its id is in use again, it counts as running."""
     try:
@@ -429,25 +414,22 @@ class SharedMemoryGroup:
     When nothing refers to it any more, the other members see that this one has left.
     """
 
+    agreement: Agreement
+    """Outcome of the setup."""
+
     def __init__(
-        self,
-        shared_memory: SharedMemoryRegistry,
-        region: Region,
-        members: list[Member],
-        position: int,
-        oversubscribed: bool,
-        agreement: Agreement,
+        self, shared_memory: SharedMemoryRegistry, region: Region, position: int, oversubscribed: bool
     ) -> None:
-        self.members = members
-        self.agreement = agreement
-        self._shared_memory = shared_memory
         self.region = region
+        self.members: list[Member] = []
+        self._shared_memory = shared_memory
         self._position = position
         self._oversubscribed = oversubscribed
         # Segments with arrays of others that calls have used stay mapped as long as there may be calls.
         self._attachments: dict[bytes, Attachment] = {}
-        marks = _marks(shared_memory, members, position)
-        weakref.finalize(self, leave, marks, os.getpid()).atexit = False
+        mark = region.sizes.left(position)
+        self.leave = weakref.finalize(self, _leave, region, self.members, mark, os.getpid())
+        self.leave.atexit = False
 
     def open_collectives(self) -> native.Endpoint:
         """Open this rank's endpoint for collectives."""
@@ -493,6 +475,15 @@ class SharedMemoryGroup:
         return endpoint
 
 
+def _leave(region: Region, members: list[Member], mark: int, process: int) -> None:
+    """Give a region back, and mark in those of other members that this client has left. Takes no locks."""
+    if os.getpid() == process:  # not in a forked child
+        for member in members:
+            at = member.offset + mark
+            member.memory[at : at + 8] = member.salt.to_bytes(8, sys.byteorder)
+        region.given_back = True
+
+
 def share_memory(
     exchange: Exchange, shared_memory: SharedMemoryRegistry, oversubscribed: bool
 ) -> Waits[SharedMemoryGroup | str]:
@@ -500,49 +491,38 @@ def share_memory(
 
     `oversubscribed`: there are more ranks than cores on this host.
     """
-    ranks, position = exchange.ranks, exchange.position
-    found: list[Member] = []
-    shared = undecided = False
-    region = shared_memory.region(ranks, position)
-    refusal = region if isinstance(region, str) else ""
+    ranks, refusal = exchange.ranks, ""
+    region = shared_memory.region(ranks, exchange.position)
+    if isinstance(region, str):
+        yield from exchange.swap([bytes(_OFFER.size + Ticket.SIZE)] * len(ranks))
+        yield from exchange.agree(_CANNOT)
+        return region
+    group = SharedMemoryGroup(shared_memory, region, exchange.position, oversubscribed)
+    is_shared = False
     try:
-        offer = bytes(_OFFER.size + Ticket.SIZE) if isinstance(region, str) else _offer(region)
-        offers = yield from exchange.swap([offer] * len(ranks))
-        for rank, theirs in zip(ranks, offers, strict=True):
-            member = refusal or _accept(shared_memory, rank, theirs, len(ranks))
+        offers = yield from exchange.swap([_offer(region)] * len(ranks))
+        for rank, offer in zip(ranks, offers, strict=True):
+            member = _accept(shared_memory, rank, offer, len(ranks))
             if isinstance(member, str):
                 refusal = member
                 break
-            found.append(member)
-        reads = not refusal and all(_reads(shared_memory, member) for member in found)
-        # From here on, other members may use this client's region, although this one does not know.
-        undecided = not refusal
+            group.members.append(member)
+        reads = not refusal and all(_reads(shared_memory, member) for member in group.members)
+        region.may_be_used = not refusal
         agreement = yield from exchange.agree(_CANNOT if refusal else _CAN_READ if reads else _CAN_MAP)
-        if isinstance(region, str) or not agreement.level:
-            undecided = False
-            return refusal or f"rank {agreement.against} cannot share memory with all of the group"
-        group = SharedMemoryGroup(shared_memory, region, found, position, oversubscribed, agreement)
-        shared = True
-        return group
+        is_shared = region.may_be_used = bool(agreement.level)
+        group.agreement = agreement
     finally:
-        if not shared:
-            if isinstance(region, Region) and not undecided:
-                region.use.excused.update(range(len(ranks)))  # none of them will use it, nor mark it
-            leave(_marks(shared_memory, found, position), os.getpid())
-
-
-def _marks(
-    shared_memory: SharedMemoryRegistry, members: list[Member], position: int
-) -> list[tuple[mmap.mmap, int, int]]:
-    """Return where this client marks in members' regions that it has left."""
-    at = shared_memory.sizes.left(position)
-    return [(member.memory, member.offset + at, member.salt) for member in members]
+        if not is_shared:
+            group.leave()
+    if not is_shared:
+        return refusal or f"rank {agreement.against} cannot share memory with all of the group"
+    return group
 
 
 def _offer(region: Region) -> bytes:
-    segment, use = region.segment, region.use
-    head = _OFFER.pack(PROTOCOL, segment.address, use.offset, use.salt, *astuple(use.sizes))
-    return head + segment.ticket.encode()
+    head = PROTOCOL, region.segment.address, region.offset, region.salt
+    return _OFFER.pack(*head, *astuple(region.sizes)) + region.segment.ticket.encode()
 
 
 def _accept(shared_memory: SharedMemoryRegistry, rank: int, offer: bytes, members: int) -> Member | str:
