@@ -12,15 +12,9 @@ import pytest
 from tests.collectives.ranks import LIMIT, Cluster
 
 from dmesh.collectives import skipped
+from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked
 from dmesh.collectives.services import WaitPolicy
-from dmesh.collectives.skipped import (
-    NOT_BLOCKED,
-    BarrierWait,
-    Blocked,
-    NoBarriers,
-    SkippedCalls,
-    blocked_in,
-)
+from dmesh.collectives.skipped import BarrierWait, NoBarriers, SkippedCalls, blocked_in
 from dmesh.errors import CollectiveMismatchError, DMeshError
 
 QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)

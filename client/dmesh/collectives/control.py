@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dmesh._log import logger
 from dmesh.collectives.control_messages import (
+    NOT_BLOCKED,
     Abort,
     BadMessage,
     Farewell,
@@ -19,7 +20,7 @@ from dmesh.collectives.control_messages import (
     decode,
 )
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.skipped import NOT_BLOCKED, Barriers, blocked_in
+from dmesh.collectives.skipped import Barriers, blocked_in
 
 RELAY_LIMIT = 64
 """Up to this size, members of a group pass on failures that they hear of."""
@@ -139,8 +140,8 @@ class ControlHandler:
                 self._on_question(peer, decoded)
             case Farewell(reason, in_order):
                 (communicator.finished if in_order else communicator.lose)(peer, reason)
-            case Position(_, number):
-                group = communicator.find(number)
+            case Position():
+                group = communicator.find(decoded.group)
                 if group is not None:
                     group.answered(peer, decoded)
 

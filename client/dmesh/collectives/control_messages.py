@@ -8,23 +8,21 @@ here.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args
 
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.skipped import NOT_BLOCKED, Blocked
 
 MAX_BYTES = 60_000
 """Largest message; below the transport's limit."""
 MAX_TEXT = 4_000
 """Characters of any text in a message."""
-_MAX_RANKS = 4_000
+_MOST_RANKS = {"ranks": 4_000, "waits_for": 16}
+"""Ranks in a field; the sender leaves out further ones."""
 
 State = Literal["behind", "unknown", "absent", "queued", "running", "finished"]
 """State of a rank with regard to a call: in an earlier generation, without such a group, not called, called
 but queued, under way, over."""
-_STATES = ("behind", "unknown", "absent", "queued", "running", "finished")
-_MOST_WAITED_FOR = 16
 
 
 class BadMessage(ValueError):
@@ -36,51 +34,57 @@ class Abort:
     """A group failed."""
 
     generation: int
-    """In which life of the groups."""
     group: int
-    """Its id."""
     failure: Failure
-    """Why."""
 
 
 @dataclass(frozen=True, slots=True)
-class WhereAreYou:
-    """The sender waits and asks where the receiver is."""
+class Blocked:
+    """The barrier that keeps a rank from making a call, as it tells the rank that waits for it."""
+
+    barrier: str = ""
+    """Name of the barrier; empty if there is none for certain."""
+    gives_up_in: int = 0
+    """Milliseconds after which the barrier gives up; 0 for never."""
+    leaving: bool = False
+    """True for the barrier of the shutdown, after which the rank makes no more calls."""
+
+
+NOT_BLOCKED = Blocked()
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The call that a question and its answer are about."""
 
     generation: int
-    """In which life of the groups."""
     group: int
-    """Id of the group in which it waits."""
+    """Id of the group."""
     pair: tuple[int, int] | None
     """Positions of sender and receiver of a transfer; None for a collective."""
     sequence: int
     """Number of the call."""
-    signature: str
-    """Descriptor of the call."""
     question: int
-    """Comes back in the answer."""
+    """Number of the question, which comes back in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class WhereAreYou(Address):
+    """The sender waits and asks where the receiver is."""
+
+    signature: str
+    """Descriptor of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position(Address):
     """The answer to `WhereAreYou`."""
 
-    generation: int
-    """As asked."""
-    group: int
-    """As asked."""
-    pair: tuple[int, int] | None
-    """As asked."""
-    sequence: int
-    """As asked."""
-    question: int
-    """As asked."""
     state: State
-    """State of the answering rank with regard to that call."""
     finished: int
-    """Number of its last finished call there; 0 if there is none."""
+    """Number of the answering rank's last finished call there; 0 if there is none."""
     last: str
-    """Signature of that call."""
+    """Descriptor of that call."""
     busy: str
     """Other call that it is in at the moment; empty if there is none."""
     waits_for: tuple[int, ...] = ()
@@ -94,62 +98,45 @@ class Farewell:
     """Notice that the sender's program ends without a proper shutdown."""
 
     reason: str
-    """Why."""
     clean: bool = False
     """True if it ends normally: the calls that it has made are complete, and it makes no more."""
 
 
 Message = Abort | WhereAreYou | Position | Farewell
+_CAUSES = {cause.value: cause for cause in Cause if cause not in (Cause.CLOSED, Cause.JOINING)}
+_PARTS = {"Failure": Failure, "Blocked": Blocked}
+_KINDS = {kind.__name__: kind for kind in (Abort, WhereAreYou, Position, Farewell)}
 
 
 def clean(text: str) -> str:
-    """Returns text that may be shown: bounded, on one line, without control characters."""
+    """Return text that may be shown: bounded, on one line, without control characters."""
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 3] + "..."
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def encode(message: Message) -> bytes:
-    """Returns a message as bytes of at most `MAX_BYTES`."""
-    fields: dict[str, Any]
-    match message:
-        case Abort(generation, group, failure):
-            fields = {
-                "kind": "abort",
-                "generation": generation,
-                "group": group,
-                "cause": failure.cause.value,
-                "message": clean(failure.message),
-                "ranks": list(failure.ranks[:_MAX_RANKS]),
-                "reason": clean(failure.reason),
-            }
-        case WhereAreYou():
-            fields = {
-                "kind": "where",
-                **_address(message),
-                "signature": clean(message.signature),
-            }
-        case Position():
-            fields = {
-                "kind": "here",
-                **_address(message),
-                "state": message.state,
-                "finished": message.finished,
-                "last": clean(message.last),
-                "busy": clean(message.busy),
-                "waits_for": list(message.waits_for[:_MOST_WAITED_FOR]),
-                "barrier": clean(message.blocked.barrier),
-                "gives_up_in": message.blocked.gives_up_in,
-                "leaving": message.blocked.leaving,
-            }
-        case Farewell(reason, in_order):
-            fields = {"kind": "farewell", "reason": clean(reason), "clean": in_order}
+    """Return a message as bytes of at most `MAX_BYTES`."""
+    found = {"kind": type(message).__name__, **_encoded(message, "")}
     # Texts of 4,000 characters outside of ASCII would take six bytes each if they were escaped.
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _encoded(value: Any, name: str) -> Any:
+    match value:
+        case str():
+            return clean(value)
+        case Cause():
+            return value.value
+        case tuple():
+            return value[: _MOST_RANKS.get(name)]
+        case None | int():
+            return value
+    return {field.name: _encoded(getattr(value, field.name), field.name) for field in fields(value)}
 
 
 def decode(data: bytes) -> Message:
-    """Returns the message in bytes from a peer.
+    """Return the message in bytes from a peer.
 
     Raises:
         BadMessage: There is none.
@@ -157,85 +144,38 @@ def decode(data: bytes) -> Message:
     if len(data) > MAX_BYTES:
         raise BadMessage(f"{len(data)} bytes are too many")
     try:
-        fields = json.loads(data)
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BadMessage("no JSON") from error
-    if not isinstance(fields, dict):
-        raise BadMessage("no object")
-    kind = fields.get("kind")
-    if kind == "abort":
-        causes = {cause.value: cause for cause in Cause if cause not in (Cause.CLOSED, Cause.JOINING)}
-        cause = causes.get(_text(fields, "cause"))
-        if cause is None:
-            raise BadMessage("cause")
-        about = _ranks(fields, "ranks", _MAX_RANKS)
-        failure = Failure(cause, _text(fields, "message"), about, _text(fields, "reason"))
-        return Abort(_number(fields, "generation"), _number(fields, "group"), failure)
-    if kind == "farewell":
-        return Farewell(_text(fields, "reason"), fields.get("clean") is True)
-    if kind not in ("where", "here"):
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise BadMessage("kind")
-    generation, group, sequence, question = (
-        _number(fields, name) for name in ("generation", "group", "sequence", "question")
-    )
-    pair = _pair(fields.get("pair"))
-    if kind == "where":
-        return WhereAreYou(generation, group, pair, sequence, _text(fields, "signature"), question)
-    state = fields.get("state")
-    if state not in _STATES:
-        raise BadMessage("state")
-    return Position(
-        generation,
-        group,
-        pair,
-        sequence,
-        question,
-        state,
-        _number(fields, "finished"),
-        _text(fields, "last"),
-        _text(fields, "busy"),
-        _ranks(fields, "waits_for", _MOST_WAITED_FOR),
-        Blocked(_text(fields, "barrier"), _number(fields, "gives_up_in"), fields.get("leaving") is True),
-    )
+    return cast(Message, _record(_KINDS[kind], found))
 
 
-def _address(message: WhereAreYou | Position) -> dict[str, Any]:
-    return {
-        "generation": message.generation,
-        "group": message.group,
-        "pair": message.pair,
-        "sequence": message.sequence,
-        "question": message.question,
-    }
+def _record(made: type[Any], found: dict[str, Any]) -> Any:
+    return made(*(_field(str(at.type), found.get(at.name), at.name) for at in fields(made)))
 
 
-def _natural(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
-        raise BadMessage(name)
-    return value
-
-
-def _number(fields: dict[str, Any], name: str) -> int:
-    return _natural(fields.get(name), name)
-
-
-def _ranks(fields: dict[str, Any], name: str, limit: int) -> tuple[int, ...]:
-    ranks = fields.get(name)
-    if not isinstance(ranks, list) or len(ranks) > limit:
-        raise BadMessage(name)
-    return tuple(_natural(rank, name) for rank in ranks)
-
-
-def _text(fields: dict[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise BadMessage(name)
-    return clean(value)
-
-
-def _pair(value: object) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2:
-        raise BadMessage("pair")
-    return _natural(value[0], "pair"), _natural(value[1], "pair")
+def _field(kind: str, value: Any, name: str) -> Any:
+    """Return a field of a type, as it is annotated; raises BadMessage for any other value."""
+    match kind, value:
+        case "int", int() if not isinstance(value, bool) and 0 <= value < 2**64:
+            return value
+        case "str", str():
+            return clean(value)
+        case "bool", bool():
+            return value
+        case "State", str() if value in get_args(State):
+            return value
+        case "Cause", str() if value in _CAUSES:
+            return _CAUSES[value]
+        case "tuple[int, int] | None", None:
+            return None
+        case "tuple[int, int] | None", [first, second]:
+            return _field("int", first, name), _field("int", second, name)
+        case "tuple[int, ...]", list() if len(value) <= _MOST_RANKS[name]:
+            return tuple(_field("int", rank, name) for rank in value)
+        case "Failure" | "Blocked", dict():
+            return _record(_PARTS[kind], value)
+    raise BadMessage(name)

@@ -17,13 +17,13 @@ from dmesh.collectives.backends.endpoints import EndpointOperation
 from dmesh.collectives.backends.nccl.backend import NcclBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.connect import connect
-from dmesh.collectives.control_messages import Abort, Position, State, WhereAreYou, clean
+from dmesh.collectives.control_messages import NOT_BLOCKED, Abort, Position, State, WhereAreYou, clean
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.futures import Completed, Transfer, Worker, pend, settle
 from dmesh.collectives.generation import Generation
 from dmesh.collectives.request import TRANSFER, Request, check_timeout
 from dmesh.collectives.services import Services
-from dmesh.collectives.skipped import NOT_BLOCKED, blocked_in
+from dmesh.collectives.skipped import blocked_in
 from dmesh.collectives.stream import Stream
 from dmesh.collectives.validation import RequestBuilder
 from dmesh.collectives.work import Members, Work

@@ -11,25 +11,12 @@ import sys
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked
 from dmesh.errors import DMeshError
 
 _FOREVER = 0
-
-
-class Blocked(NamedTuple):
-    """The barrier that keeps a rank from making a call, as it tells the rank that waits for it."""
-
-    barrier: str
-    """Name of the barrier; empty if there is none for certain."""
-    gives_up_in: int
-    """Milliseconds after which the barrier gives up; 0 for never."""
-    leaving: bool
-    """True for the barrier of the shutdown, after which the rank makes no more calls."""
-
-
-NOT_BLOCKED = Blocked("", 0, False)
 
 
 @dataclass(frozen=True, slots=True)

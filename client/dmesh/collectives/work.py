@@ -281,8 +281,8 @@ class Work(Future[Any]):
             self.members.group,
             self.stream.pair,
             self.sequence,
-            self.text,
             self._question,
+            self.text,
         )
         everybody = everybody or len(self.members.ranks) <= _ASK_ALL_UP_TO
         for rank in self._others() if everybody else self.waits_for():
