@@ -11,8 +11,8 @@ from tests.collectives.ranks import LIMIT, cluster
 from dmesh.collectives.backends.tcp.messages import MessageOperation
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.futures import Worker
-from dmesh.collectives.generation import Generation
 from dmesh.collectives.group import Group
+from dmesh.collectives.work import Generation
 from dmesh.errors import CollectiveError
 
 LARGE = np.ones(100_000)

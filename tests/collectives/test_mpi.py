@@ -14,9 +14,9 @@ from tests.mpi.mpi_worker import OPERATIONS
 
 from dmesh.collectives.backends import mpi, mpi_operation, mpi_world
 from dmesh.collectives.services import WaitPolicy
-from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.collectives.validation import RequestBuilder
+from dmesh.collectives.work import Stream
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError
 
 LARGE = mpi.SMALL // 8 + 1

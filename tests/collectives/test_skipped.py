@@ -6,15 +6,16 @@ import math
 import threading
 import time
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, Cluster
 
-from dmesh.collectives import skipped
-from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked
-from dmesh.collectives.services import WaitPolicy
-from dmesh.collectives.skipped import BarrierWait, NoBarriers, SkippedCalls, blocked_in
+from dmesh.collectives import inquiry, services
+from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked, Position
+from dmesh.collectives.inquiry import Inquiry, blocked_in
+from dmesh.collectives.services import BarrierWait, Members, WaitPolicy
 from dmesh.errors import CollectiveMismatchError, DMeshError
 
 QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)
@@ -81,13 +82,13 @@ def begin(communicator) -> None:
 def answers(monkeypatch):
     """Counts the answers of ranks that have not made a call."""
     count = threading.Semaphore(0)
-    answered = SkippedCalls.answered
+    answered = Inquiry.answered
 
-    def counted(self, rank, question, blocked):
-        answered(self, rank, question, blocked)
+    def counted(self, rank, answer):
+        answered(self, rank, answer)
         count.release()
 
-    monkeypatch.setattr(SkippedCalls, "answered", counted)
+    monkeypatch.setattr(Inquiry, "answered", counted)
     return count
 
 
@@ -133,7 +134,7 @@ def test_two_ranks_that_skipped_are_both_freed(ranks):
 
 
 def test_a_group_that_the_rank_in_the_barrier_has_not_made(ranks, monkeypatch):
-    monkeypatch.setattr(skipped, "_others", lambda thread: [])  # each rank of the test is a thread of its own
+    monkeypatch.setattr(inquiry, "_others", lambda thread: [])  # each rank of the test is a thread of its own
 
     def body(communicator):
         begin(communicator)
@@ -267,7 +268,7 @@ def waiting(**changes) -> Barriers:
 
 
 def test_a_rank_is_blocked_if_no_other_thread_can_make_the_call():
-    assert blocked_in(NoBarriers(), {ME()}, 0) == NOT_BLOCKED
+    assert blocked_in(services.Barriers(), {ME()}, 0) == NOT_BLOCKED
     assert blocked_in(waiting(), {ME()}, 0) == Blocked("b", 0, False)
     assert blocked_in(waiting(gives_up_in=2.5, leaving=True), {ME()}, 0) == Blocked("b", 2500, True)
     assert blocked_in(waiting(ranks=frozenset({1, 2})), {ME()}, 0) == NOT_BLOCKED
@@ -283,20 +284,26 @@ def test_a_rank_is_blocked_if_no_other_thread_can_make_the_call():
 
 
 def test_a_rank_counts_once_it_has_said_the_same_twice():
-    calls, barriers = SkippedCalls(), Barriers()
+    barriers = Barriers()
     barriers.callers.add(ME())
+    members = Members(SimpleNamespace(rank=0, barriers=barriers), (0, 1), "g", 7)
+    calls = Inquiry(members, 0, None, 1, "barrier()", tuple)
+
+    def answered(question, blocked):
+        calls.answered(1, Position(0, 7, None, 1, question, "absent", 0, "", "", (), blocked))
+
     there = Blocked("b", 0, False)
-    calls.answered(1, 1, there)
-    calls.answered(1, 1, there)  # the same question
-    assert calls.proven(barriers, 5.0) == {}
-    calls.answered(1, 2, there)
-    assert calls.proven(barriers, 5.0) == {1: there}
-    calls.answered(1, 3, Blocked("c", 0, False))
-    assert calls.proven(barriers, 5.0) == {}
-    calls.answered(1, 4, Blocked("c", 0, False))
-    assert calls.proven(barriers, 5.0) == {}
-    calls.answered(1, 5, Blocked("c", 4000, False))
-    assert calls.proven(barriers, 5.0) == {}, "the barrier may give up before the call does"
-    assert calls.proven(barriers, 3.0) == {1: Blocked("c", 4000, False)}
-    calls.answered(1, 6, NOT_BLOCKED)
-    assert calls.proven(barriers, 3.0) == {}
+    answered(1, there)
+    answered(1, there)  # the same question
+    assert calls.never_come(5.0) == {}
+    answered(2, there)
+    assert calls.never_come(5.0) == {1: there}
+    answered(3, Blocked("c", 0, False))
+    assert calls.never_come(5.0) == {}
+    answered(4, Blocked("c", 0, False))
+    assert calls.never_come(5.0) == {}
+    answered(5, Blocked("c", 4000, False))
+    assert calls.never_come(5.0) == {}, "the barrier may give up before the call does"
+    assert calls.never_come(3.0) == {1: Blocked("c", 4000, False)}
+    answered(6, NOT_BLOCKED)
+    assert calls.never_come(3.0) == {}

@@ -19,8 +19,7 @@ from dmesh.collectives.events import EventRing
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.group import Group, group_id
 from dmesh.collectives.roster import Roster, ranks_text
-from dmesh.collectives.services import WaitPolicy
-from dmesh.collectives.skipped import Barriers, NoBarriers
+from dmesh.collectives.services import Barriers, WaitPolicy
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.validation import check_position
 from dmesh.errors import (
@@ -105,13 +104,12 @@ class Communicator:
         self._on_gone = on_gone
         self.clock = clock
         self.events = EventRing(clock)
-        self.barriers: Barriers = NoBarriers()
+        self.barriers: Barriers = Barriers()
         """The barriers of the coordination service, if there is one."""
         self.lock = threading.Lock()  # never held while a group is called
         self._making = threading.Lock()
         self._renewing = threading.Lock()
         self.groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
-        self._numbers: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._mesh_groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
         self._watched: set[int] = set()
@@ -182,12 +180,11 @@ class Communicator:
 
     def _add(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
         with self.lock:
-            group = Group(self, number, ranks, name, self.register, self._joining)
-            self.groups[number] = self._numbers[number] = group
+            group = self.groups[number] = Group(self, number, ranks, name, self._joining)
             failure = self._known_failure(group)
             left = {rank: reason for rank, reason in self._roster.left.items() if rank in ranks}
         for rank, reason in left.items():
-            group.member_left(rank, reason)
+            group.current.member_left(rank, reason)
         if failure is not None:
             group.fail(failure, tell=False)
         return group
@@ -203,20 +200,6 @@ class Communicator:
             if (reason := self._roster.lost(rank)) is not None:
                 return Failure(Cause.LOST, f"lost {self.describe(rank)}: {reason}", (rank,), reason)
         return None
-
-    def register(self, number: int, group: Group) -> None:
-        """Notes that a transport's group number is one of this group's."""
-        with self.lock:
-            self._numbers[number] = group
-
-    def find(self, number: int) -> Group | None:
-        """Returns the group of an id, if this client has made it."""
-        with self.lock:
-            return self.groups.get(number)
-
-    def find_locked(self, number: int) -> Group | None:
-        """Return the group of an id, if this client has made it; with the lock held."""
-        return self.groups.get(number)
 
     def all_groups(self) -> list[Group]:
         """Returns the groups that this client has made and still holds."""
@@ -281,7 +264,7 @@ class Communicator:
                 return
         self._excuse(rank)
         for group in self._groups_with(rank):
-            group.lose(rank, reason)
+            group.current.lose(rank, reason)
         self._note_gone(rank, reason)
 
     def finished(self, rank: int, reason: str, incarnation: int = 0) -> None:
@@ -314,7 +297,7 @@ class Communicator:
             reason = self._roster.left[rank]
         self._excuse(rank)
         for group in self._groups_with(rank):
-            group.member_left(rank, reason)
+            group.current.member_left(rank, reason)
         return news
 
     def _excuse(self, rank: int) -> None:
@@ -412,9 +395,9 @@ class Communicator:
             group.renew(generation, over)
             for rank in group.ranks:
                 if rank in left:
-                    group.member_left(rank, left[rank])
+                    group.current.member_left(rank, left[rank])
                 if (reason := self._lost_now(rank)) is not None:
-                    group.lose(rank, reason)
+                    group.current.lose(rank, reason)
             if self._closed is not None:
                 group.close(self._closed)
         for source, number, failure in heard:
@@ -519,10 +502,8 @@ class Communicator:
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         """A client's message for one of this client's calls is of another call."""
-        with self.lock:
-            found = self._numbers.get(group)
-        if found is not None:
-            found.mismatched(generation, group, sequence, peer, clean(signature.decode("utf-8", "replace")))
+        text = clean(signature.decode("utf-8", "replace"))
+        self.control.mismatched(generation, group, sequence, peer, text)
 
 
 def _neighbours(rank: int, peers: Sequence[Peer]) -> int:

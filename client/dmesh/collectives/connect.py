@@ -26,9 +26,9 @@ from dmesh.collectives.backends.shm.setup import MOST_MEMBERS, share_memory
 from dmesh.collectives.backends.tcp.dedicated import PROTOCOL, Connections, TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
 from dmesh.collectives.backends.tcp.transport import Channel
-from dmesh.collectives.generation import Connection, Generation
+from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import SHIPPED, Tuning
-from dmesh.collectives.work import Members
+from dmesh.collectives.work import Connection, Generation
 
 _DIGEST = 16
 _TUNING = struct.Struct("!QIQQQI")

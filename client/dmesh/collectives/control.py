@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Mapping
 from threading import Lock
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from dmesh._log import logger
 from dmesh.collectives.control_messages import (
     NOT_BLOCKED,
     Abort,
     BadMessage,
+    Blocked,
     Farewell,
-    Message,
     Position,
     State,
     WhereAreYou,
+    clean,
     decode,
 )
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.skipped import Barriers, blocked_in
+from dmesh.collectives.group import Group
+from dmesh.collectives.inquiry import blocked_in
+from dmesh.collectives.services import Pair, Services
+from dmesh.collectives.work import Generation
 
 RELAY_LIMIT = 64
 """Up to this size, members of a group pass on failures that they hear of."""
@@ -30,53 +35,17 @@ _REMEMBERED = 256
 """Number of failures that are kept of groups that this client has not made yet in that generation."""
 
 
-class ControlledGroup(Protocol):
-    """Parts of a group that control messages change; see `group.Group`."""
-
-    ranks: tuple[int, ...]
-    """Its members."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks in the group."""
-
-    def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
-        """Fail the group; see `Generation.fail`."""
-
-    def asked(self, rank: int, question: WhereAreYou, busy: Callable[[], str]) -> None:
-        """Answer a member that waits and asks where this rank is."""
-
-    def answered(self, rank: int, answer: Position) -> None:
-        """Take a member's answer to where it is."""
-
-
-class Client(Protocol):
+class Client(Services, Protocol):
     """Parts of a client that control messages change; see `communicator.Communicator`."""
 
-    rank: int
-    """Its id."""
-    generation: int
-    """Generation that it is in."""
     lock: Lock
-    """Guards its groups."""
-    barriers: Barriers
-    """Barriers of the coordination service in which it waits."""
+    """Guards `groups`."""
+    groups: WeakValueDictionary[int, Group]
+    """Its groups, by id."""
 
     @property
     def is_joining(self) -> bool:
         """True if it has taken the place of a lost client, and has not met the others yet."""
-
-    def find(self, number: int) -> ControlledGroup | None:
-        """Return the group of an id, if this client has made it; without the lock."""
-
-    def find_locked(self, number: int) -> ControlledGroup | None:
-        """Return the group of an id, if this client has made it; with the lock held."""
-
-    def tell(self, rank: int, message: Message) -> None:
-        """Send a control message to another client."""
-
-    def describe(self, rank: int) -> str:
-        """Return a client's name for people."""
 
     def finished(self, rank: int, reason: str) -> None:
         """Take note that a client's program has ended normally."""
@@ -93,9 +62,6 @@ class ControlHandler:
 
     Those of an earlier generation than this client's change nothing; failures in a later one are kept until
     it has come there.
-
-    Args:
-        communicator: Of this client.
     """
 
     def __init__(self, communicator: Client) -> None:
@@ -104,14 +70,14 @@ class ControlHandler:
         self._complaints: dict[int, int] = {}
 
     def early_failure(self, generation: int, number: int) -> tuple[int, Failure] | None:
-        """Hands out who has said that a group has failed before it was made here, and why.
+        """Return who has said that a group has failed before it was made here, and why.
 
         With the communicator's lock held.
         """
         return self._early.pop((generation, number), None)
 
     def begin(self, generation: int) -> list[tuple[int, int, Failure]]:
-        """Hands out what was heard early of a generation that begins: from whom, of which group, why.
+        """Return what was heard early of a generation that begins: from whom, of which group, why.
 
         With the communicator's lock held.
         """
@@ -141,12 +107,16 @@ class ControlHandler:
             case Farewell(reason, in_order):
                 (communicator.finished if in_order else communicator.lose)(peer, reason)
             case Position():
-                group = communicator.find(decoded.group)
-                if group is not None:
-                    group.answered(peer, decoded)
+                group = self._find(decoded.group)
+                if group is not None and peer in group.ranks:
+                    self._on_answer(group.current, peer, decoded)
+
+    def _find(self, number: int) -> Group | None:
+        with self._communicator.lock:
+            return self._communicator.groups.get(number)
 
     def _complain(self, peer: int, error: BadMessage) -> None:
-        """Logs a message that makes no sense, but does not let a peer fill the log."""
+        """Log a message that makes no sense, but do not let a peer fill the log."""
         count = self._complaints.get(peer, 0) + 1
         if count > _COMPLAINTS:
             return
@@ -157,29 +127,90 @@ class ControlHandler:
 
     def _on_question(self, peer: int, question: WhereAreYou) -> None:
         communicator = self._communicator
-        group = communicator.find(question.group)
+        group = self._find(question.group)
         if question.generation <= communicator.generation and (
             communicator.is_joining or question.generation < communicator.generation
         ):
             # Whom it asks for in that generation will never come.
             communicator.tell(peer, Abort(question.generation, question.group, self._gone_on()))
-        elif group is not None and question.generation == communicator.generation:
-            group.asked(peer, question, communicator.busy)
-        else:
-            state: State = "unknown" if question.generation == communicator.generation else "behind"
-            here = Position(
-                question.generation,
-                question.group,
-                question.pair,
-                question.sequence,
-                question.question,
-                state,
-                0,
-                "",
-                communicator.busy(),
-                blocked=blocked_in(communicator.barriers, (), peer) if state == "unknown" else NOT_BLOCKED,
-            )
-            communicator.tell(peer, here)
+        elif question.generation != communicator.generation:
+            self._answer(peer, question, "behind")
+        elif group is None:
+            blocked = blocked_in(communicator.barriers, (), peer)
+            self._answer(peer, question, "unknown", blocked=blocked)
+        elif peer in group.ranks:
+            self._on_members_question(group.current, peer, question)
+
+    def _on_members_question(self, generation: Generation, rank: int, question: WhereAreYou) -> None:
+        """Answer a member of a group that waits and asks where this rank is."""
+        if question.generation != generation.number:
+            return
+        with generation.lock:
+            failure = generation.failure
+            stream = generation.streams.get(question.pair)
+            call = None if stream is None else stream.calls.get(question.sequence)
+            finished, last = (0, "") if stream is None else stream.last()
+            callers = set() if stream is None else set(stream.callers)
+        communicator = self._communicator
+        if failure is not None:
+            # The asker may have made the group after the others had heard of the failure.
+            if failure.cause is not Cause.CLOSED:
+                communicator.tell(rank, Abort(generation.number, question.group, failure))
+            return
+        state: State = "absent"
+        mine = ""
+        waits_for: tuple[int, ...] = ()
+        if call is not None:
+            state = "running" if call.started else "queued"
+            mine, waits_for = call.text, call.waits_for()
+        elif stream is not None and question.sequence <= stream.issued:  # it is over, or an endpoint has it
+            state = "finished" if question.sequence <= finished else "running"
+            mine = last if question.sequence == finished else ""
+            mine = mine or stream.recorded(question.sequence)[0]
+        if mine and clean(mine) != question.signature:
+            calls = {communicator.rank: mine, rank: question.signature}
+            _fail_mismatch(generation, question.pair, question.sequence, calls)
+            return
+        blocked = blocked_in(communicator.barriers, callers, rank) if state == "absent" else NOT_BLOCKED
+        self._answer(rank, question, state, finished, last, waits_for, blocked)
+
+    def _answer(
+        self,
+        rank: int,
+        question: WhereAreYou,
+        state: State,
+        finished: int = 0,
+        last: str = "",
+        waits_for: tuple[int, ...] = (),
+        blocked: Blocked = NOT_BLOCKED,
+    ) -> None:
+        busy = "" if state == "running" else self._communicator.busy()
+        at = question.generation, question.group, question.pair, question.sequence, question.question
+        self._communicator.tell(rank, Position(*at, state, finished, last, busy, waits_for, blocked))
+
+    def _on_answer(self, generation: Generation, rank: int, answer: Position) -> None:
+        """Take a member's answer to where it is."""
+        if answer.generation != generation.number:
+            return
+        with generation.lock:
+            stream = generation.streams.get(answer.pair)
+            call = None if stream is None else stream.calls.get(answer.sequence)
+        if call is not None:
+            call.answered(rank, answer)
+
+    def mismatched(self, generation: int, number: int, sequence: int, rank: int, text: str) -> None:
+        """Fail a group: a member calls something else than this rank under the same number of a stream."""
+        communicator = self._communicator
+        with communicator.lock:
+            groups = list(communicator.groups.values())
+        for current in [group.current for group in groups if rank in group.ranks]:
+            if current.number == generation:
+                with current.lock:
+                    stream = next((s for s in current.streams.values() if s.number == number), None)
+                    call = None if stream is None else stream.calls.get(sequence)
+                if stream is not None and call is not None:
+                    calls = {communicator.rank: call.text, rank: text}
+                    _fail_mismatch(current, stream.pair, sequence, calls)
 
     def _gone_on(self) -> Failure:
         """Return the failure for ranks that wait for this client in a generation that is over here."""
@@ -219,7 +250,7 @@ class ControlHandler:
             if generation < communicator.generation:
                 return
             current = generation == communicator.generation
-            group = communicator.find_locked(number) if current else None
+            group = communicator.groups.get(number) if current else None
             if group is None:
                 self._early.setdefault((generation, number), (peer, failure))
                 while len(self._early) > _REMEMBERED:
@@ -236,3 +267,17 @@ class ControlHandler:
             # It is lost to the other groups, too, and this client may have no connection with it that would
             # show it.
             communicator.lose(lost, failure.reason, hearsay=not failed_us)
+
+
+def _fail_mismatch(
+    generation: Generation, pair: Pair | None, sequence: int, calls: Mapping[int, str]
+) -> None:
+    members, ranks = generation.members, sorted(calls)
+    sides = ", ".join(
+        f"rank {rank} called {members.call_text(pair, rank, clean(calls[rank]))}" for rank in ranks
+    )
+    message = (
+        f"{members.call_label(pair, sequence)}: {sides}. All ranks must make the same calls in the same "
+        "order."
+    )
+    generation.fail(Failure(Cause.MISMATCH, message, tuple(ranks)))

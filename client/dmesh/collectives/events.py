@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from dmesh._log import logger
+from dmesh.collectives.backends.base import Stream
 from dmesh.collectives.request import Descriptor, as_called, text_of
 from dmesh.coordination.waiting import Worker, take
 
@@ -114,29 +115,6 @@ class EventReader(ABC):
         detach, self.detach = self.detach, None
         if detach is not None:
             detach()
-
-
-class Stream(Protocol):
-    """A sequence of calls: a group's collectives, or the transfers of one pair of ranks."""
-
-    @property
-    def number(self) -> int:
-        """Id of the stream, the same on all members."""
-
-    @property
-    def endpoint(self) -> Any:
-        """The native endpoint; None if there is none yet."""
-
-    @property
-    def issued(self) -> int:
-        """Number of the last call that was made."""
-
-    @property
-    def completed(self) -> int:
-        """Number of the last call that is complete."""
-
-    def on_complete(self, told: Callable[[], object], /) -> None:
-        """Have a callback called whenever the native endpoint completes a call by itself."""
 
 
 class EventRing:

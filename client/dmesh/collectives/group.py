@@ -1,4 +1,4 @@
-"""A group: its members, the order of its calls, its generation, and its failure on all members."""
+"""A group: its members, their calls from the first to the last step, and its generations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,13 @@ from dmesh.collectives.backends.endpoints import EndpointOperation
 from dmesh.collectives.backends.nccl.backend import NcclBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.connect import connect
-from dmesh.collectives.control_messages import NOT_BLOCKED, Abort, Position, State, WhereAreYou, clean
+from dmesh.collectives.control_messages import clean
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.futures import Completed, Transfer, Worker, pend, settle
-from dmesh.collectives.generation import Generation
-from dmesh.collectives.request import TRANSFER, Request, check_timeout
-from dmesh.collectives.services import Services
-from dmesh.collectives.skipped import blocked_in
-from dmesh.collectives.stream import Stream
+from dmesh.collectives.request import TRANSFER, Request, as_called, check_timeout
+from dmesh.collectives.services import Members, Pair, Services
 from dmesh.collectives.validation import RequestBuilder
-from dmesh.collectives.work import Members, Work
+from dmesh.collectives.work import Generation, Stream, Work
 from dmesh.errors import CollectiveError, NotInitializedError, PeerLostError
 from dmesh.native import Endpoint
 
@@ -61,7 +58,6 @@ class Group(ProcessGroup):
         number: The group's id, the same on all members.
         ranks: Its members.
         name: For people.
-        register: Notes that a stream's number is one of this group's.
         failure: Why it cannot be used from the beginning, if so.
     """
 
@@ -84,7 +80,6 @@ class Group(ProcessGroup):
         number: int,
         ranks: tuple[int, ...],
         name: str,
-        register: Callable[[int, Group], None],
         failure: Failure | None = None,
     ) -> None:
         self.communicator = communicator
@@ -92,12 +87,17 @@ class Group(ProcessGroup):
         self.ranks = ranks
         self.name = name
         self.world_rank = communicator.rank
-        self.requests = RequestBuilder(len(ranks), ranks.index(communicator.rank))
-        self.members = Members(communicator, ranks, self.label, number)
-        self._register = register
+        self.members = Members(communicator, ranks, name, number)
+        self.label = self.members.label
+        """The group's name for people."""
+        self.rank = self.members.rank
+        """This client's position in the group."""
+        self.size = len(ranks)
+        """Number of ranks in the group."""
+        self.requests = RequestBuilder(self.size, self.rank)
         self._process = os.getpid()
         self._generation = self._begin(communicator.generation, failure)
-        self._workers: dict[tuple[int, int] | None, Worker] = {}
+        self._workers: dict[Pair | None, Worker] = {}
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
         self._finalizer.atexit = False
 
@@ -105,29 +105,19 @@ class Group(ProcessGroup):
         return f"<Group {self.name or '(unnamed)'}: ranks {list(self.ranks)}, this is position {self.rank}>"
 
     @property
-    def rank(self) -> int:
-        """This client's position in the group."""
-        return self.requests.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks in the group."""
-        return len(self.ranks)
-
-    @property
-    def label(self) -> str:
-        """The group's name for people."""
-        return f"group {self.name}" if self.name else f"group of ranks {', '.join(map(str, self.ranks))}"
-
-    @property
-    def failure(self) -> Failure | None:
-        """Reason of the group's failure; None if it has not failed."""
-        return self._generation.failure
+    def current(self) -> Generation:
+        """The generation that the group is in."""
+        return self._generation
 
     @property
     def generation(self) -> int:
         """Number of the generation that the group is in."""
         return self._generation.number
+
+    @property
+    def failure(self) -> Failure | None:
+        """Reason of the group's failure; None if it has not failed."""
+        return self._generation.failure
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -144,7 +134,7 @@ class Group(ProcessGroup):
         return next((found for found in self._generation.backends if found.name == name), None)
 
     def _begin(self, number: int, failure: Failure | None = None) -> Generation:
-        made = Generation(self.communicator, self.id, self.name or self.label, self.ranks, number, failure)
+        made = Generation(self.members, number, failure)
         reference = weakref.ref(made)  # not the generation itself, which has the backends
         connects = partial(connect, self.members, reference)
         messages = MessageBackend(self.communicator.transport, self.ranks, self.rank, number, connects)
@@ -163,7 +153,6 @@ class Group(ProcessGroup):
         """
         self.refuse_forked_child()
         seconds = check_timeout(timeout, self.communicator.timeout)
-        events = self.communicator.events
         generation = self._generation
         pair = self._pair_of(request)
         work: Work | None = None
@@ -172,23 +161,19 @@ class Group(ProcessGroup):
             settle(former.endpoint)
         try:
             with generation.lock:
-                refusal = generation.refusal()
+                refusal = generation.failure
                 stream = generation.streams.get(pair) or self._add_stream(generation, pair)
-                text = self.members.call_text(stream, self.world_rank, request.text)
                 if refusal is None:
                     before = stream.issued
                     number = stream.issue()
-                    record = events.called(
-                        self.name or self.label, number, text, request.nbytes, stream.number
-                    )
-                    work = Work(
-                        self.members, generation, stream, number, request, request.text, seconds, record
+                    work = self._work(
+                        generation, stream, number, request, request.text, request.nbytes, seconds
                     )
                     stream.calls[number] = work
                     stream.callers.add(threading.get_ident())
             if work is None:
                 assert refusal is not None
-                raise self._refused(generation, refusal, text)
+                raise self._refused(generation, refusal, self._as_called(pair, request.text))
             made = work
             if async_op:
                 self._worker(pair).submit(made, lambda: self._carry_out(made, made.run))
@@ -216,13 +201,31 @@ class Group(ProcessGroup):
                 'multiprocessing.get_context("spawn")'
             )
 
-    def _pair_of(self, request: Request) -> tuple[int, int] | None:
+    def _pair_of(self, request: Request) -> Pair | None:
         """Return the (sender, receiver) positions of a transfer; None for a collective."""
         if request.kind != TRANSFER:
             return None
         return (self.rank, request.root) if request.contributes else (request.root, self.rank)
 
-    def _worker(self, pair: tuple[int, int] | None) -> Worker:
+    def _as_called(self, pair: Pair | None, text: str) -> str:
+        return as_called(text, None if pair is None else pair[0] == self.rank)
+
+    def _work(
+        self,
+        generation: Generation,
+        stream: Stream,
+        number: int,
+        request: Request | None,
+        text: str,
+        nbytes: int,
+        timeout: float,
+    ) -> Work:
+        """Record a call that has its number, and return it."""
+        call = self._as_called(stream.pair, text)
+        record = self.communicator.events.called(self.members.name, number, call, nbytes, stream.number)
+        return Work(generation, stream, number, request, text, timeout, record)
+
+    def _worker(self, pair: Pair | None) -> Worker:
         """Return the thread of a stream, so that no transfer waits behind other calls of the group."""
         worker = self._workers.get(pair)
         if worker is None:
@@ -230,18 +233,16 @@ class Group(ProcessGroup):
             worker = self._workers.setdefault(pair, Worker(name))
         return worker
 
-    def _add_stream(self, generation: Generation, pair: tuple[int, int] | None) -> Stream:
+    def _add_stream(self, generation: Generation, pair: Pair | None) -> Stream:
         assert pair is not None  # the stream of collectives is there from the beginning
-        stream = generation.add_stream(group_id(self.id, "transfers", pair), pair)
-        self._register(stream.number, self)
-        return stream
+        return generation.add_stream(group_id(self.id, "transfers", pair), pair)
 
     def _refused(self, generation: Generation, refusal: Failure, text: str) -> CollectiveError:
         generation.tell_of(refusal)
         if generation.reported:
             return refusal.afterwards(self.label)
         # To this rank's user it is the error of the call that failed elsewhere before it was made here.
-        generation.reported = generation.failure is not None
+        generation.reported = True
         return refusal.during(f"{text} of {self.label}")
 
     def _abandon(self, work: Work, error: BaseException, *, carried_out_elsewhere: bool) -> None:
@@ -259,9 +260,8 @@ class Group(ProcessGroup):
                 continue
             return
 
-    def _completed(self, result: Any) -> Completed:
-        """Return the future of a transfer that a native endpoint has completed at once."""
-        return Completed(result)
+    _completed = staticmethod(Completed)
+    """Future of a transfer that a native endpoint has completed at once; see `fast_path.c`."""
 
     def _begun(self, endpoint: Endpoint) -> Transfer:
         """Return the future of a transfer that is pending in its native endpoint."""
@@ -281,23 +281,14 @@ class Group(ProcessGroup):
             if stream is None:
                 raise CollectiveError(f"call #{number} of {self.label} is over: its members have changed")
             text, nbytes = stream.recorded(number)
-            record = self.communicator.events.called(
-                self.name or self.label,
-                number,
-                self.members.call_text(stream, self.world_rank, text),
-                nbytes,
-                stream.number,
-            )
-            work = Work(
-                self.members, generation, stream, number, None, text, self.communicator.timeout, record
-            )
+            work = self._work(generation, stream, number, None, text, nbytes, self.communicator.timeout)
             stream.calls[number] = work
             stream.callers.add(threading.get_ident())
             endpoint.forget(number)
-        operation = EndpointOperation(endpoint, self.members.of(stream), work.ask_everybody)
+        operation = EndpointOperation(endpoint, self.members.of(stream.pair), work.ask_everybody)
 
         def resume() -> Any:
-            work.resume(operation)
+            work.drive(operation)
             return operation.result
 
         return self._carry_out(work, resume)
@@ -313,13 +304,11 @@ class Group(ProcessGroup):
             return
 
     def _give_up(self, generation: Generation, number: int, error: BaseException) -> None:
-        generation.fail(
-            Failure(
-                Cause.BROKEN,
-                f"rank {self.world_rank} gave up call #{number} of {self.label}: {_said(error)}",
-                (self.world_rank,),
-            )
-        )
+        generation.fail(self._gave_up(f"call #{number} of {self.label}", error))
+
+    def _gave_up(self, call: str, error: BaseException) -> Failure:
+        said = clean(f"{type(error).__name__}: {error}".rstrip(": "))
+        return Failure(Cause.BROKEN, f"rank {self.world_rank} gave up {call}: {said}", (self.world_rank,))
 
     def _carry_out(self, work: Work, do: Callable[[], Any]) -> Any:
         events = self.communicator.events
@@ -358,8 +347,7 @@ class Group(ProcessGroup):
             # The transport found it out; the communicator may hear of it in a moment, too.
             generation.lose(error.rank, self.communicator.why_gone(error.rank) or str(error))
         elif generation.failure is None:
-            message = f"rank {self.world_rank} gave up {work}: {_said(error)}"
-            generation.fail(Failure(Cause.BROKEN, message, (self.world_rank,)))
+            generation.fail(self._gave_up(str(work), error))
             generation.reported = True
             return error
         failure = generation.failure
@@ -375,14 +363,6 @@ class Group(ProcessGroup):
     def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
         """Fail the group in its present generation; see `Generation.fail`."""
         self._generation.fail(failure, tell=tell)
-
-    def lose(self, rank: int, reason: str) -> None:
-        """Fail the group because a member is gone."""
-        self._generation.lose(rank, reason)
-
-    def member_left(self, rank: int, reason: str) -> None:
-        """Note a member's goodbye: all that it has sent is here, and no more will come."""
-        self._generation.member_left(rank, reason)
 
     def renew(self, generation: int, over: Failure) -> None:
         """Begin anew, in a new generation.
@@ -400,90 +380,7 @@ class Group(ProcessGroup):
         self.fail(failure, tell=False)
         _stop_all(self._workers)
 
-    def mismatched(self, generation: int, number: int, sequence: int, rank: int, text: str) -> None:
-        """Fail the group: a member calls something else than this rank under the same number."""
-        current = self._generation
-        if generation != current.number:
-            return
-        with current.lock:
-            stream = next((s for s in current.streams.values() if s.number == number), None)
-            call = None if stream is None else stream.calls.get(sequence)
-        if stream is not None and call is not None and rank in self.ranks:
-            self._fail_mismatch(current, stream, sequence, {self.world_rank: call.text, rank: text})
 
-    def _fail_mismatch(
-        self, generation: Generation, stream: Stream, sequence: int, calls: Mapping[int, str]
-    ) -> None:
-        sides = ", ".join(
-            f"rank {rank} called {self.members.call_text(stream, rank, clean(calls[rank]))}"
-            for rank in sorted(calls)
-        )
-        message = (
-            f"{self.members.call_label(stream, sequence)}: {sides}. All ranks must make the same calls in "
-            "the same order."
-        )
-        generation.fail(Failure(Cause.MISMATCH, message, tuple(sorted(calls))))
-
-    # -- questions of other ranks; the transport's thread ----------------------------------------------------
-
-    def asked(self, rank: int, question: WhereAreYou, busy: Callable[[], str]) -> None:
-        """Answer a member that waits and asks where this rank is."""
-        generation = self._generation
-        if rank not in self.ranks or question.generation != generation.number:
-            return
-        with generation.lock:
-            failure = generation.failure
-            stream = generation.streams.get(question.pair)
-            call = None if stream is None else stream.calls.get(question.sequence)
-            completed, last = (0, "") if stream is None else stream.last()
-            callers = set() if stream is None else set(stream.callers)
-            if question.sequence > (0 if stream is None else stream.issued):
-                failure = generation.refusal()  # this rank will never make that call, if it cannot
-        if failure is not None:
-            # The asker may have made the group after the others had heard of the failure.
-            if failure.cause is not Cause.CLOSED:
-                self.communicator.tell(rank, Abort(generation.number, self.id, failure))
-            return
-        state: State = "absent"
-        mine = None
-        waits_for: tuple[int, ...] = ()
-        if call is not None:
-            state = "running" if call.started else "queued"
-            mine, waits_for = call.text, call.waits_for()
-        elif question.sequence <= completed:
-            state = "finished"
-            mine = last if question.sequence == completed else ""
-            mine = mine or (stream.recorded(question.sequence)[0] if stream is not None else "") or None
-        elif stream is not None and question.sequence <= stream.issued:
-            state, mine = "running", stream.recorded(question.sequence)[0] or None  # a native endpoint has it
-        if stream is not None and mine is not None and clean(mine) != question.signature:
-            calls = {self.world_rank: mine, rank: question.signature}
-            self._fail_mismatch(generation, stream, question.sequence, calls)
-            return
-        absent, communicator = state == "absent", self.communicator
-        answer = Position(
-            generation.number, self.id, question.pair, question.sequence, question.question, state,
-            completed, last, "" if state == "running" else busy(), waits_for,
-            blocked_in(communicator.barriers, callers, rank) if absent else NOT_BLOCKED,
-        )  # fmt: skip
-        self.communicator.tell(rank, answer)
-
-    def answered(self, rank: int, answer: Position) -> None:
-        """Take a member's answer to where it is."""
-        generation = self._generation
-        if answer.generation != generation.number:
-            return
-        with generation.lock:
-            stream = generation.streams.get(answer.pair)
-            call = None if stream is None else stream.calls.get(answer.sequence)
-        if call is not None and rank in self.ranks:
-            call.answered(rank, answer)
-
-
-def _said(error: BaseException) -> str:
-    return clean(f"{type(error).__name__}: {error}".rstrip(": "))
-
-
-def _stop_all(workers: dict[tuple[int, int] | None, Worker]) -> None:
+def _stop_all(workers: dict[Pair | None, Worker]) -> None:
     for worker in tuple(workers.values()):
         worker.stop()

@@ -15,7 +15,7 @@ from dmesh.v1 import progress_pb2 as pb
 if TYPE_CHECKING:
     from dmesh.collectives.communicator import Communicator
     from dmesh.collectives.group import Group
-    from dmesh.collectives.stream import Stream
+    from dmesh.collectives.work import Stream
 
 _MOST_GROUPS = 32
 _MOST_RECENT = 16

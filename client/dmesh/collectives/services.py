@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,8 +12,12 @@ from dmesh.collectives.backends.shm.arrays import SharedMemory
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.control_messages import Message
 from dmesh.collectives.events import EventRing
-from dmesh.collectives.skipped import Barriers
+from dmesh.collectives.request import as_called
 from dmesh.collectives.tuning import Tuning
+from dmesh.errors import DMeshError
+
+Pair = tuple[int, int]
+"""Positions of the sender and the receiver of a transfer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,40 @@ class WaitPolicy:
     """Seconds for which it waits for last answers when its time has run out, so that the error is exact."""
     announce: Callable[[str], None] = announce_to_user
     """Tells the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierWait:
+    """A barrier of the coordination service in which a thread of this process waits."""
+
+    name: str
+    ranks: frozenset[int] | None
+    """The participants; None for all clients."""
+    thread: int
+    """Id of the thread that waits."""
+    gives_up_in: float
+    """Seconds after which it gives up; infinite if it never does."""
+    leaving: bool
+    """True for the barrier of the shutdown."""
+
+    def includes(self, rank: int) -> bool:
+        """Return whether a rank takes part."""
+        return self.ranks is None or rank in self.ranks
+
+
+class Barriers:
+    """The barriers of this process, of which it has none without a coordination service. Any thread."""
+
+    def waits(self) -> Sequence[BarrierWait]:
+        """Return the barriers in which threads of this process wait."""
+        return ()
+
+    def threads(self) -> set[int]:
+        """Return the threads that have called barriers."""
+        return set()
+
+    def fail(self, name: str, error: DMeshError) -> None:
+        """Make the wait in a barrier raise an error."""
 
 
 class Services(Protocol):
@@ -75,3 +113,40 @@ class Services(Protocol):
 
     def why_gone(self, rank: int) -> str | None:
         """Return why a client is gone; None if it is not known to be."""
+
+
+class Members:
+    """Ranks of a group and its name, as its calls need them.
+
+    Args:
+        services: This client.
+        ranks: The members, by position.
+        name: The group's name; empty if it has none.
+        group: The group's id, the same on all members.
+    """
+
+    def __init__(self, services: Services, ranks: tuple[int, ...], name: str, group: int) -> None:
+        self.services = services
+        self.ranks = ranks
+        self.rank = ranks.index(services.rank)
+        """This client's position."""
+        self.group = group
+        self.label = f"group {name}" if name else f"group of ranks {', '.join(map(str, ranks))}"
+        """The group's name for people."""
+        self.name = name or self.label
+        """Its name in records."""
+
+    def call_label(self, pair: Pair | None, sequence: int) -> str:
+        """Return number and group of a call, for people."""
+        if pair is None:
+            return f"collective #{sequence} of {self.label}"
+        source, target = self.of(pair)
+        return f"transfer #{sequence} from rank {source} to rank {target} of {self.label}"
+
+    def call_text(self, pair: Pair | None, rank: int, text: str) -> str:
+        """Return a descriptor as `rank` wrote the call: a transfer is a `send` or a `recv`."""
+        return as_called(text, None if pair is None else self.ranks[pair[0]] == rank)
+
+    def of(self, pair: Pair | None) -> tuple[int, ...]:
+        """Return the ranks that take part in the calls of a stream."""
+        return self.ranks if pair is None else tuple(self.ranks[at] for at in pair)

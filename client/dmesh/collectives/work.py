@@ -1,63 +1,379 @@
-"""A call under way, from its number to its end: its turn, its wait, its failure, its result as a future."""
+"""Calls of a group from their number to their end: their order, their failure, their wait, their result.
+
+A group has a new `Generation` whenever lost clients have been replaced. In it, the collectives and the
+transfers of each pair of ranks are counted in a `Stream`, and each call under way is a `Work`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
-from typing import Any
+from typing import Any, Protocol
 
 from dmesh.collectives.backends.base import Backend, Operation
-from dmesh.collectives.control_messages import Position, WhereAreYou
+from dmesh.collectives.control_messages import Abort, Position
 from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.generation import Generation
-from dmesh.collectives.request import Request, as_called
-from dmesh.collectives.roster import NAMED, ranks_text
-from dmesh.collectives.services import Services
-from dmesh.collectives.skipped import SkippedCalls, skipped_text
-from dmesh.collectives.stream import Stream
-from dmesh.collectives.tuning import SEND_BUFFER
+from dmesh.collectives.inquiry import Inquiry
+from dmesh.collectives.request import Descriptor, Request, text_of
+from dmesh.collectives.services import Members, Pair
+from dmesh.collectives.tuning import SHIPPED, Tuning
+from dmesh.coordination.waiting import Bell
+from dmesh.native import Endpoint
 
-_ASK_ALL_UP_TO = 64
-"""Up to this group size, a waiting rank asks all members where they are."""
+_SENT = 64
+"""Transfers whose descriptors are kept: the receiver may come to one when its sender is several further."""
 _LAST_LOOKS = 0.02
 """Seconds between looks for the last answers, when time has run out."""
 
 
-class Members:
-    """Ranks of a group and its name, as its calls need them.
+class Stream:
+    """Order of a group's collectives, or of the transfers from one rank to another; see `base.Stream`.
 
-    Args:
-        services: This client.
-        ranks: The members, by position.
-        label: The group's name for people.
-        group: The group's id, the same on all members.
+    In a group with native endpoints, calls from a certain number on go through an endpoint, one after the
+    other: an endpoint carries one call at a time. Guarded by the generation's lock.
     """
 
-    def __init__(self, services: Services, ranks: tuple[int, ...], label: str, group: int) -> None:
-        self.services = services
-        self.ranks = ranks
-        self.rank = ranks.index(services.rank)
-        """This client's position."""
-        self.label = label
-        self.group = group
+    def __init__(self, number: int, pair: Pair | None) -> None:
+        self.number = number
+        self.pair = pair
+        self.endpoint: Endpoint | None = None
+        self.calls: dict[int, Work] = {}
+        """Calls under way that Python carries out, by number."""
+        self.callers: set[int] = set()
+        """Ids of the threads that have made calls; those of fast calls may be missing."""
+        self._issued = 0
+        self._last = 0, ""  # number and descriptor of the last call that Python has completed
+        self._sent: deque[tuple[int, str]] = deque(maxlen=_SENT)
+        self._first = 0  # number of the first call that goes through an endpoint; 0: none does
+        self._open: Callable[[], Endpoint] | None = None
+        self._allowed = 1 if pair is None else sys.maxsize  # last call that may begin before `settle`
+        self._bell = Bell()
+        self._waiting = 0
+        self._listener: Callable[[], object] | None = None
 
-    def call_label(self, stream: Stream, sequence: int) -> str:
-        """Return number and group of a call, for people."""
-        if stream.pair is None:
-            return f"collective #{sequence} of {self.label}"
-        source, target = (self.ranks[position] for position in stream.pair)
-        return f"transfer #{sequence} from rank {source} to rank {target} of {self.label}"
+    @property
+    def issued(self) -> int:
+        """Number of the last call that was made."""
+        return self._issued if self.endpoint is None else self.endpoint.issued
 
-    def call_text(self, stream: Stream, rank: int, text: str) -> str:
-        """Return a descriptor as `rank` wrote the call: a transfer is a `send` or a `recv`."""
-        return as_called(text, None if stream.pair is None else self.ranks[stream.pair[0]] == rank)
+    @property
+    def completed(self) -> int:
+        """Number of the last call that is over."""
+        return self._last[0] if self.endpoint is None else self.endpoint.completed
 
-    def of(self, stream: Stream) -> tuple[int, ...]:
-        """Return the ranks that take part in a stream's calls."""
-        return self.ranks if stream.pair is None else tuple(self.ranks[at] for at in stream.pair)
+    def last(self) -> tuple[int, str]:
+        """Return number and descriptor of the last call that is over; no text if it is forgotten."""
+        number = self.completed
+        return number, self._last[1] if number == self._last[0] else self.recorded(number)[0]
+
+    def recorded(self, number: int) -> tuple[str, int]:
+        """Return descriptor and bytes of a call: of a transfer, or one that the endpoint took.
+
+        An empty text and 0 if it is forgotten, and 0 if the endpoint did not take it.
+        """
+        recent = () if self.endpoint is None else self.endpoint.recent()
+        return next(
+            ((text_of(Descriptor(*found)), nbytes) for at, found, nbytes, *_ in recent if at == number),
+            (dict(self._sent).get(number, ""), 0),
+        )
+
+    def uses_endpoint(self, sequence: int) -> bool:
+        """Return whether a call can go through the endpoint, or through MPI."""
+        return 0 < self._first <= sequence
+
+    def issue(self) -> int:
+        """Count a call, and return its number."""
+        if self._open is not None and self._first == self._issued + 1:
+            self._open_endpoint()
+        if self.endpoint is not None:
+            return self.endpoint.next_sequence()
+        self._issued += 1
+        return self._issued
+
+    def complete(self, number: int, text: str) -> None:
+        """Note that a call is over; to be followed by `wake`, without the lock."""
+        if number > self._last[0]:
+            self._last = number, text
+            if self.pair is not None:
+                self._sent.append((number, text))
+            if self.endpoint is not None and number > self.endpoint.completed:
+                self.endpoint.completed = number
+
+    def freeze(self) -> int:
+        """Let no later call begin before `settle`; return the number of the last one that may."""
+        self._allowed = self._issued
+        return self._issued
+
+    def settle(self, first: int, open_: Callable[[], Endpoint] | None) -> None:
+        """Let calls begin: the group has chosen its backends.
+
+        Args:
+            first: Number of the first call that goes through an endpoint, or MPI; 0 if none does.
+            open_: Opens the endpoint, if there is one.
+        """
+        self._first, self._open = first, open_
+        if open_ is not None and self._issued >= first - 1:
+            self._open_endpoint()
+        self._allowed = sys.maxsize
+        self._bell.ring()
+
+    def _open_endpoint(self) -> None:
+        assert self._open is not None
+        endpoint = self._open()
+        endpoint.issued, endpoint.completed = self._issued, self._first - 1
+        endpoint.on_complete = self._listener
+        self.endpoint, self._open = endpoint, None
+
+    def ready(self, number: int, *, alone: bool = False) -> bool:
+        """Return whether a call may begin now; `alone`: only if all earlier calls are over."""
+        if alone and min(tuple(self.calls), default=number) < number:
+            return False
+        if not self.uses_endpoint(number):
+            return number <= self._allowed
+        return self.completed >= number - 1
+
+    def wait(self, number: int, failed: Callable[[], bool], seconds: float, *, alone: bool = False) -> bool:
+        """Wait until a call may begin; False if that takes longer, or the group has failed."""
+        if self.ready(number, alone=alone):
+            return True
+        self._waiting += 1
+        try:
+            if self.endpoint is not None:
+                self.endpoint.on_complete = self._completed_natively
+            self._bell.wait_for(lambda: failed() or self.ready(number, alone=alone), seconds)
+        finally:
+            self._waiting -= 1
+            if self.endpoint is not None and not self._waiting:
+                self.endpoint.on_complete = self._listener
+        return self.ready(number, alone=alone)
+
+    def wake(self) -> None:
+        """Make the calls that wait for their turn look again."""
+        if self._waiting:
+            self._bell.ring()
+
+    def on_complete(self, listener: Callable[[], object]) -> None:
+        """Call `listener` whenever the endpoint has completed a call that it took whole."""
+        self._listener = listener
+        if self.endpoint is not None and not self._waiting:
+            self.endpoint.on_complete = listener
+
+    def _completed_natively(self) -> None:
+        self._bell.ring()
+        if self._listener is not None:
+            self._listener()
+
+
+class EndpointOpener(Protocol):
+    """Opens a rank's native endpoints of a group."""
+
+    def open_collectives(self) -> Endpoint:
+        """Open the endpoint for collectives."""
+
+    def open_transfers(self, sender: int, receiver: int) -> Endpoint:
+        """Open the endpoint for transfers from one position to another, of which this rank is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Outcome of the capability exchange in a group's first call."""
+
+    backends: tuple[Backend, ...] = ()
+    """Backends that all members have, the preferred one first."""
+    tuning: Tuning = SHIPPED
+    """Tuning of the group's first member, which all members use."""
+    endpoints: EndpointOpener | None = None
+    """Opens native endpoints, if the group has some."""
+    inner: tuple[Endpoint, ...] = ()
+    """Further native endpoints, of parts of the group."""
+    sends_from: tuple[int, ...] = ()
+    """For each member, the number of the first transfer to it that goes through an endpoint."""
+    receives_from: tuple[int, ...] = ()
+    """The same for transfers from it."""
+
+
+class Generation:
+    """A group in one generation: its streams, its backends, and its failure.
+
+    Its first failure is the failure of all its calls, on all members: ranks that have lost step cannot find
+    it again before the next generation, in which the group begins anew.
+
+    Args:
+        members: The group.
+        number: The generation's number.
+        failure: Why no calls can be made from the beginning, if so.
+    """
+
+    def __init__(self, members: Members, number: int, failure: Failure | None = None) -> None:
+        self.members = members
+        self.number = number
+        self.lock = threading.Lock()
+        self.streams: dict[Pair | None, Stream] = {None: Stream(members.group, None)}
+        self.failure = failure
+        """Why it has failed; None if it has not."""
+        self.reported = False
+        """True if this rank's program knows of the failure."""
+        self.departed: dict[int, str] = {}
+        """Members that have said goodbye, and how."""
+        self.tuning = SHIPPED
+        """Tuning of the group; until `settle`, the one that all clients have."""
+        self.backends: list[Backend] = []
+        """Backends of the group, the preferred one first."""
+        self.endpoint: Endpoint | None = None
+        """Native endpoint for collectives, once the group has one."""
+        self.outgoing: list[Endpoint | None] = [None] * len(members.ranks)
+        """Native endpoints for transfers to each member, once there have been some."""
+        self.incoming: list[Endpoint | None] = [None] * len(members.ranks)
+        """The same for transfers from each member."""
+        self._failing = threading.RLock()  # held while the group is failed and the other members are told
+        self._is_failing = False
+        self._told = failure is not None
+        self._connection: Connection | None = None
+        self._frozen = False
+        members.services.events.attach(self.streams[None], members.name, None)
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """All native endpoints of the group on this client."""
+        found = [s.endpoint for s in tuple(self.streams.values()) if s.endpoint is not None]
+        return found if self._connection is None else [*found, *self._connection.inner]
+
+    def stream_of(self, endpoint: Endpoint) -> Stream | None:
+        """Return the stream of an endpoint; None if it is none of this generation's."""
+        return next((s for s in tuple(self.streams.values()) if s.endpoint is endpoint), None)
+
+    # -- streams and backends --------------------------------------------------------------------------------
+
+    def add_stream(self, number: int, pair: Pair) -> Stream:
+        """Begin to count the transfers of a pair; with the lock held."""
+        members = self.members
+        stream = self.streams[pair] = Stream(number, pair)
+        members.services.events.attach(stream, members.name, pair[0] == members.rank)
+        if self._connection is not None:
+            self._settle(stream, self._connection)
+        elif self._frozen:
+            stream.freeze()
+        return stream
+
+    def freeze(self) -> list[tuple[int, int]]:
+        """Let no transfer begin before `settle`; return how many were made to and from each member."""
+        with self.lock:
+            self._frozen = True
+            me, streams = self.members.rank, self.streams
+            frozen = {pair: stream.freeze() for pair, stream in streams.items() if pair is not None}
+            others = range(len(self.members.ranks))
+            return [(frozen.get((me, other), 0), frozen.get((other, me), 0)) for other in others]
+
+    def settle(self, connection: Connection) -> None:
+        """Use what the group's first call has found out."""
+        with self.lock:
+            self._connection, self._frozen, self.tuning = connection, False, connection.tuning
+            self.backends[:0] = connection.backends
+            for stream in self.streams.values():
+                self._settle(stream, connection)
+            if self.failure is not None or self.departed:
+                for endpoint in self.endpoints:
+                    endpoint.close()
+
+    def _settle(self, stream: Stream, connection: Connection) -> None:
+        opener, pair = connection.endpoints, stream.pair
+        if pair is None:
+            stream.settle(
+                2 if connection.backends else 0, None if opener is None else opener.open_collectives
+            )
+            self.endpoint = stream.endpoint  # the first call is under way, so it is open already
+            return
+        sends = pair[0] == self.members.rank
+        counts, other = (connection.sends_from, pair[1]) if sends else (connection.receives_from, pair[0])
+        first = counts[other] if counts else 0
+        endpoints = self.outgoing if sends else self.incoming
+        # Not a method: generations are to be freed without the garbage collector's help.
+        open_ = None if opener is None else partial(_open_transfers, opener, pair, endpoints, other)
+        stream.settle(first, open_)
+
+    # -- failure ---------------------------------------------------------------------------------------------
+
+    def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
+        """Fail the group, unless it has failed before. Any thread.
+
+        If Ctrl-C ends it in the middle, the next one who fails the group does what is left to do.
+
+        Args:
+            failure: Why.
+            tell: Whether the other members must hear of it from here. None leaves it until somebody may be
+                waiting for this rank: at once if calls are under way, else when the next one is refused.
+        """
+        with self._failing:
+            if self.failure is not None or self._is_failing:
+                return
+            self._is_failing = True
+            try:
+                with self.lock:
+                    waited_for = any(stream.calls for stream in self.streams.values())
+                    waited_for = waited_for or any(endpoint.pending for endpoint in self.endpoints)
+                self._told = tell is False
+                if tell or (tell is None and waited_for):
+                    # Before anybody here can see the failure and act on it: withdraw a message, end the
+                    # process. The others must hear of the cause before they see its consequences.
+                    self._tell_members(failure)
+                with self.lock:
+                    streams = list(self.streams.values())
+                    calls = [call for stream in streams for call in stream.calls.values()]
+                    self.failure = failure
+                    for endpoint in self.endpoints:
+                        endpoint.abort()
+            finally:
+                self._is_failing = False
+        for call in calls:
+            call.abort(failure)
+        for stream in streams:
+            stream.wake()
+        for backend in self.backends:
+            backend.close(orderly=failure.cause is Cause.CLOSED and not calls)
+
+    def tell_of(self, failure: Failure) -> None:
+        """Tell the other members why, unless they know: they may wait for a call that fails or is refused."""
+        with self._failing:
+            if self.failure is not None and not self._told:
+                self._tell_members(failure)
+
+    def _tell_members(self, failure: Failure) -> None:
+        members, services = self.members, self.members.services
+        for rank in members.ranks:
+            if rank != services.rank:
+                services.tell(rank, Abort(self.number, members.group, failure))
+        self._told = True
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Fail the group because a member is gone. Any thread."""
+        cause = Cause.LEFT if rank in self.departed else Cause.LOST
+        message = f"lost {self.members.services.describe(rank)}: {reason}"
+        self.fail(Failure(cause, message, (rank,), reason), tell=None)
+
+    def member_left(self, rank: int, reason: str) -> None:
+        """Note a member's goodbye: all that it has sent is here, and no more will come. Any thread.
+
+        The group has not failed: what the member sent before may be all that later calls need of it. A call
+        that waits for it fails.
+        """
+        with self.lock:
+            self.departed[rank] = reason
+            for endpoint in self.endpoints:
+                endpoint.close()
+
+
+def _open_transfers(
+    opener: EndpointOpener, pair: Pair, endpoints: list[Endpoint | None], other: int
+) -> Endpoint:
+    endpoint = endpoints[other] = opener.open_transfers(*pair)
+    return endpoint
 
 
 class Work(Future[Any]):
@@ -66,7 +382,6 @@ class Work(Future[Any]):
     One thread carries it out; methods may be used by that thread alone unless they say otherwise.
 
     Args:
-        members: Its group.
         generation: The group's generation in which it is made.
         stream: Stream in which it is counted.
         sequence: Its number there, from 1.
@@ -78,7 +393,6 @@ class Work(Future[Any]):
 
     def __init__(
         self,
-        members: Members,
         generation: Generation,
         stream: Stream,
         sequence: int,
@@ -88,7 +402,6 @@ class Work(Future[Any]):
         record: CallRecord,
     ) -> None:
         super().__init__()
-        self.members = members
         self.generation = generation
         self.stream = stream
         self.sequence = sequence
@@ -96,20 +409,15 @@ class Work(Future[Any]):
         self.text = text
         self.timeout = timeout
         self.record = record
-        self._services = members.services
+        self._services = generation.members.services
         self._operation: Operation | None = None
         self._deadline = 0.0
-        self._question = 0
-        self._answers: dict[int, Position] = {}
-        self._skipped: SkippedCalls | None = None  # made with the first question: few calls ask any
+        self._inquiry: Inquiry | None = None
 
     def __str__(self) -> str:
-        return f"{self.members.call_text(self.stream, self._services.rank, self.text)}, {self.label}"
-
-    @property
-    def label(self) -> str:
-        """Number and group of the call, for people."""
-        return self.members.call_label(self.stream, self.sequence)
+        members, pair = self.generation.members, self.stream.pair
+        call = members.call_text(pair, self._services.rank, self.text)
+        return f"{call}, {members.call_label(pair, self.sequence)}"
 
     @property
     def started(self) -> bool:
@@ -129,9 +437,8 @@ class Work(Future[Any]):
 
     def answered(self, rank: int, answer: Position) -> None:
         """Take another rank's answer to where it is. Any thread."""
-        self._answers[rank] = answer
-        if self._skipped is not None:
-            self._skipped.answered(rank, answer.question, answer.blocked)
+        if self._inquiry is not None:
+            self._inquiry.answered(rank, answer)
 
     # -- carrying out ----------------------------------------------------------------------------------------
 
@@ -146,12 +453,8 @@ class Work(Future[Any]):
         self._await_turn(alone=request.device is not None)
         backend = self._choose(request)
         buffers = request.allocate()
-        self._drive(backend.start(request, buffers, self))
+        self.drive(backend.start(request, buffers, self))
         return request.out if request.device is not None else request.finish(buffers)
-
-    def resume(self, operation: Operation) -> None:
-        """Go on with a call that a native endpoint has begun."""
-        self._drive(operation)
 
     def _choose(self, request: Request) -> Backend:
         for backend in self.generation.backends:
@@ -161,7 +464,7 @@ class Work(Future[Any]):
 
     def _await_turn(self, *, alone: bool) -> None:
         """Wait until earlier calls of the stream are over, as far as that is necessary; the time runs."""
-        if len(self.members.ranks) == 1:
+        if len(self.generation.members.ranks) == 1:
             return
         self._deadline = self._services.clock() + self.timeout
         if not self.stream.ready(self.sequence, alone=alone):
@@ -178,7 +481,8 @@ class Work(Future[Any]):
         if failure is not None:
             raise failure.during(str(self))
 
-    def _drive(self, operation: Operation) -> None:
+    def drive(self, operation: Operation) -> None:
+        """Go on with a call that a backend has begun, until it is complete."""
         with self.generation.lock:
             self._operation = operation
             self._deadline = self._deadline or self._services.clock() + self.timeout
@@ -193,6 +497,20 @@ class Work(Future[Any]):
             operation.revoke()
 
     # -- waiting ---------------------------------------------------------------------------------------------
+
+    @property
+    def inquiry(self) -> Inquiry:
+        """Questions to the other ranks; made with the first one, as few calls ask any."""
+        if self._inquiry is None:
+            generation, stream = self.generation, self.stream
+            self._inquiry = Inquiry(
+                generation.members, generation.number, stream.pair, self.sequence, self.text, self.waits_for
+            )
+        return self._inquiry
+
+    def ask_everybody(self) -> None:
+        """Ask all others where they are: one of them is not where this rank is."""
+        self.inquiry.ask(everybody=True)
 
     def _until(self, attempt: Callable[[float], bool]) -> None:
         """Repeat an attempt until it succeeds; ask, announce and give up in between."""
@@ -220,15 +538,15 @@ class Work(Future[Any]):
                     self._time_out(attempt)
                     return
                 if time >= ask_at:
-                    self._ask()
+                    self.inquiry.ask()
                     ask_at = began + next(asks)
                 if time >= announce_at:
                     announce_at += policy.announce_every
-                    policy.announce(self._waiting_text(time - began))
+                    policy.announce(self.inquiry.waiting_text(time - began))
                 if time >= report_at:
                     report_at = time + stuck_after
                     reported = True
-                    services.events.waiting(self.record, self._blocking(), time - began)
+                    services.events.waiting(self.record, self.inquiry.blocking(), time - began)
         finally:
             if reported:
                 services.events.waiting(self.record, (), 0.0)
@@ -247,141 +565,23 @@ class Work(Future[Any]):
 
     def _look_for_skips(self) -> None:
         """Fail the group if a rank waits for this one in a barrier, and so will never make the call."""
-        services = self._services
-        left = self._deadline - services.clock()
-        skipped = {} if self._skipped is None else self._skipped.proven(services.barriers, left)
-        if not skipped:
-            return
-        text = self.members.call_text(self.stream, services.rank, self.text)
-        running = [rank for rank, answer in list(self._answers.items()) if answer.state == "running"]
-        message = (
-            f"{self.label}: {ranks_text(sorted((services.rank, *running)))} called {text}, but "
-            f"{skipped_text(skipped)}. All ranks must make the same calls in the same order."
-        )
-        place = next(iter(skipped.values())).barrier
-        self.generation.fail(Failure(Cause.MISMATCH, message, (services.rank, *skipped), place))
-        self._check()
-
-    def ask_everybody(self) -> None:
-        """Ask all others where they are: one of them is not where this rank is."""
-        self._ask(everybody=True)
-
-    def _ask(self, *, everybody: bool = False) -> None:
-        """Ask the others where they are.
-
-        If ranks called different things, some rank waits for one that called something else: asking those
-        that are waited for finds every mismatch. Asking all, in groups where that is cheap, tells who the
-        culprit is, too.
-        """
-        if self._skipped is None:
-            self._skipped = SkippedCalls()
-        self._question += 1
-        question = WhereAreYou(
-            self.generation.number,
-            self.members.group,
-            self.stream.pair,
-            self.sequence,
-            self._question,
-            self.text,
-        )
-        everybody = everybody or len(self.members.ranks) <= _ASK_ALL_UP_TO
-        for rank in self._others() if everybody else self.waits_for():
-            self._services.tell(rank, question)
+        if self._inquiry is not None:
+            failure = self._inquiry.skipped(self._deadline - self._services.clock())
+            if failure is not None:
+                self.generation.fail(failure)
+                self._check()
 
     def _time_out(self, attempt: Callable[[float], bool]) -> None:
         """Hear once more from everybody, so that the error is exact, and fail the group."""
         services = self._services
-        self._ask(everybody=True)
+        self.inquiry.ask(everybody=True)
         give_up = services.clock() + services.wait_policy.answers_within
-        while services.clock() < give_up and self._unanswered():
+        while services.clock() < give_up and self.inquiry.unanswered():
             if attempt(_LAST_LOOKS):
                 return
             self._check()
-        blocking = self._blocking()
-        text = self.members.call_text(self.stream, services.rank, self.text)
-        message = (
-            f"{self.label}: rank {services.rank} waited {round(self.timeout, 2):g} s in {text} "
-            f"for {ranks_text(blocking)}: {self._details(blocking)}{self._advice()}"
-        )
-        self.generation.fail(Failure(Cause.TIMEOUT, message, blocking))
-        # Another rank's failure may have been first; either way the group has one, and it is raised here.
-        failure = self.generation.failure
-        if failure is None:  # another thread is failing the group right now, and tells the other members
-            failure = Failure(Cause.TIMEOUT, message, blocking)
-        raise failure.during(str(self))
-
-    def _advice(self) -> str:
-        """Return what to do if two ranks send to each other before they receive."""
-        pair = self.stream.pair
-        if pair is None or pair[0] != self.members.rank:
-            return ""
-        answer = self._answers.get(self.members.ranks[pair[1]])
-        if answer is None or not answer.busy.startswith("send("):
-            return ""
-        return (
-            f". Both ranks are in send, where arrays of more than {SEND_BUFFER // 1024} KiB wait for recv: "
-            "use async_op=True for one of the sends, or permute"
-        )
-
-    def _others(self) -> tuple[int, ...]:
-        own = self._services.rank
-        return tuple(rank for rank in self.members.of(self.stream) if rank != own)
-
-    def _unanswered(self) -> tuple[int, ...]:
-        return tuple(
-            rank
-            for rank in self._others()
-            if rank not in self._answers or self._answers[rank].question != self._question
-        )
-
-    def _blocking(self) -> tuple[int, ...]:
-        """Return the ranks that block this call: not arrived, silent, or with data outstanding."""
-        waited_for = self.waits_for()
-        silent = self._unanswered()
-        found = tuple(
-            rank
-            for rank in self._others()
-            if (rank in silent and rank in waited_for)
-            or (rank in self._answers and self._answers[rank].state not in ("running", "finished"))
-        )
-        return found or waited_for or self._others()
-
-    def _waiting_text(self, seconds: float) -> str:
-        blocking = self._blocking()
-        return (
-            f"rank {self._services.rank} has waited {seconds:.0f} s in {self} "
-            f"for {ranks_text(blocking)}: {self._details(blocking)}"
-        )
-
-    def _details(self, ranks: Sequence[int]) -> str:
-        parts = [self._detail(rank) for rank in ranks[:NAMED]]
-        if len(ranks) > NAMED:
-            parts.append(f"and {len(ranks) - NAMED} more")
-        return "; ".join(parts)
-
-    def _detail(self, rank: int) -> str:
-        name = self._services.describe(rank)
-        answer = self._answers.get(rank)
-        if answer is None:
-            return f"{name}, has not answered"
-        match answer.state:
-            case "behind":
-                where = "is still in an earlier generation of the collectives"
-            case "unknown":
-                where = "has not made this group"
-            case "absent":
-                where = f"has not called #{self.sequence}"
-                if answer.finished:
-                    last = self.members.call_text(self.stream, rank, answer.last)
-                    where = f"has finished #{answer.finished} ({last}) and {where}"
-            case "queued":
-                where = f"has called #{self.sequence}, but an earlier asynchronous call is still under way"
-            case "running":
-                where = f"is at #{self.sequence}, too"
-                if answer.waits_for:
-                    where += f", and waits for {ranks_text(answer.waits_for)}"
-            case "finished":
-                where = f"has finished #{self.sequence}"
-        if answer.busy and answer.state != "running":
-            where += f"; it is in {answer.busy}"
-        return f"{name}, {where}"
+        failure = self.inquiry.timed_out(self.timeout)
+        self.generation.fail(failure)
+        # Another rank's failure may have been first; either way the group has one, and it is raised here. If
+        # it has none yet, another thread is failing it right now, and tells the other members.
+        raise (self.generation.failure or failure).during(str(self))

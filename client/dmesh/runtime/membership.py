@@ -16,7 +16,7 @@ from dmesh.collectives.communicator import LEFT, Communicator
 from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.roster import NAMED
-from dmesh.collectives.skipped import BarrierWait
+from dmesh.collectives.services import Barriers, BarrierWait
 from dmesh.collectives.trace import Trace
 from dmesh.config.settings import Settings
 from dmesh.coordination.agent import Agent
@@ -268,8 +268,8 @@ def _error_of(arrival: Arrival) -> str | None:
     return None if arrival.fault is None else arrival.fault.message[:1000]
 
 
-class ClientBarriers:
-    """The barriers of this client, for the detection of skipped calls. See `collectives.skipped.Barriers`."""
+class ClientBarriers(Barriers):
+    """The barriers of this client, for the detection of skipped calls.."""
 
     def __init__(self, agent: Agent) -> None:
         self._barriers, self._job = agent.barriers, agent.identity.job

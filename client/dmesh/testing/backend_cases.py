@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.collectives import Group
-from dmesh.collectives.backends import Request, Stream
+from dmesh.collectives.backends import Request
+from dmesh.collectives.work import Stream
 from dmesh.errors import CollectiveTypeError
 
 Array = NDArray[Any]

@@ -33,10 +33,10 @@ from dmesh.collectives.backends import (
     Membership,
     Operation,
     Request,
-    Stream,
     register,
     unregister,
 )
+from dmesh.collectives.work import Stream
 from dmesh.errors import CollectiveError, CollectiveMismatchError, PeerLostError
 from dmesh.testing.backend_cases import LARGE, Array, Case, cases, check_values, collectives
 from dmesh.testing.fake_cluster import FakeCluster

@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
+from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.backends.registered import Membership, register, unregister
 from dmesh.collectives.request import Buffers, Request
-from dmesh.collectives.stream import Stream
 
 __all__ = [
     "Backend",

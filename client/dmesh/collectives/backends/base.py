@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
 from dmesh.collectives.request import Buffers, Request
-from dmesh.collectives.stream import Stream
+from dmesh.native import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,41 @@ class Operation(ABC):
         """End the operation: no memory of the caller's is touched after this returns."""
 
 
+class Stream(Protocol):
+    """Calls of a group that are counted together: its collectives, or the transfers of one pair of ranks."""
+
+    number: int
+    """Id of the stream, the same on all ranks."""
+    pair: tuple[int, int] | None
+    """Positions of sender and receiver; None for collectives."""
+    endpoint: Endpoint | None
+    """Native endpoint, once the first call that uses it has been made."""
+
+    @property
+    def issued(self) -> int:
+        """Number of the last call that was made."""
+
+    @property
+    def completed(self) -> int:
+        """Number of the last call that is over."""
+
+    def uses_endpoint(self, sequence: int) -> bool:
+        """Return whether a call can go through the endpoint, or through MPI."""
+
+    def on_complete(self, listener: Callable[[], object]) -> None:
+        """Call `listener` whenever the endpoint has completed a call that it took whole."""
+
+
 class Call(Protocol):
     """A call that a backend is to carry out, beside its request."""
 
-    stream: Stream
-    """Stream in which it is counted."""
-    sequence: int
-    """Its number there."""
+    @property
+    def stream(self) -> Stream:
+        """Stream in which it is counted."""
+
+    @property
+    def sequence(self) -> int:
+        """Its number there."""
 
     def ask_everybody(self) -> None:
         """Ask all other ranks where they are, because one of them has called something else."""

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
+from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.request import KINDS, Buffers, Descriptor, Request
-from dmesh.collectives.stream import Stream
 from dmesh.coordination.waiting import take
 from dmesh.errors import CollectiveError
 from dmesh.native import Endpoint

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps
+from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps, Stream
 from dmesh.collectives.backends.endpoints import EndpointOperation
 from dmesh.collectives.backends.shm.setup import share_memory
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.exchange import Exchange, Waits
 from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
-from dmesh.collectives.stream import Stream
+from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import Tuning
-from dmesh.collectives.work import Members
 from dmesh.native import Endpoint
 
 _REDUCE_SCATTER, _ALL_REDUCE, _ALL_GATHER = map(KINDS.index, ("reduce_scatter", "all_reduce", "all_gather"))

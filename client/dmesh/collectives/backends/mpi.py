@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
+from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.backends.mpi_operation import MismatchedCall, MpiOperation, Steps
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.request import Buffers, Reduction, Request
 from dmesh.collectives.schedules import bounds
-from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import SEND_BUFFER
 
 Array = NDArray[Any]

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dmesh.collectives.backends.base import Backend, Call, Operation
+from dmesh.collectives.backends.base import Backend, Call, Operation, Stream
 from dmesh.collectives.request import Buffers, Request
-from dmesh.collectives.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps
+from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps, Stream
 from dmesh.collectives.backends.nccl.communicator import IDENTITY_BYTES, NcclCommunicator, new_identity
 from dmesh.collectives.backends.nccl.reductions import load_nccl, resolve
 from dmesh.collectives.backends.tcp.messages import MessageBackend
-from dmesh.collectives.generation import Generation
 from dmesh.collectives.request import Buffers, Request
-from dmesh.collectives.stream import Stream
-from dmesh.collectives.work import Members
+from dmesh.collectives.services import Members
+from dmesh.collectives.work import Generation
 from dmesh.coordination.waiting import Bell
 from dmesh.errors import CollectiveError
 
@@ -147,7 +146,7 @@ class NcclBackend(Backend):
             assert request.device is not None
             communicator = NcclCommunicator(identity, size, place, request.device, name)
             self._communicators[number] = communicator
-        ranks = self._members.of(call.stream)
+        ranks = self._members.of(call.stream.pair)
         operation = NcclOperation(communicator, tuple(r for at, r in enumerate(ranks) if at != place))
         communicator.perform(request, buffers, _entry(request, buffers, size), operation.over)
         yield operation
@@ -176,7 +175,7 @@ class NcclBackend(Backend):
         """Compare the descriptors of all ranks; complete when all have come."""
         if call.stream.pair is not None:
             # By messages, which go in both directions: neither rank may begin before the other has come.
-            ranks = self._members.of(call.stream)
+            ranks = self._members.of(call.stream.pair)
             _, place = self._place(call)
             return self._messages.between(ranks, place).start(agreement, buffers, call)
         generation = self._generation()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation
+from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.backends.tcp.exchange import Attempt, Waits, all_of
 from dmesh.collectives.backends.tcp.transport import Channel, Completion, Transport
 from dmesh.collectives.request import Buffers, Reduction, Request
@@ -31,7 +31,6 @@ from dmesh.collectives.schedules import (
     Slice,
     select,
 )
-from dmesh.collectives.stream import Stream
 from dmesh.collectives.tuning import SEND_BUFFER, SHIPPED, Tuning
 
 Connects = Callable[[Channel], Waits[Tuning]]

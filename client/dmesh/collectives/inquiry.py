@@ -1,0 +1,231 @@
+"""Questions of a waiting call to the other ranks, their answers, and the calls that a rank has skipped.
+
+A rank has skipped a call if it waits in a barrier that includes a rank which waits for it in the call. Both
+wait for ever, so it is an error at once. It must never be reported of a program that could go on: by another
+thread of either rank, or because the barrier gives up before the call does.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Collection
+
+from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked, Position, WhereAreYou
+from dmesh.collectives.failure import Cause, Failure
+from dmesh.collectives.roster import NAMED, ranks_text
+from dmesh.collectives.services import Barriers, Members, Pair
+from dmesh.collectives.tuning import SEND_BUFFER
+
+_ASK_ALL_UP_TO = 64
+"""Up to this group size, a waiting rank asks all members where they are."""
+_FOREVER = 0
+
+
+class Inquiry:
+    """What one waiting call knows of the other ranks. `answered` may be called by any thread.
+
+    Args:
+        members: Its group.
+        generation: Number of the generation.
+        pair: Positions of sender and receiver of a transfer; None for a collective.
+        sequence: The call's number.
+        text: Its descriptor.
+        waits_for: Returns the ranks that it waits for.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        generation: int,
+        pair: Pair | None,
+        sequence: int,
+        text: str,
+        waits_for: Callable[[], tuple[int, ...]],
+    ) -> None:
+        self._members = members
+        self._services = members.services
+        self._generation = generation
+        self._pair = pair
+        self._sequence = sequence
+        self._text = text
+        self._waits_for = waits_for
+        self._others = tuple(rank for rank in members.of(pair) if rank != members.services.rank)
+        self._label = members.call_label(pair, sequence)
+        self._call = members.call_text(pair, members.services.rank, text)
+        self._question = 0
+        self._answers: dict[int, Position] = {}
+        self._blocked_since: dict[int, tuple[int, str]] = {}  # first question, and the barrier in its answer
+
+    def ask(self, *, everybody: bool = False) -> None:
+        """Ask the others where they are.
+
+        If ranks called different things, some rank waits for one that called something else: asking those
+        that are waited for finds every mismatch. Asking all, in groups where that is cheap, tells who the
+        culprit is, too.
+        """
+        self._question += 1
+        question = WhereAreYou(
+            self._generation, self._members.group, self._pair, self._sequence, self._question, self._text
+        )
+        everybody = everybody or len(self._members.ranks) <= _ASK_ALL_UP_TO
+        for rank in self._others if everybody else self._waits_for():
+            self._services.tell(rank, question)
+
+    def answered(self, rank: int, answer: Position) -> None:
+        """Take a rank's answer."""
+        self._answers[rank] = answer
+        barrier = answer.blocked.barrier
+        if not barrier or self._blocked_since.setdefault(rank, (answer.question, barrier))[1] != barrier:
+            self._blocked_since.pop(rank, None)
+
+    def unanswered(self) -> tuple[int, ...]:
+        """Return the ranks that have not answered the last question."""
+        answers, asked = self._answers, self._question
+        return tuple(rank for rank in self._others if rank not in answers or answers[rank].question != asked)
+
+    def blocking(self) -> tuple[int, ...]:
+        """Return the ranks that block this call: not arrived, silent, or with data outstanding."""
+        waited_for, silent = self._waits_for(), self.unanswered()
+        found = tuple(
+            rank
+            for rank in self._others
+            if (rank in silent and rank in waited_for)
+            or (rank in self._answers and self._answers[rank].state not in ("running", "finished"))
+        )
+        return found or waited_for or self._others
+
+    # -- skipped calls ---------------------------------------------------------------------------------------
+
+    def never_come(self, left: float) -> dict[int, Blocked]:
+        """Return the ranks that will never make the call, on the thread that waits in it.
+
+        A rank counts once it has said the same in answer to two questions. Unless it leaves, the barrier must
+        outlast the `left` seconds of the call, and no other thread of this process may come to it: this
+        thread alone has called barriers.
+        """
+        found = {
+            rank: answer.blocked
+            for rank, (question, barrier) in sorted(self._blocked_since.items())
+            if (answer := self._answers[rank]).question > question and answer.blocked.barrier == barrier
+        }
+        alone = bool(found) and _living(self._services.barriers.threads()) == {threading.get_ident()}
+        return {
+            rank: blocked
+            for rank, blocked in found.items()
+            if blocked.leaving
+            or (alone and (blocked.gives_up_in == _FOREVER or blocked.gives_up_in > left * 1000))
+        }
+
+    def skipped(self, left: float) -> Failure | None:
+        """Return the group's failure, if ranks will never make the call; see `never_come`."""
+        found = self.never_come(left) if self._blocked_since else {}
+        if not found:
+            return None
+        own = self._services.rank
+        running = [rank for rank, answer in list(self._answers.items()) if answer.state == "running"]
+        skipped = "; ".join(
+            f"rank {rank} has not called it and never will: it waits in "
+            + ("the shutdown of the system" if blocked.leaving else f"barrier {blocked.barrier!r}")
+            for rank, blocked in found.items()
+        )
+        message = (
+            f"{self._label}: {ranks_text(sorted((own, *running)))} called {self._call}, but {skipped}. "
+            "All ranks must make the same calls in the same order."
+        )
+        return Failure(Cause.MISMATCH, message, (own, *found), next(iter(found.values())).barrier)
+
+    # -- texts -----------------------------------------------------------------------------------------------
+
+    def waiting_text(self, seconds: float) -> str:
+        """Return for people how long this rank has waited, and for whom."""
+        blocking = self.blocking()
+        return (
+            f"rank {self._services.rank} has waited {seconds:.0f} s in {self._call}, {self._label} "
+            f"for {ranks_text(blocking)}: {self._details(blocking)}"
+        )
+
+    def timed_out(self, timeout: float) -> Failure:
+        """Return the group's failure, as the call's time has run out."""
+        blocking = self.blocking()
+        message = (
+            f"{self._label}: rank {self._services.rank} waited {round(timeout, 2):g} s in {self._call} "
+            f"for {ranks_text(blocking)}: {self._details(blocking)}{self._advice()}"
+        )
+        return Failure(Cause.TIMEOUT, message, blocking)
+
+    def _advice(self) -> str:
+        """Return what to do if two ranks send to each other before they receive."""
+        if self._pair is None or self._pair[0] != self._members.rank:
+            return ""
+        answer = self._answers.get(self._members.ranks[self._pair[1]])
+        if answer is None or not answer.busy.startswith("send("):
+            return ""
+        return (
+            f". Both ranks are in send, where arrays of more than {SEND_BUFFER // 1024} KiB wait for recv: "
+            "use async_op=True for one of the sends, or permute"
+        )
+
+    def _details(self, ranks: tuple[int, ...]) -> str:
+        parts = [self._detail(rank) for rank in ranks[:NAMED]]
+        if len(ranks) > NAMED:
+            parts.append(f"and {len(ranks) - NAMED} more")
+        return "; ".join(parts)
+
+    def _detail(self, rank: int) -> str:
+        name = self._services.describe(rank)
+        answer = self._answers.get(rank)
+        if answer is None:
+            return f"{name}, has not answered"
+        match answer.state:
+            case "behind":
+                where = "is still in an earlier generation of the collectives"
+            case "unknown":
+                where = "has not made this group"
+            case "absent":
+                where = f"has not called #{self._sequence}"
+                if answer.finished:
+                    last = self._members.call_text(self._pair, rank, answer.last)
+                    where = f"has finished #{answer.finished} ({last}) and {where}"
+            case "queued":
+                where = f"has called #{self._sequence}, but an earlier asynchronous call is still under way"
+            case "running":
+                where = f"is at #{self._sequence}, too"
+                if answer.waits_for:
+                    where += f", and waits for {ranks_text(answer.waits_for)}"
+            case "finished":
+                where = f"has finished #{self._sequence}"
+        if answer.busy and answer.state != "running":
+            where += f"; it is in {answer.busy}"
+        return f"{name}, {where}"
+
+
+def blocked_in(barriers: Barriers, callers: Collection[int], asking: int) -> Blocked:
+    """Return the barrier that keeps this process from making a call.
+
+    The barrier counts only if no other thread can make the call: the thread in the barrier has made all
+    earlier calls of the stream, or, if there are none, no other thread keeps the program running.
+
+    Args:
+        barriers: The barriers of this process.
+        callers: Threads that have made the earlier calls of the stream.
+        asking: Rank that waits in the call; the barrier waits for it.
+    """
+    for wait in barriers.waits():
+        living = _living(callers)
+        alone = living == {wait.thread} if living else not _others(wait.thread)
+        if alone and wait.includes(asking):
+            never = math.isinf(wait.gives_up_in)
+            left = _FOREVER if never else max(1, round(wait.gives_up_in * 1000))
+            return Blocked(wait.name, left, wait.leaving)
+    return NOT_BLOCKED
+
+
+def _living(threads: Collection[int]) -> set[int]:
+    return set(threads) & sys._current_frames().keys()
+
+
+def _others(thread: int) -> list[threading.Thread]:
+    """Return other threads than one that keep the program running."""
+    return [other for other in threading.enumerate() if not other.daemon and other.ident != thread]
