@@ -22,9 +22,9 @@ import numpy as np
 
 from dmesh import native
 from dmesh.collectives.backends.shm.arrays import SharedMemory
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
 from dmesh.collectives.tuning import SEND_BUFFER, SHIPPED, Tuning
@@ -215,7 +215,7 @@ def interrupt_waits(rounds: int) -> dict[str, Any]:
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     locked = interrupted = 0
     for number in range(rounds):
-        channel = LocalNetwork(2).transport(0).open(1, 1, b"")
+        channel = LocalNetwork(2).transport(0).message_queue.open(1, 1, b"")
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0002 + 0.0000017 * (number % 300))
             while True:

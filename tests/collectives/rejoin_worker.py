@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from tests.collectives.process_worker import shared_memory
 
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
 from dmesh.errors import CollectiveError

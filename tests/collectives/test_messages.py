@@ -130,7 +130,7 @@ def test_strange_messages_change_nothing(caplog):
 
 def test_a_foreign_signature_is_shown_on_one_line():
     with cluster(2) as ranks:
-        first = ranks.communicators[0].transport.open(
+        first = ranks.communicators[0].transport.message_queue.open(
             ranks.communicators[0].world.id, 1, b"all_\nreduce\xff()"
         )
         first.send(1, 0, memoryview(b"x"))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.collectives.ranks import LIMIT, Cluster, cluster
 
-from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.control_messages import Abort, Farewell, encode
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.services import WaitPolicy
@@ -265,7 +265,7 @@ def test_nothing_is_kept_of_former_generations():
     with cluster(2, wait_policy=QUICK) as ranks:
         survivor = ranks.communicators[0]
         for _ in range(20):
-            frames = ranks.communicators[1].transport.open(99, 1, b"x", ranks.generation)
+            frames = ranks.communicators[1].transport.message_queue.open(99, 1, b"x", ranks.generation)
             frames.send(0, 0, memoryview(bytearray(1000)))  # kept for a channel that never opens
             ranks.settle(0)
             assert survivor.transport.message_queue.buffered_bytes(1) > 1000
@@ -276,8 +276,8 @@ def test_nothing_is_kept_of_former_generations():
         message_queue = survivor.transport.message_queue
         gc.collect()
         assert len(message_queue._closed) == 1
-        assert not message_queue._unexpected._frames
-        assert len(message_queue._unexpected._accounts) <= 1
+        assert not message_queue._early
+        assert len(message_queue._accounts) <= 1
         assert not survivor.control._early
         assert len(survivor.groups) == 1
 

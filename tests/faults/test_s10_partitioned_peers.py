@@ -98,7 +98,7 @@ def test_the_collective_fails_on_all_ranks_in_time_and_names_the_pair(direction,
 PAIR = """
 import socket
 from dmesh.collectives.communicator import Communicator
-from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 

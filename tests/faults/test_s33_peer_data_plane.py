@@ -47,7 +47,7 @@ BEGIN = """
 import gc, socket
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.services import WaitPolicy
-from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.errors import CollectiveError

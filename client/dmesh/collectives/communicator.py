@@ -12,7 +12,8 @@ import numpy as np
 from dmesh._log import logger
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.backends.shm.arrays import SharedMemory
-from dmesh.collectives.backends.tcp.transport import Peer, Transport
+from dmesh.collectives.backends.tcp.channel import Peer
+from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.control import RELAY_LIMIT, ControlHandler
 from dmesh.collectives.control_messages import Farewell, Message, clean, encode
 from dmesh.collectives.events import EventRing

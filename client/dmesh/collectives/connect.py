@@ -23,9 +23,9 @@ from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
 from dmesh.collectives.backends.hierarchical import find_hierarchy
 from dmesh.collectives.backends.mpi import MpiBackend
 from dmesh.collectives.backends.shm.setup import MOST_MEMBERS, share_memory
+from dmesh.collectives.backends.tcp.channel import Channel
 from dmesh.collectives.backends.tcp.dedicated import PROTOCOL, Connections, TcpEndpoints, open_connections
-from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
-from dmesh.collectives.backends.tcp.transport import Channel
+from dmesh.collectives.backends.tcp.messages import Agreement, Exchange, Waits
 from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.work import Connection, Generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.errors import CollectiveValueError
 
 NAMED = 8

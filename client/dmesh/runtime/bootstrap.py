@@ -19,7 +19,8 @@ from dmesh import native
 from dmesh._log import logger
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.backends.shm.arrays import SharedMemory
-from dmesh.collectives.backends.tcp.transport import Peer, Transport
+from dmesh.collectives.backends.tcp.channel import Peer
+from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.progress import CollectiveReports
 from dmesh.collectives.trace import Trace, head_of

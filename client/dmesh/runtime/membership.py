@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dmesh._log import announce
-from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.communicator import LEFT, Communicator
 from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Cause, Failure

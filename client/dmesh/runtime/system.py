@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, SupportsIndex
 from dmesh import native
 from dmesh._log import logger
 from dmesh.collectives.api import World
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.local import LocalNetwork
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.config import launchers
 from dmesh.config.client import FoundVariables

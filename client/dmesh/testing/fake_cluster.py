@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from dmesh.collectives.api import World
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.local import LocalNetwork
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.config.settings import Settings
 from dmesh.coordination.agent import Agent

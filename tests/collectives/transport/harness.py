@@ -15,11 +15,11 @@ from typing import Any
 
 from tests.faults.secured import Authority
 
+from dmesh.collectives.backends.tcp.channel import Channel, Peer, Receive
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.local import LocalNetwork, LocalTransport
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.tls import PeerTls
-from dmesh.collectives.backends.tcp.transport import Channel, Completion, Peer
 from dmesh.security.certificates import IdentityFiles
 
 LIMIT = 60.0
@@ -81,7 +81,7 @@ class Cluster:
     network: LocalNetwork | None = None
 
     def open(self, rank: int, sequence: int = 1, signature: bytes = b"sum", group: int = 7) -> Channel:
-        return self.transports[rank].open(group, sequence, signature)
+        return self.transports[rank].message_queue.open(group, sequence, signature)
 
     def fence(self, source: int, destination: int) -> None:
         """Wait until everything that `source` has sent to `destination` is taken, but for large payloads."""
@@ -211,7 +211,7 @@ def pattern(size: int, seed: int = 0) -> bytearray:
     return bytearray((block * (size // len(block) + 1))[:size])
 
 
-def finish(channel: Channel, completions: Sequence[Completion] = ()) -> None:
+def finish(channel: Channel, completions: Sequence[Receive] = ()) -> None:
     """Wait for everything, and close."""
     assert channel.wait(completions, LIMIT), f"still waiting for {channel.waiting_for()}"
     assert channel.flush(LIMIT), f"still waiting for {channel.waiting_for()}"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, tcp_listener
 
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.tls import PeerTls
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.security.certificates import IdentityFiles
 
 SIZE = 64 * 1024 * 1024
@@ -43,7 +43,7 @@ class Obedient:
 
     def send_a_lot(self) -> None:
         assert self.transport is not None
-        channel = self.transport.open(1, 1, b"a lot")
+        channel = self.transport.message_queue.open(1, 1, b"a lot")
         channel.send(0, 0, memoryview(bytearray(SIZE)))
         channel.flush(LIMIT)
 

@@ -17,9 +17,9 @@ from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Recorder
 from tests.collectives.transport.peer_process import SIZE
 
 import dmesh
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.tls import PeerTls
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.security.certificates import IdentityFiles
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,7 +95,7 @@ def test_a_killed_process_is_noticed_by_everybody_at_once(encrypted):
 
 def test_a_process_killed_while_it_sends_never_completes_a_receive(encrypted):
     with processes(1, encrypted) as (transport, recorder, children):
-        channel = transport.open(1, 1, b"a lot")
+        channel = transport.message_queue.open(1, 1, b"a lot")
         into = bytearray(SIZE)
         transport.control(1, b"send a lot")
         completion = channel.receive(1, 0, memoryview(into))
@@ -113,7 +113,7 @@ def test_a_stopped_process_is_not_dead_and_goes_on(encrypted):
         children[0].send_signal(signal.SIGSTOP)
         try:
             transport.control(1, b"are you there?")
-            channel = transport.open(1, 1, b"a lot")
+            channel = transport.message_queue.open(1, 1, b"a lot")
             with pytest.raises(AssertionError, match="waiting"):
                 assert channel.wait([channel.receive(1, 0, memoryview(bytearray(SIZE)))], 0.05), "waiting"
             assert channel.waiting_for() == (1,)

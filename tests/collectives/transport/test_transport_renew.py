@@ -17,6 +17,7 @@ from tests.collectives.transport.harness import (
     tcp_listener,
 )
 
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     WELCOME_SIZE,
@@ -26,7 +27,6 @@ from dmesh.collectives.backends.tcp.handshake import (
     Status,
 )
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.errors import CollectiveError
 
 
@@ -64,8 +64,8 @@ def test_frames_go_both_ways_after_both_have_renewed(succeeded):
     cluster, successor, _ = succeeded
     for transport in (cluster.transports[0], successor.transport):
         transport.renew(successor.peers, 3, nothing)
-    here = cluster.transports[0].open(7, 1, b"x", 3)
-    there = successor.transport.open(7, 1, b"x", 3)
+    here = cluster.transports[0].message_queue.open(7, 1, b"x", 3)
+    there = successor.transport.message_queue.open(7, 1, b"x", 3)
     into = bytearray(3), bytearray(3)
     here.send(1, 0, memoryview(b"abc"))
     there.send(0, 0, memoryview(b"def"))
@@ -77,7 +77,7 @@ def test_frames_go_both_ways_after_both_have_renewed(succeeded):
 def test_a_successor_that_is_early_is_let_in_as_soon_as_it_is_known(succeeded):
     cluster, successor, _ = succeeded
     successor.transport.renew(successor.peers, 3, nothing)
-    there = successor.transport.open(7, 1, b"x", 3)
+    there = successor.transport.message_queue.open(7, 1, b"x", 3)
     there.send(0, 0, memoryview(b"abc"))
     successor.transport.control(0, b"hello")
     dials = successor.transport._dials
@@ -85,7 +85,7 @@ def test_a_successor_that_is_early_is_let_in_as_soon_as_it_is_known(succeeded):
     assert ("control", 1, b"hello") not in cluster.listeners[0].events
     cluster.transports[0].renew(successor.peers, 3, nothing)
     cluster.listeners[0].wait_for("control", 1, b"hello")
-    here = cluster.transports[0].open(7, 1, b"x", 3)
+    here = cluster.transports[0].message_queue.open(7, 1, b"x", 3)
     into = bytearray(3)
     finish(here, [here.receive(1, 0, memoryview(into))])
     assert into == b"abc"

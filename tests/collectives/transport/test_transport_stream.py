@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.transport.harness import Recorder, pattern
 
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.frame_io import FrameReader, ReadResult, SendQueue, WriteResult
 from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, EAGER_LIMIT, Frame, Kind
-from dmesh.collectives.backends.tcp.message_queue import MessageQueue
-from dmesh.collectives.backends.tcp.transport import Peer
+from dmesh.collectives.backends.tcp.transport import MessageQueue
 from dmesh.errors import CollectiveError
 
 
@@ -92,7 +92,7 @@ class Line:
         for rank in range(2):
             _, finished = self.senders[rank].queue.write()
             for send in finished:
-                self.queues[rank].sent(send)
+                send.channel.sent(send)
             assert self.readers[1 - rank].read() is ReadResult.MORE
 
     def until(self, condition):
@@ -234,7 +234,7 @@ def test_a_goodbye_is_the_last_frame_and_small_frames_overtake_large_ones():
     into = bytearray(6 * CHUNK_LIMIT)
     completion = receiver.receive(0, 0, memoryview(into))
     sender.send(1, 0, memoryview(pattern(len(into))))
-    line.until(lambda: receiver.receives[0, 0].filled > 0)
+    line.until(lambda: receiver.receives[0, 0].claimed > 0)
     assert queue.put(Frame(Kind.CONTROL, length=2), None, b"hi") in (True, False)
     line.until(lambda: line.listeners[1].of("control"))
     assert not completion.done

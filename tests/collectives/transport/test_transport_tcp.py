@@ -20,8 +20,9 @@ from tests.collectives.transport.harness import (
     together,
 )
 
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
-from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, Frame, Kind
+from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, VERSION, Frame, Kind
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     HELLO_SIZE,
@@ -33,7 +34,6 @@ from dmesh.collectives.backends.tcp.handshake import (
     Status,
 )
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.errors import (
     CollectiveError,
     InitializationTimeoutError,
@@ -190,13 +190,16 @@ def test_a_second_connection_for_the_same_rank_is_refused(make_tcp):
     ("sent", "problem"),
     [
         (
-            bytes([3, 1]) + bytes(30) + (2**40).to_bytes(8, "big"),
+            bytes([VERSION, 1]) + bytes(30) + (2**40).to_bytes(8, "big"),
             f"length {2**40}, which must be 0 to {EAGER_LIMIT}",
         ),
-        (bytes([3, 6]) + bytes(30) + (2**40).to_bytes(8, "big"), f"CONTROL frame came with length {2**40}"),
-        (bytes([3, 4]) + bytes(37) + b"\1", "nobody asked for"),
+        (
+            bytes([VERSION, 6]) + bytes(30) + (2**40).to_bytes(8, "big"),
+            f"CONTROL frame came with length {2**40}",
+        ),
+        (bytes([VERSION, 4]) + bytes(37) + b"\1", "nobody asked for"),
         (bytes([1, 1]) + bytes(38), "version 1"),
-        (bytes([3, 1, 255, 255]) + bytes(36), "a signature of 65535 bytes"),
+        (bytes([VERSION, 1, 255, 255]) + bytes(36), "a signature of 65535 bytes"),
         (b"\xff" * 1000, "version 255"),
     ],
     ids=["huge data", "huge control", "piece", "version", "signature", "noise"],
@@ -303,7 +306,7 @@ def test_an_unreachable_peer_is_lost_soon():
         transport.control(1, b"hello?")
         _, _, reason = recorder.wait_for("lost", 1)
         assert reason == f"cannot connect to {address}: Connection refused"
-        channel = transport.open(1, 1, b"s")
+        channel = transport.message_queue.open(1, 1, b"s")
         channel.send(1, 0, memoryview(b"x"))
         with pytest.raises(PeerLostError, match="Connection refused"):
             channel.flush(LIMIT)

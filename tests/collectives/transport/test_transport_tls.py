@@ -31,6 +31,7 @@ from tests.collectives.transport.harness import (
 from tests.collectives.transport.test_transport_tcp import check_alive, connect, is_closed, read_exactly
 from tests.faults.secured import Authority
 
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
@@ -42,7 +43,6 @@ from dmesh.collectives.backends.tcp.handshake import (
 )
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.tls import PeerTls
-from dmesh.collectives.backends.tcp.transport import Peer
 from dmesh.collectives.communicator import Communicator
 from dmesh.errors import PeerAuthenticationError, PeerLostError
 from dmesh.security.certificates import IdentityFiles
@@ -369,7 +369,9 @@ def overhear(encrypted: bool) -> bytes:
     for transport in transports:
         transport.start(Recorder(), peers)
     try:
-        sender, receiver = (transport.open(1, 1, b"a signature of this call") for transport in transports)
+        sender, receiver = (
+            transport.message_queue.open(1, 1, b"a signature of this call") for transport in transports
+        )
         into = [bytearray(20_000), bytearray(3_000_000)]
         sender.send(1, 0, memoryview(pattern(20_000, 1)))
         sender.send(1, 1, memoryview(pattern(3_000_000, 2)))

@@ -23,7 +23,7 @@ from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operati
 from dmesh.collectives.backends.endpoints import EndpointOperation
 from dmesh.collectives.backends.shm.setup import share_memory
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
-from dmesh.collectives.backends.tcp.exchange import Exchange, Waits
+from dmesh.collectives.backends.tcp.messages import Exchange, Waits
 from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
 from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import Tuning

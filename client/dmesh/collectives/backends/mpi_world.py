@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dmesh._log import announce, logger
-from dmesh.collectives.backends.tcp.exchange import Waits
-from dmesh.collectives.backends.tcp.transport import Channel
+from dmesh.collectives.backends.tcp.channel import Channel
+from dmesh.collectives.backends.tcp.messages import Waits
 from dmesh.coordination.waiting import Worker, take
 from dmesh.errors import (
     CollectiveError,

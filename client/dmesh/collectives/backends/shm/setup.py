@@ -30,7 +30,7 @@ from functools import partial
 import numpy as np
 
 from dmesh import native
-from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
+from dmesh.collectives.backends.tcp.messages import Agreement, Exchange, Waits
 from dmesh.collectives.tuning import SEND_BUFFER
 
 MOST_MEMBERS = 64

@@ -1,21 +1,28 @@
-"""Channel of one collective: its posted sends and receives, and the matching of arriving frames with them.
+"""Channels of messages: posted sends and receives, and their matching with the frames of peers.
 
-Independent of how frames travel. A `MessageQueue` opens channels and routes frames to them.
+A collective opens one `Channel` for itself, named by (group, sequence number), and sends and receives bytes
+in numbered steps. Every frame carries the channel's *signature* (the operation, dtype, shape and arguments,
+as text): a frame with another signature than the receiver's is a mismatch, detected before a byte of it is
+stored. Nothing here knows arrays, operations or schedules, or how frames travel.
+
+The lock of the client's `Channels` guards all matching. It is never held while the transport or the listener
+is called: what must be told them is *deferred* until its release.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, Frame, Kind
-from dmesh.collectives.backends.tcp.transport import Channel, Completion, Peer
-from dmesh.collectives.backends.tcp.unexpected import BufferedFrame
+from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind
 from dmesh.coordination.waiting import take
 from dmesh.errors import CollectiveError, CollectiveValueError, PeerLostError
 
@@ -23,21 +30,47 @@ Deferred = list[Callable[[], None]]
 """Actions to run once the message queue's lock is released."""
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another client."""
+
+    rank: int
+    """Its client id."""
+    addresses: tuple[str, ...]
+    """HOST:PORT at which it listens, most preferred first."""
+    incarnation: int
+    """Random number of its process; 0 if unknown (no coordination service)."""
+    description: str
+    """Its name for messages, e.g. `/job:worker/task:2 (host h, pid 9)`."""
+
+
+class FrameSender(Protocol):
+    """Sending side of a transport. Never called with the message queue's lock held."""
+
+    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
+        """Send a frame after all earlier ones to that peer; it may overtake large payloads.
+
+        With a `send`, its data is the payload (of one DATA frame, or of as many CHUNK frames as it takes),
+        and `Channel.sent` is called when its memory is not needed any more. Nothing is sent for a withdrawn
+        `send`.
+        """
+
+    def withdraw(self, send: Send) -> bool:
+        """Stop using a send's memory. Return True if all its data has gone out, or will from a copy."""
+
+    def resume(self, peer: int) -> None:
+        """Read a peer again: there is room for frames after one was refused."""
+
+
 class Receive:
-    """A posted receive: the `Completion` that `Channel.receive` returns.
+    """A posted receive. Arriving frames have claimed the first `claimed` bytes of its memory."""
 
-    Arriving frames have claimed the first `claimed` bytes of its memory; `filled` bytes are in place.
-    """
+    __slots__ = ("claimed", "done", "peer", "view")
 
-    __slots__ = ("claimed", "done", "filled", "peer", "started", "step", "view")
-
-    def __init__(self, peer: int, step: int, view: memoryview) -> None:
+    def __init__(self, peer: int, view: memoryview) -> None:
         self.peer = peer
-        self.step = step
         self.view = view
         self.claimed = 0
-        self.filled = 0
-        self.started = False
         self.done = False
 
 
@@ -50,15 +83,12 @@ class Send:
 
     __slots__ = ("channel", "data", "done", "frame", "peer", "started", "withdrawn", "written")
 
-    def __init__(self, channel: MessageChannel, peer: int, frame: Frame, data: memoryview) -> None:
+    def __init__(self, channel: Channel, peer: int, frame: Frame, data: memoryview) -> None:
         self.channel = channel
         self.peer = peer
         self.frame = frame
         self.data = data
-        self.started = False
-        self.done = False
-        self.withdrawn = False
-        self.written = False
+        self.started = self.done = self.withdrawn = self.written = False
 
 
 class Destination:
@@ -66,98 +96,61 @@ class Destination:
 
     The transport fills it in as many pieces as it likes, each under `guard` and only while `view` is not
     None; otherwise it discards the bytes. Once all `size` bytes have come, stored or not, it calls
-    `MessageQueue.payload_received`.
+    `complete`.
     """
 
-    __slots__ = ("_memory", "buffered", "channel", "guard", "receive", "size")
+    __slots__ = ("_channel", "_memory", "complete", "guard", "size")
 
     def __init__(
         self,
         size: int,
         memory: memoryview | None = None,
-        channel: MessageChannel | None = None,
-        receive: Receive | None = None,
-        buffered: BufferedFrame | None = None,
+        complete: Callable[[], None] = lambda: None,
+        channel: Channel | None = None,
     ) -> None:
         self.size = size
-        self.channel = channel
-        self.receive = receive
-        self.buffered = buffered
+        self.complete = complete
         self.guard = threading.Lock() if channel is None else channel.guard
         self._memory = memory
+        self._channel = channel
 
     @property
     def view(self) -> memoryview | None:
         """The memory to fill; None if the bytes are not needed (any more). Only valid under `guard`."""
-        if self.channel is not None and self.channel.revoked:
-            return None
-        return self._memory
+        return None if self._channel is not None and self._channel.revoked else self._memory
 
 
-class FrameSender(Protocol):
-    """Sending side of a transport. Never called with the message queue's lock held."""
+class Account:
+    """Bytes charged to one process of a peer for its buffered frames."""
 
-    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
-        """Send a frame after all earlier ones to that peer; it may overtake large payloads.
+    __slots__ = ("charged", "peer", "refused")
 
-        With a `send`, its data is the payload (of one DATA frame, or of as many CHUNK frames as it takes),
-        and `MessageQueue.sent` is called when its memory is not needed any more. Nothing is sent for a
-        withdrawn `send`.
-        """
-
-    def withdraw(self, send: Send) -> bool:
-        """Stop using a send's memory. Return True if all its data has gone out, or will from a copy."""
-
-    def resume(self, peer: int) -> None:
-        """Read a peer again: there is room for frames after one was refused."""
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.charged = 0
+        self.refused = False
 
 
-class ChannelOwner(Protocol):
-    """The part of a message queue that its channels use."""
+class BufferedFrame:
+    """A charged frame that no receive has taken yet."""
 
-    lock: threading.Lock
-    """Guards all state of the owner and its channels."""
-    sender: FrameSender
-    """Carries frames away."""
-    generation: int
-    """The current one."""
+    __slots__ = ("account", "cost", "frame", "payload")
 
-    def peer(self, rank: int) -> Peer:
-        """Return a peer; raise CollectiveValueError if there is none of that rank."""
-
-    def describe(self, rank: int) -> str:
-        """Return a peer's name for messages."""
-
-    def lost_error(self, peer: int) -> PeerLostError | None:
-        """Return the error of a peer that is gone; None if it is not. With the lock held."""
-
-    def refund(self, buffered: BufferedFrame, deferred: Deferred) -> None:
-        """Return a buffered frame's charge. With the lock held."""
-
-    def forget(self, channel: MessageChannel, deferred: Deferred) -> None:
-        """Remove a channel that closes. With the lock held."""
-
-    def report_mismatch(self, channel: MessageChannel, peer: int, signature: bytes) -> None:
-        """Report a peer's other signature to the listener, and fail the channel. Without the lock."""
+    def __init__(self, account: Account, cost: int, frame: Frame) -> None:
+        self.account = account
+        self.cost = cost
+        self.frame = frame
+        self.payload = bytearray(frame.payload_length)
 
 
-class MessageChannel(Channel):
-    """A channel whose frames come through a message queue.
+class Channel:
+    """The frames of one collective. Used by one thread; failed by any.
 
-    The owner's lock guards all attributes. While a transport writes into posted memory it holds `guard`, so
+    The queue's lock guards all attributes. While a transport writes into posted memory it holds `guard`, so
     `close` can promise that no memory is touched afterwards.
-
-    Args:
-        owner: Its message queue.
-        group: Number of the group.
-        sequence: Number of the collective in its group.
-        signature: Text that must be the same on both sides.
-        generation: Generation of the groups.
     """
 
-    def __init__(
-        self, owner: ChannelOwner, group: int, sequence: int, signature: bytes, generation: int = 0
-    ) -> None:
+    def __init__(self, owner: Channels, group: int, sequence: int, signature: bytes, generation: int) -> None:
         self.generation = generation
         self.group = group
         self.sequence = sequence
@@ -184,7 +177,10 @@ class MessageChannel(Channel):
     # -- the collective's side -----------------------------------------------------------------------
 
     def send(self, peer: int, step: int, data: memoryview) -> None:
-        """Start to send; see `Channel.send`."""
+        """Start to send `data` (bytes, C-contiguous); it must not change before `flush` returns.
+
+        Steps are numbered by the sender; a (peer, step) pair is used once per channel and direction.
+        """
         at = self._address(peer, step)
         data = _as_bytes(data, writable=False)
         kind = Kind.DATA if data.nbytes <= EAGER_LIMIT else Kind.OFFER
@@ -198,9 +194,7 @@ class MessageChannel(Channel):
                 raise CollectiveValueError(f"step {step} to rank {peer} of {self.name} is sent already")
             self.sends[at] = send
             self._unsent += 1
-            lost = owner.lost_error(peer)
-            if lost is not None:
-                self.fail_locked(lost)
+            if self._is_lost(peer):
                 return
             if kind is Kind.DATA:
                 send.started = True
@@ -212,11 +206,10 @@ class MessageChannel(Channel):
                 deferred.append(lambda: owner.sender.transmit(peer, frame, None))
         run(deferred)
 
-    def receive(self, peer: int, step: int, into: memoryview) -> Completion:
-        """Start to receive; see `Channel.receive`."""
+    def receive(self, peer: int, step: int, into: memoryview) -> Receive:
+        """Start to receive exactly `into.nbytes` bytes of that step from `peer`."""
         at = self._address(peer, step)
-        into = _as_bytes(into, writable=True)
-        receive = Receive(peer, step, into)
+        receive = Receive(peer, _as_bytes(into, writable=True))
         owner = self._owner
         deferred: Deferred = []
         with owner.lock:
@@ -224,41 +217,37 @@ class MessageChannel(Channel):
             if at in self.receives:
                 raise CollectiveValueError(f"step {step} from rank {peer} of {self.name} is posted already")
             self.receives[at] = receive
-            buffered = self._unexpected.pop(at, None)
-            if buffered is not None:
+            if (buffered := self._unexpected.pop(at, None)) is not None:
                 self._settle(receive, buffered, deferred)
-            if not receive.done and self.failure is None:
-                lost = owner.lost_error(peer)
-                if lost is not None:
-                    self.fail_locked(lost)
-                elif into.nbytes > EAGER_LIMIT:
-                    ready = self._frame(Kind.READY, step, into.nbytes)
-                    deferred.append(lambda: owner.sender.transmit(peer, ready, None))
+            open_still = not receive.done and self.failure is None and not self._is_lost(peer)
+            if open_still and into.nbytes > EAGER_LIMIT:
+                ready = self._frame(Kind.READY, step, into.nbytes)
+                deferred.append(lambda: owner.sender.transmit(peer, ready, None))
         run(deferred)
         return receive
 
-    def wait(self, completions: Sequence[Completion], timeout: float | None) -> bool:
-        """Wait for receives; see `Channel.wait`."""
-        return self._wait(lambda: all(completion.done for completion in completions), timeout)
+    def wait(self, receives: Sequence[Receive], timeout: float) -> bool:
+        """Wait until all are done; return False after `timeout` seconds. Raises the channel's failure."""
+        return self._wait(lambda: all(receive.done for receive in receives), timeout)
 
-    def flush(self, timeout: float | None) -> bool:
-        """Wait for sends; see `Channel.flush`."""
+    def flush(self, timeout: float) -> bool:
+        """Wait until the system has taken all sends; return False on timeout. Raises like `wait`."""
         return self._wait(lambda: self._unsent == 0, timeout)
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Return the ranks that block this channel; see `Channel.waiting_for`."""
+        """Return the ranks whose frames (or readiness to take ours) are still missing, sorted."""
         with self._owner.lock:
             ranks = {receive.peer for receive in self.receives.values() if not receive.done}
             ranks.update(send.peer for send in self.sends.values() if not send.done)
         return tuple(sorted(ranks))
 
     def fail(self, error: BaseException) -> None:
-        """Fail the channel; see `Channel.fail`."""
+        """Make every pending and later `wait` and `flush` raise `error`. Only the first failure counts."""
         with self._owner.lock:
             self.fail_locked(error)
 
     def close(self) -> None:
-        """Forget the channel; see `Channel.close`."""
+        """Forget the channel and release its buffers; no memory is touched after it returns."""
         owner = self._owner
         deferred: Deferred = []
         with owner.lock:
@@ -282,15 +271,14 @@ class MessageChannel(Channel):
         self.sends.clear()
         run(deferred)
 
-    def _wait(self, finished: Callable[[], bool], timeout: float | None) -> bool:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+    def _wait(self, finished: Callable[[], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
         while True:
             with self._owner.lock:
                 self._check()
                 if finished():
                     return True
-            remaining = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-            if remaining <= 0:
+            if (remaining := deadline - time.monotonic()) <= 0:
                 return False
             with contextlib.suppress(queue.Empty):
                 take(self._wakeups, remaining)
@@ -310,7 +298,15 @@ class MessageChannel(Channel):
             raise CollectiveValueError(f"step {step} is not within 0 to 2**32 - 1")
         return peer, step
 
-    # -- the message queue's side; with its lock held --------------------------------------------------
+    # -- the message queue's side; with its lock held, except for `sent` -------------------------------
+
+    def sent(self, send: Send) -> None:
+        """Complete a send whose memory the transport does not need any more. Without the lock."""
+        with self._owner.lock:
+            send.done = True
+            self._unsent -= 1
+            if self._unsent == 0:
+                self._wake()
 
     def fail_locked(self, error: BaseException) -> None:
         """Fail the channel, with the lock held."""
@@ -318,21 +314,11 @@ class MessageChannel(Channel):
             self.failure = error
             self._wake()
 
-    def sent(self, send: Send) -> None:
-        """Complete a send: all its data is on its way."""
-        send.done = True
-        if not self.revoked:
-            self._unsent -= 1
-            if self._unsent == 0:
-                self._wake()
-
-    def received(self, receive: Receive, size: int) -> None:
-        """Count `size` bytes that were written into a receive's memory."""
-        if not self.revoked:
-            receive.filled += size
-            if receive.filled == receive.view.nbytes:
-                receive.done = True
-                self._wake()
+    def _is_lost(self, peer: int) -> bool:
+        """Fail the channel if a peer is gone."""
+        if (reason := self._owner.departures.get(peer)) is not None:
+            self.fail_locked(PeerLostError(f"{self._owner.describe(peer)} is gone: {reason}", peer))
+        return reason is not None
 
     def destination(self, peer: int, frame: Frame, deferred: Deferred) -> Destination | None:
         """Return the destination of a DATA frame; None if its receive is not posted yet."""
@@ -342,36 +328,54 @@ class MessageChannel(Channel):
         receive = self.receives.get((peer, frame.step))
         if receive is None:
             return None
-        if receive.started or self.failure is not None or not self._length_fits(receive, frame):
+        begun = receive.done or receive.claimed
+        if begun or self.failure is not None or not self._length_fits(receive, frame):
             return discard
-        receive.started = True
-        return Destination(frame.length, receive.view, self, receive)
+        return self._claim(receive, frame.length)
+
+    def chunk_destination(self, peer: int, frame: Frame) -> Destination | None:
+        """Return the destination of a CHUNK frame; None if it was not asked for."""
+        receive = self.receives.get((peer, frame.step))
+        if receive is None:
+            return None if self.failure is None else Destination(frame.length)
+        if receive.view.nbytes <= EAGER_LIMIT:
+            return None
+        end = receive.claimed + frame.length
+        if end > receive.view.nbytes:
+            raise CollectiveError(f"{end} bytes came for a receive of {receive.view.nbytes} {where(frame)}")
+        return self._claim(receive, frame.length)
+
+    def _claim(self, receive: Receive, size: int) -> Destination:
+        view = receive.view[receive.claimed : receive.claimed + size]
+        receive.claimed += size
+        return Destination(size, view, partial(self._received, receive), self)
+
+    def _received(self, receive: Receive) -> None:
+        """Count what has been claimed as received: a peer's frames come one after the other."""
+        with self._owner.lock:
+            if not self.revoked and receive.claimed == receive.view.nbytes:
+                receive.done = True
+                self._wake()
 
     def match(self, buffered: BufferedFrame, deferred: Deferred) -> None:
         """Take a complete, charged frame: match it, or buffer it until its send or receive is posted."""
-        frame, at = buffered.frame, (buffered.peer, buffered.frame.step)
+        frame, peer = buffered.frame, buffered.account.peer
+        at = (peer, frame.step)
         refund = self._owner.refund
-        if not self._signature_fits(buffered.peer, frame, deferred):
+        if not self._signature_fits(peer, frame, deferred):
             refund(buffered, deferred)
         elif frame.kind is Kind.READY:
-            send = self.sends.get(at)
-            if send is not None:
+            if (send := self.sends.get(at)) is not None:
                 refund(buffered, deferred)
                 self._start_send(send, frame.length, deferred)
-            elif at in self._readies:
+            elif self._readies.setdefault(at, buffered) is not buffered:
                 refund(buffered, deferred)
-            else:
-                self._readies[at] = buffered
         elif (receive := self.receives.get(at)) is not None:
             self._settle(receive, buffered, deferred)
-        else:
-            earlier = self._unexpected.get(at)
-            if earlier is not None and frame.kind is not Kind.CANCEL:
-                refund(buffered, deferred)
-                return
-            if earlier is not None:
-                refund(earlier, deferred)
-            self._unexpected[at] = buffered
+        elif (earlier := self._unexpected.setdefault(at, buffered)) is not buffered:
+            if frame.kind is Kind.CANCEL:
+                self._unexpected[at] = buffered
+            refund(earlier if frame.kind is Kind.CANCEL else buffered, deferred)
 
     def _settle(self, receive: Receive, buffered: BufferedFrame, deferred: Deferred) -> None:
         """Match a posted receive with a buffered DATA, OFFER or CANCEL frame."""
@@ -382,13 +386,13 @@ class MessageChannel(Channel):
         if frame.kind is Kind.CANCEL:
             self.fail_locked(
                 CollectiveError(
-                    f"{self._owner.describe(buffered.peer)} gave up sending step {frame.step} of {self.name} "
+                    f"{self._owner.describe(receive.peer)} gave up sending step {frame.step} of {self.name} "
                     "before all of it had been sent"
                 )
             )
-        elif self._length_fits(receive, frame) and buffered.payload is not None and not receive.started:
+        elif self._length_fits(receive, frame) and frame.kind is Kind.DATA and not receive.claimed:
             receive.view[:] = buffered.payload
-            receive.started = receive.done = True
+            receive.done = True
             self._wake()
 
     def _start_send(self, send: Send, expected: int, deferred: Deferred) -> None:
@@ -435,6 +439,138 @@ class MessageChannel(Channel):
         self._wakeups.put(None)
 
 
+class Channels(ABC):
+    """Open channels of one client, and the frames that wait for one; `transport.MessageQueue` feeds them."""
+
+    def __init__(self, rank: int, sender: FrameSender) -> None:
+        self.rank = rank
+        self.sender = sender
+        self.lock = threading.Lock()
+        self.generation = 0
+        self.peers: dict[int, Peer] = {}
+        self.departures: dict[int, str] = {}  # why a peer is gone: it is lost or has left
+        self._channels: dict[tuple[int, int], Channel] = {}
+        # Frames of channels that are not open yet, by generation, group and sequence number. Open channels
+        # hold their own buffered frames, charged to the same accounts.
+        self._early: dict[tuple[int, int, int], list[BufferedFrame]] = {}
+        self._accounts: dict[int, Account] = {}
+        self._closed: dict[int, ClosedSequences] = {}
+        self._over: BaseException | None = None
+
+    @abstractmethod
+    def report_mismatch(self, channel: Channel, peer: int, signature: bytes) -> None:
+        """Report a peer's other signature, and fail the channel. Without the lock."""
+
+    def describe(self, rank: int) -> str:
+        """Return a peer's name for messages."""
+        peer = self.peers.get(rank)
+        return f"rank {rank}" if peer is None else f"rank {rank} = {peer.description}"
+
+    def peer(self, rank: int) -> Peer:
+        """Return a peer; raise CollectiveValueError if there is none of that rank."""
+        peer = self.peers.get(rank)
+        if peer is None:
+            problem = "is this client itself" if rank == self.rank else "is no peer of this transport"
+            raise CollectiveValueError(
+                f"rank {rank} {problem}; the peers are {sorted(self.peers) or 'none (not started)'}"
+            )
+        return peer
+
+    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
+        """Open the channel of one collective. Frames that came before are delivered to it at once.
+
+        Raises CollectiveError if `generation` is not the current one.
+        """
+        if not 0 <= group < 2**64 or not 0 <= sequence < 2**64:
+            raise CollectiveValueError(
+                f"a channel's group ({group}) and sequence ({sequence}) must be 0 to 2**64 - 1"
+            )
+        if len(signature) > SIGNATURE_LIMIT:
+            raise CollectiveValueError(
+                f"a channel's signature has {len(signature)} bytes, at most {SIGNATURE_LIMIT} are allowed"
+            )
+        key = (group, sequence)
+        channel = Channel(self, group, sequence, signature, generation)
+        deferred: Deferred = []
+        with self.lock:
+            if self._over is not None:
+                raise self._over
+            if generation != self.generation:
+                raise CollectiveError(
+                    f"channel {sequence} of group {group} is of generation {generation}, "
+                    f"but it is generation {self.generation} now"
+                )
+            if key in self._channels or sequence in self._closed.get(group, ()):
+                state = "open" if key in self._channels else "over"
+                raise CollectiveError(f"channel {sequence} of group {group} is already {state}")
+            self._channels[key] = channel
+            for buffered in self._early.pop((generation, *key), ()):
+                channel.match(buffered, deferred)
+        run(deferred)
+        return channel
+
+    def forget(self, channel: Channel, deferred: Deferred) -> None:
+        """Remove a channel that closes; with the lock held."""
+        group = channel.group
+        if self._channels.get((group, channel.sequence)) is not channel:
+            return  # of an earlier generation, of which nothing is known any more
+        del self._channels[group, channel.sequence]
+        closed = self._closed.setdefault(group, ClosedSequences())
+        if closed.add(channel.sequence):
+            mine = (self.generation, group)
+            self._drop(lambda key, peer: key[:2] == mine and key[2] in closed, deferred)
+
+    def refund(self, buffered: BufferedFrame, deferred: Deferred) -> None:
+        """Return a buffered frame's charge; with the lock held."""
+        account = buffered.account
+        account.charged -= buffered.cost
+        # A former process of the peer has another account, and nothing waits on its behalf.
+        if account.refused and self._accounts.get(account.peer) is account:
+            account.refused = False
+            deferred.append(lambda: self.sender.resume(account.peer))
+
+    def _drop(self, stale: Callable[[tuple[int, int, int], int], bool], deferred: Deferred) -> None:
+        """Drop the frames whose channels will never open, by channel and peer; with the lock held."""
+        for key, frames in list(self._early.items()):
+            del self._early[key]
+            for buffered in frames:
+                if stale(key, buffered.account.peer):
+                    self.refund(buffered, deferred)
+                else:
+                    self._early.setdefault(key, []).append(buffered)
+
+
+class ClosedSequences:
+    """Sequence numbers of a group's closed channels, stored as disjoint ranges in bounded memory.
+
+    Collectives of a group close nearly in order, so a handful of ranges is enough. Numbers that are never
+    opened here leave gaps; beyond `limit` ranges the two lowest are joined, and the numbers between them
+    count as closed.
+    """
+
+    def __init__(self, limit: int = 1024) -> None:
+        self._limit = limit
+        self._bounds: list[int] = []  # first number of a range, first one after it, and so on
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and bisect_right(self._bounds, number) % 2 == 1
+
+    def add(self, number: int) -> bool:
+        """Add a number; return True if numbers that were never added count as closed from now on, too."""
+        if number in self:
+            return False
+        for bound in (number, number + 1):
+            at = bisect_left(self._bounds, bound)
+            if self._bounds[at : at + 1] == [bound]:
+                del self._bounds[at]  # here the number joins a neighbor's range
+            else:
+                self._bounds.insert(at, bound)
+        if len(self._bounds) <= 2 * self._limit:
+            return False
+        del self._bounds[1:3]
+        return True
+
+
 def run(deferred: Deferred) -> None:
     """Run the actions that had to wait for the lock's release."""
     for action in deferred:
@@ -448,3 +584,8 @@ def _as_bytes(data: memoryview, *, writable: bool) -> memoryview:
     if data.nbytes == 0:
         return memoryview(bytearray())  # a view with a 0 in its shape cannot be cast
     return data if data.format == "B" and data.ndim == 1 else data.cast("B")
+
+
+def where(frame: Frame) -> str:
+    """Return the place of a frame for messages."""
+    return f"(group {frame.group}, sequence {frame.sequence}, step {frame.step})"

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connection import bound_flight, is_silent, tune
 from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
 from dmesh.collectives.backends.tcp.handshake import Acceptor, Credentials, Dialer, Refused, Status
-from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT
 from dmesh.collectives.backends.tcp.tls import PeerTls, SecureSocket, Stream, Unencrypted, explain
-from dmesh.collectives.backends.tcp.transport import OnDialed, Peer
+from dmesh.collectives.backends.tcp.transport import UNEXPECTED_LIMIT, OnDialed
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25

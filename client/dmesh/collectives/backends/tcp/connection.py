@@ -20,8 +20,8 @@ from dmesh.collectives.backends.tcp.channel import Send
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frame_io import FrameReader, ReadResult, SendQueue, WriteResult
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
-from dmesh.collectives.backends.tcp.message_queue import MessageQueue
 from dmesh.collectives.backends.tcp.tls import SecureSocket, Stream
+from dmesh.collectives.backends.tcp.transport import MessageQueue
 from dmesh.errors import CollectiveError
 
 _DISCARD_SIZE = 256 * 1024
@@ -216,7 +216,7 @@ class Connection:
     def _write(self) -> WriteResult:
         result, finished = self._queue.write()
         for send in finished:
-            self._message_queue.sent(send)
+            send.channel.sent(send)
         return result
 
     def _watch(self, events: int) -> None:

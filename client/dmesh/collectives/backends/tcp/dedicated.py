@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from socket import socket
 
-from dmesh.collectives.backends.tcp.exchange import Agreement, Exchange, Waits
-from dmesh.collectives.backends.tcp.transport import Channel, Connector
+from dmesh.collectives.backends.tcp.channel import Channel
+from dmesh.collectives.backends.tcp.messages import Agreement, Exchange, Waits
+from dmesh.collectives.backends.tcp.transport import Connector
 from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint

@@ -12,15 +12,14 @@ from typing import Final
 from dmesh.collectives.backends.tcp.channel import Destination, Send
 from dmesh.collectives.backends.tcp.frames import (
     CHUNK_LIMIT,
-    EAGER_LIMIT,
     HEADER_SIZE,
     SIGNATURE_LIMIT,
     Frame,
     Kind,
     parse_header,
 )
-from dmesh.collectives.backends.tcp.message_queue import MessageQueue
 from dmesh.collectives.backends.tcp.tls import Stream
+from dmesh.collectives.backends.tcp.transport import MessageQueue
 from dmesh.errors import CollectiveError
 
 _BUFFER_SIZE: Final = 128 * 1024
@@ -76,7 +75,7 @@ class FrameReader:
         self._frame: Frame | None = None  # complete but for its payload, and refused so far
         self._destination: Destination | None = None
         self._filled = 0
-        self._control: bytearray | None = None
+        self._ahead = self._buffer
         self._said_goodbye = False
 
     def read(self) -> ReadResult:
@@ -112,10 +111,7 @@ class FrameReader:
         with destination.guard:
             view = destination.view
             target = _DISCARD[:rest] if view is None else view[self._filled :]
-            # The next piece of a large payload probably follows, which should not go through the buffer.
-            large = destination.receive is not None and destination.receive.view.nbytes > EAGER_LIMIT
-            ahead = self._buffer[:HEADER_SIZE] if large else self._buffer
-            count = self._socket.recvmsg_into([target, ahead])[0]
+            count = self._socket.recvmsg_into([target, self._ahead])[0]
         payload = min(count, len(target))
         self._end = count - payload
         self._fill(payload)
@@ -162,27 +158,20 @@ class FrameReader:
         return frame
 
     def _take(self, frame: Frame) -> bool:
-        kind = frame.kind
-        if kind is Kind.DATA or kind is Kind.CHUNK:
-            destination = self._message_queue.accept_payload(self._peer, frame)
-            if destination is None:
-                return False
-            self._begin(destination)
-        elif kind is Kind.CONTROL:
-            self._control = bytearray(frame.length)
-            self._begin(Destination(frame.length, memoryview(self._control)))
-        elif kind is Kind.GOODBYE:
+        if frame.kind is Kind.GOODBYE:
             self._said_goodbye = True
             self._on_goodbye(frame)
-        else:
-            return self._message_queue.accept_header(self._peer, frame)
-        return True
-
-    def _begin(self, destination: Destination) -> None:
+            return True
+        destination = self._message_queue.accept(self._peer, frame)
+        if destination is None:
+            return False
+        # The next piece of a large payload probably follows, which should not go through the buffer.
+        self._ahead = self._buffer[:HEADER_SIZE] if frame.kind is Kind.CHUNK else self._buffer
         self._destination = destination
         self._filled = 0
         if destination.size == 0:
             self._fill(0)
+        return True
 
     def _copy(self, destination: Destination) -> None:
         count = min(self._end - self._start, destination.size - self._filled)
@@ -200,11 +189,7 @@ class FrameReader:
         if self._filled < destination.size:
             return
         self._destination = None
-        if self._control is not None:
-            message, self._control = bytes(self._control), None
-            self._message_queue.accept_control(self._peer, message)
-        else:
-            self._message_queue.payload_received(destination)
+        destination.complete()
 
 
 class WriteResult(enum.Enum):

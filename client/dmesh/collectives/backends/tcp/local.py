@@ -26,11 +26,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dmesh.collectives.backends.tcp.channel import Send
+from dmesh.collectives.backends.tcp.channel import Peer, Send
 from dmesh.collectives.backends.tcp.connecting import DedicatedConnections
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
-from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT, MessageQueue
-from dmesh.collectives.backends.tcp.transport import Channel, OnDialed, Peer, Transport, TransportListener
+from dmesh.collectives.backends.tcp.transport import (
+    UNEXPECTED_LIMIT,
+    MessageQueue,
+    OnDialed,
+    Transport,
+    TransportListener,
+)
 from dmesh.coordination.waiting import Worker, carry_out
 from dmesh.errors import CollectiveError
 
@@ -165,10 +170,6 @@ class LocalTransport(Transport):
         self._worker = Worker(self._run, f"dmesh-local-{self.rank}")
         self._worker.start()
 
-    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
-        """Open a channel; see `Transport.open`."""
-        return self.message_queue.open(group, sequence, signature, generation)
-
     def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
         """Begin a new generation; see `Transport.renew`."""
 
@@ -208,7 +209,7 @@ class LocalTransport(Transport):
                 return
             payload = bytes(send.data)
         self._put(peer, frame, payload)
-        self.message_queue.sent(send)
+        send.channel.sent(send)
 
     def withdraw(self, send: Send) -> bool:
         """Stop using a send's memory; see `FrameSender.withdraw`."""
@@ -279,16 +280,11 @@ class LocalTransport(Transport):
         if frame.kind is Kind.GOODBYE:
             message_queue.depart(source, delivery.lost)
             return True
-        if frame.kind is Kind.CONTROL:
-            message_queue.accept_control(source, delivery.payload)
-            return True
-        if frame.kind in (Kind.OFFER, Kind.READY, Kind.CANCEL):
-            return message_queue.accept_header(source, frame)
-        destination = message_queue.accept_payload(source, frame)
+        destination = message_queue.accept(source, frame)
         if destination is None:
             return False
         with destination.guard:
             if (view := destination.view) is not None:
                 view[:] = delivery.payload
-        message_queue.payload_received(destination)
+        destination.complete()
         return True

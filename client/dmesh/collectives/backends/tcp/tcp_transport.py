@@ -24,15 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dmesh._log import announce
 from dmesh.collectives.backends.tcp.admission import Admission
-from dmesh.collectives.backends.tcp.channel import Send
+from dmesh.collectives.backends.tcp.channel import Peer, Send
 from dmesh.collectives.backends.tcp.connecting import Dial, TcpConnector, TcpOptions
 from dmesh.collectives.backends.tcp.connection import Connection
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
-from dmesh.collectives.backends.tcp.message_queue import MessageQueue
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream
-from dmesh.collectives.backends.tcp.transport import Channel, Peer, Transport, TransportListener
+from dmesh.collectives.backends.tcp.transport import MessageQueue, Transport, TransportListener
 from dmesh.coordination.waiting import Bell, carry_out
 from dmesh.errors import (
     CollectiveError,
@@ -175,10 +174,6 @@ class TcpTransport(Transport):
         """Dial a peer, if nothing has been sent to it yet; see `Transport.watch`."""
         self.message_queue.peer(peer)
         self._connection(peer)
-
-    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
-        """Open a channel; see `Transport.open`."""
-        return self.message_queue.open(group, sequence, signature, generation)
 
     def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
         """Begin a new generation; see `Transport.renew`.

@@ -1,32 +1,32 @@
-"""Contract of a message transport: its channels, its listener, and its dedicated connections.
-
-A collective opens one `Channel` for itself, named by (group, sequence number), and sends and receives bytes
-in numbered steps. Every frame carries the channel's *signature* (the operation, dtype, shape and arguments,
-as text): a frame with another signature than the receiver's is a mismatch, detected before a byte of it is
-stored. Transports know nothing of arrays, operations or schedules.
-"""
+"""Transports: the contract of one, and the receiving half that all of them share."""
 
 from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from dmesh._log import logger
+from dmesh.collectives.backends.tcp.channel import (
+    Account,
+    BufferedFrame,
+    Channel,
+    Channels,
+    Deferred,
+    Destination,
+    FrameSender,
+    Peer,
+    run,
+    where,
+)
+from dmesh.collectives.backends.tcp.frames import CONTROL_LIMIT, Frame, Kind
+from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveValueError
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Another client."""
-
-    rank: int
-    """Its client id."""
-    addresses: tuple[str, ...]
-    """HOST:PORT at which it listens, most preferred first."""
-    incarnation: int
-    """Random number of its process; 0 if unknown (no coordination service)."""
-    description: str
-    """Its name for messages, e.g. `/job:worker/task:2 (host h, pid 9)`."""
+UNEXPECTED_LIMIT = 64 * 1024 * 1024
+"""Bytes of unexpected frames that are buffered for each peer."""
+FRAME_OVERHEAD = 256
+"""Bytes charged for a buffered frame beside its payload and signature: about the size of its objects."""
 
 
 class TransportListener(Protocol):
@@ -34,7 +34,7 @@ class TransportListener(Protocol):
 
     They concern the peers' processes that the transport was last given, by `start` or `renew`, and run on the
     transport's own thread, with one exception: the mismatch of a frame that had to wait for its channel is
-    reported by the thread that opens the channel, before `Transport.open` returns.
+    reported by the thread that opens the channel, before `MessageQueue.open` returns.
     """
 
     def on_control(self, peer: int, message: bytes) -> None:
@@ -54,47 +54,185 @@ class TransportListener(Protocol):
         """
 
 
-class Completion(Protocol):
-    """A receive under way."""
+class MessageQueue(Channels):
+    """Receiving half of a transport, its `sender`: routes arriving frames to their channels.
 
-    @property
-    def done(self) -> bool:
-        """True when all bytes are in place."""
+    Frames without a posted receive are *unexpected* and buffered, within a budget for each peer; beyond it
+    `accept` refuses, and the transport stops reading that peer until there is room. Frames of closed channels
+    are dropped.
 
+    Channels live in a *generation*. When the next one begins (`renew`), all open channels fail, buffered
+    frames of earlier generations are dropped, and those of the new one wait for their channels.
+    """
 
-class Channel(ABC):
-    """The frames of one collective. Used by one thread; failed by any."""
+    def __init__(self, rank: int, sender: FrameSender, unexpected_limit: int = UNEXPECTED_LIMIT) -> None:
+        super().__init__(rank, sender)
+        self._unexpected_limit = unexpected_limit
+        self._listener: TransportListener | None = None
 
-    @abstractmethod
-    def send(self, peer: int, step: int, data: memoryview) -> None:
-        """Start to send `data` (bytes, C-contiguous); it must not change before `flush` returns.
+    def attach(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
+        """Set the listener, the peers and the generation; once, before anything arrives."""
+        self._listener = listener
+        self.peers = {peer.rank: peer for peer in peers}
+        self.generation = generation
 
-        Steps are numbered by the sender; a (peer, step) pair is used once per channel and direction.
+    def renew(self, peers: Sequence[Peer], replaced: Collection[int], generation: int) -> None:
+        """Begin a new generation, in which the `replaced` ranks are other processes; see `Transport.renew`.
+
+        The transport has dropped the replaced peers' connections before.
         """
+        deferred: Deferred = []
+        with self.lock:
+            self.peers = {peer.rank: peer for peer in peers}
+            self.generation = generation
+            for rank in replaced:
+                self.departures.pop(rank, None)
+                self._accounts.pop(rank, None)
+            over = CollectiveError(f"generation {generation} of the collectives has begun meanwhile")
+            for channel in self._channels.values():
+                channel.fail_locked(over)
+            self._channels.clear()
+            self._closed.clear()
+            self._drop(lambda key, peer: key[0] < generation or peer in replaced, deferred)
+        run(deferred)
 
-    @abstractmethod
-    def receive(self, peer: int, step: int, into: memoryview) -> Completion:
-        """Start to receive exactly `into.nbytes` bytes of that step from `peer`."""
+    def depart(self, peer: int, reason: str | None) -> None:
+        """Report to the listener, once, that a peer is lost for a reason or said goodbye (None)."""
+        with self.lock:
+            if peer in self.departures or self._over is not None:
+                return
+            self.departures[peer] = "it said goodbye" if reason is None else reason
+        if reason is None:
+            self._tell(lambda listener: listener.on_peer_left(peer))
+        else:
+            self._tell(lambda listener: listener.on_peer_lost(peer, reason))
 
-    @abstractmethod
-    def wait(self, completions: Sequence[Completion], timeout: float | None) -> bool:
-        """Wait until all are done; return False after `timeout` seconds. Raises the channel's failure."""
+    def gone(self, peer: int) -> str | None:
+        """Return why a peer is gone: it is lost or has left; None if it is there."""
+        with self.lock:
+            return self.departures.get(peer)
 
-    @abstractmethod
-    def flush(self, timeout: float | None) -> bool:
-        """Wait until the system has taken all sends; return False on timeout. Raises like `wait`."""
+    def shut(self, error: BaseException) -> None:
+        """Fail all channels, open now or later, and report no more departures."""
+        with self.lock:
+            if self._over is None:
+                self._over = error
+            for channel in self._channels.values():
+                channel.fail_locked(error)
+            self._early.clear()
 
-    @abstractmethod
-    def waiting_for(self) -> tuple[int, ...]:
-        """Return the ranks whose frames (or readiness to take ours) are still missing, sorted."""
+    def report_mismatch(self, channel: Channel, peer: int, signature: bytes) -> None:
+        """Report a peer's other signature to the listener, and fail the channel. Without the lock."""
+        self._tell(
+            lambda listener: listener.on_mismatch(
+                channel.group, channel.sequence, peer, signature, channel.generation
+            )
+        )
+        # The listener knows more and has failed the channel before; if it has not, the channel must not wait
+        # forever.
+        channel.fail(
+            CollectiveMismatchError(
+                f"{self.describe(peer)} takes part in {channel.name} with {_printable(signature)}, "
+                f"this rank ({self.rank}) with {_printable(channel.signature)}"
+            )
+        )
 
-    @abstractmethod
-    def fail(self, error: BaseException) -> None:
-        """Make every pending and later `wait` and `flush` raise `error`. Only the first failure counts."""
+    def accept(self, peer: int, frame: Frame) -> Destination | None:
+        """Return the destination of the payload, if any, of a frame; None if there is no room for it now.
 
-    @abstractmethod
-    def close(self) -> None:
-        """Forget the channel and release its buffers; no memory is touched after it returns."""
+        Raises:
+            CollectiveError: The frame breaks the protocol; its sender cannot be trusted any more.
+        """
+        if frame.kind is Kind.CONTROL:
+            message = bytearray(frame.length)
+            return Destination(
+                frame.length,
+                memoryview(message),
+                lambda: self._tell(lambda listener: listener.on_control(peer, bytes(message))),
+            )
+        deferred: Deferred = []
+        with self.lock:
+            found = self._destination(peer, frame, deferred)
+        run(deferred)
+        return found
+
+    def _destination(self, peer: int, frame: Frame, deferred: Deferred) -> Destination | None:
+        if self._is_closed(frame):
+            return Destination(frame.payload_length)
+        channel, found = self._channel(frame), None
+        if frame.kind is Kind.CHUNK:
+            found = None if channel is None else channel.chunk_destination(peer, frame)
+            if found is None:
+                raise CollectiveError(f"a piece of a large payload came that nobody asked for {where(frame)}")
+        elif frame.kind is Kind.DATA and channel is not None:
+            found = channel.destination(peer, frame, deferred)
+        if found is not None:
+            return found
+        account = self._accounts.setdefault(peer, Account(peer))
+        cost = frame.payload_length + len(frame.signature) + FRAME_OVERHEAD
+        # An empty account takes any frame: one that is larger than the budget would otherwise wait forever.
+        if account.charged and account.charged + cost > self._unexpected_limit:
+            account.refused = True
+            return None
+        account.charged += cost
+        buffered = BufferedFrame(account, cost, frame)
+        return Destination(
+            frame.payload_length, memoryview(buffered.payload), lambda: self._deliver(buffered)
+        )
+
+    def _deliver(self, buffered: BufferedFrame) -> None:
+        """Pass a complete, charged frame to its channel, or buffer it until the channel opens."""
+        deferred: Deferred = []
+        frame = buffered.frame
+        with self.lock:
+            channel = self._channel(frame)
+            if channel is not None:
+                channel.match(buffered, deferred)
+            elif self._is_closed(frame) or self._over is not None:
+                self.refund(buffered, deferred)
+            else:
+                key = (frame.generation, frame.group, frame.sequence)
+                self._early.setdefault(key, []).append(buffered)
+        run(deferred)
+
+    def _channel(self, frame: Frame) -> Channel | None:
+        """Return the open channel of a frame."""
+        if frame.generation != self.generation:
+            return None
+        return self._channels.get((frame.group, frame.sequence))
+
+    def _is_closed(self, frame: Frame) -> bool:
+        """Return True if no receive will ever take a frame."""
+        if frame.generation != self.generation:
+            return frame.generation < self.generation
+        return frame.sequence in self._closed.get(frame.group, ())
+
+    def buffered_bytes(self, peer: int) -> int:
+        """Return the bytes charged to a peer's budget."""
+        with self.lock:
+            account = self._accounts.get(peer)
+            return 0 if account is None else account.charged
+
+    def check_control(self, peer: int, message: bytes) -> None:
+        """Raise CollectiveValueError if a control message to send is too long, or there is no such peer."""
+        self.peer(peer)
+        if len(message) > CONTROL_LIMIT:
+            raise CollectiveValueError(
+                f"a control message has {len(message)} bytes, at most {CONTROL_LIMIT} are allowed"
+            )
+
+    def _tell(self, event: Callable[[TransportListener], None]) -> None:
+        """Call the listener; an exception of its own must not end the transport's thread."""
+        if self._listener is not None:
+            try:
+                event(self._listener)
+            except Exception:  # noqa: BLE001
+                logger.exception("a listener of the transport failed")
+
+
+def _printable(signature: bytes) -> str:
+    text = signature.decode("utf-8", "backslashreplace")
+    return repr(text if len(text) <= 300 else text[:300] + "...")
 
 
 OnDialed = Callable[[socket.socket | None, str], None]
@@ -125,6 +263,8 @@ class Transport(ABC):
 
     rank: int
     """This client's id."""
+    message_queue: MessageQueue
+    """Opens channels."""
     connector: Connector | None = None
     """Makes dedicated connections; None if this transport cannot."""
 
@@ -150,13 +290,6 @@ class Transport(ABC):
     def watch(self, peer: int) -> None:
         """Make sure, without waiting, that the death of `peer` is noticed, if that takes a connection."""
         del peer
-
-    @abstractmethod
-    def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
-        """Open the channel of one collective. Frames that came before are delivered to it at once.
-
-        Raises CollectiveError if `generation` is not the current one.
-        """
 
     @abstractmethod
     def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
