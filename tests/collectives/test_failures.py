@@ -201,7 +201,10 @@ def test_a_peer_that_dies_in_the_middle(frames):
 def test_the_coordination_service_says_who_is_gone():
     with cluster(3) as ranks:
         failed = threading.Timer(
-            0.05, lambda: [c.departed(1, "ZeroDivisionError: the learning rate") for c in ranks.communicators]
+            0.05,
+            lambda: [
+                c.lose(1, "ZeroDivisionError: the learning rate", hearsay=True) for c in ranks.communicators
+            ],
         )
         failed.start()
         for error in ranks.run(lambda communicator: communicator.world.all_reduce(X), (0, 2)):

@@ -143,7 +143,7 @@ def test_news_of_the_former_generation_changes_nothing():
         survivor = ranks.communicators[0]
         lost = Failure(Cause.LOST, "lost rank 2", (2,), "late news")
         survivor.on_control(1, encode(Abort(0, survivor.world.id, lost)))
-        survivor.departed(2, "late news", former.transport.incarnation)
+        survivor.lose(2, "late news", former.transport.incarnation, hearsay=True)
         survivor.on_mismatch(survivor.world.id, 1, 1, b"barrier()", 0)
         total(ranks)
 
@@ -248,7 +248,7 @@ def test_what_renew_refuses_changes_nothing():
 def test_without_a_coordination_service_nobody_is_replaced():
     with cluster(2) as ranks:
         communicator = ranks.communicators[0]
-        communicator._roster._peers = {1: Peer(1, ("local:2",), 0, "somebody")}
+        communicator._peers = {1: Peer(1, ("local:2",), 0, "somebody")}
         with pytest.raises(CollectiveValueError, match="without a coordination service cannot be replaced"):
             communicator.renew(ranks.network.peers(0), 1)
 
@@ -279,7 +279,7 @@ def test_nothing_is_kept_of_former_generations():
         assert not message_queue._early
         assert len(message_queue._accounts) <= 1
         assert not survivor.control._early
-        assert len(survivor.groups) == 1
+        assert len(survivor.all_groups()) == 1
 
 
 def test_threads_that_call_while_it_renews_get_a_result_or_an_error():

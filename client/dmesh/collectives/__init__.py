@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dmesh.collectives.api import all_reduce, barrier, reduce, reduce_scatter
 from dmesh.collectives.bucketing import all_reduce_many
+from dmesh.collectives.communicator import new_group, world
 from dmesh.collectives.data_movement import (
     all_gather,
     all_to_all,
@@ -24,16 +25,16 @@ from dmesh.collectives.data_movement import (
     send,
 )
 from dmesh.collectives.group import Group
-from dmesh.collectives.persistent import PlannedAllReduce, plan_all_reduce
-from dmesh.collectives.shared_results import (
+from dmesh.collectives.persistent import (
     PlannedAllGather,
+    PlannedAllReduce,
     PlannedBroadcast,
     PlannedSharedAllReduce,
     plan_all_gather,
+    plan_all_reduce,
     plan_broadcast,
     plan_shared_all_reduce,
 )
-from dmesh.collectives.world import new_group, world
 
 __all__ = [
     "all_gather",

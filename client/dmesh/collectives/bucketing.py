@@ -15,11 +15,11 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dmesh.collectives.api import resolve as resolve_group
 from dmesh.collectives.group import Group
 from dmesh.collectives.reduction import canonical_op, resolve
 from dmesh.collectives.request import Array
 from dmesh.collectives.validation import as_input, check_out
-from dmesh.collectives.world import group_or_world
 from dmesh.errors import CollectiveValueError
 
 _WHAT = "all_reduce_many"
@@ -123,7 +123,7 @@ def all_reduce_many(
         CollectiveValueError: An array is none, `out` has another length, or `bucket_bytes` is not positive.
         CollectiveError: As for `all_reduce`.
     """
-    members: Any = group_or_world(group)  # an overload cannot be chosen by a bool
+    members: Any = resolve_group(group)  # an overload cannot be chosen by a bool
     op = canonical_op(op)
     given = list(arrays)
     inputs = [as_input(x, _WHAT) for x in given]

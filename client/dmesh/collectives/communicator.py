@@ -19,8 +19,7 @@ from dmesh.collectives.control_messages import Farewell, Message, clean, encode
 from dmesh.collectives.events import EventRing
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.group import Group, group_id
-from dmesh.collectives.roster import Roster, ranks_text
-from dmesh.collectives.services import Barriers, WaitPolicy
+from dmesh.collectives.services import Barriers, WaitPolicy, ranks_text
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.validation import check_position
 from dmesh.errors import (
@@ -30,6 +29,7 @@ from dmesh.errors import (
     InitializationTimeoutError,
     PeerLostError,
 )
+from dmesh.runtime import context
 
 LEFT = (
     "it has left the cluster: its program has ended, or has called dmesh.shutdown_accelerator_system() alone"
@@ -44,26 +44,24 @@ _JOINING = (
 
 
 class Communicator:
-    """The collectives of one client. It is also what its transport reports to.
+    """The collectives of one client, and the listener of its transport.
 
     Args:
         rank: This client's id.
         peers: All clients; this one may be among them.
         transport: Moves bytes; not started yet.
         timeout: Seconds that a collective may take if its caller says nothing else.
-        on_gone: Told once of each client that is gone, and why, when the collectives have been told. Any
-            thread; must not block.
-        wait_policy: When a waiting rank asks and announces.
+        on_gone: Called once for each client that is gone, with the reason, when the groups know. Any thread;
+            must not block.
+        wait_policy: Times at which a waiting rank asks and announces.
         stuck_after: Seconds of waiting after which, and again after as many more, a call's wait is reported
             (`EventRing.on_waiting`); 0 for never.
-        joined: If this process takes the seat of one that was lost: the cluster's epoch when it was
-        registered,
-            or any later one before its first barrier. It can make no calls before its first `renew`. 0 if it
-            has been there from the beginning.
-        shared_memory: What it shares with clients on its host; None for nothing: all groups exchange messages
-            then, and say nothing of their tuning.
-        tuning: Of this client's machine. Without shared memory it must be the same on all clients; else
-            each group takes that of its first member.
+        joined: For a process that replaces a lost client: the cluster's epoch when it was registered, or a
+            later one before its first barrier. It can make no calls before its first `renew`. Else 0.
+        shared_memory: Memory that it shares with clients on its host; None if all groups exchange messages,
+            and say nothing of their tuning.
+        tuning: Tuning that it offers to groups. Without shared memory it must be the same on all clients;
+            else each group takes that of its first member.
         mpi: MPI launch that carries the arrays; None if TCP does.
         clock: Seconds, monotonic.
 
@@ -87,55 +85,51 @@ class Communicator:
         mpi: MpiWorld | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._roster = Roster(rank, peers)
+        self._peers = {peer.rank: peer for peer in peers}
+        ranks = tuple(sorted(self._peers.keys() | {rank}))
+        if ranks != tuple(range(len(ranks))) or len(self._peers) != len(peers):
+            raise CollectiveValueError(
+                f"the clients of a communicator must have the ranks 0 to n - 1, once each; got "
+                f"{sorted(peer.rank for peer in peers)} for the client of rank {rank}"
+            )
         self.rank = rank
         self.transport = transport
         self.timeout = timeout
         self.wait_policy = wait_policy or WaitPolicy()
         self.stuck_after = stuck_after
         self.generation = max(joined - 1, 0)
-        """In which life of the groups this client is."""
+        self.is_joining = bool(joined)
+        """True if this process replaces a lost client, and has not met the others yet."""
         self.shared_memory = shared_memory
         self.mpi = mpi
         self.tuning = tuning
-        """Tuning that this client offers to groups whose first call is yet to come."""
-        self.neighbours = _neighbours(rank, peers)
-        """Number of clients on this host, this one included, according to their addresses."""
-        self._joining = None if not joined else Failure(Cause.JOINING, _JOINING)
-        self._on_gone = on_gone
+        hosts = {peer.rank: peer.addresses[0].rpartition(":")[0] for peer in peers if peer.addresses}
+        self.neighbours = sum(other == rank or host == hosts.get(rank) for other, host in hosts.items())
         self.clock = clock
         self.events = EventRing(clock)
         self.barriers: Barriers = Barriers()
-        """The barriers of the coordination service, if there is one."""
-        self.lock = threading.Lock()  # never held while a group is called
-        self._making = threading.Lock()
-        self._renewing = threading.Lock()
+        self.lock = threading.RLock()  # never held while a group is called
+        """Guards the groups, and what is known of the other clients."""
+        self._on_gone = on_gone
+        self._lost: dict[int, str] = {}  # how the loss of a client was detected
+        self._hearsay: set[int] = set()  # losses that only others have reported
+        self._left: dict[int, str] = {}  # clients that have said goodbye, and their reasons
+        self._changing = threading.Lock()  # held while a generation begins, or the group of a mesh is made
         self.groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._mesh_groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
         self._made: dict[tuple[tuple[int, ...], str], int] = {}
         self._watched: set[int] = set()
         self.control = ControlHandler(self)
         self._closed: Failure | None = None
-        self.world = self._add(group_id("world"), self._roster.ranks, "world")
+        self.world = self._add(group_id("world"), ranks, "world")
         """The group of all clients."""
-        if others := self._roster.others():
+        if others := self._others():
             transport.start(self, others, self.generation)
 
     # -- groups ----------------------------------------------------------------------------------------------
 
     def new_group(self, ranks: Iterable[int], name: str = "") -> Group:
-        """Makes a group; all its members must do so, with the same arguments.
-
-        They do not talk to each other: members that make groups of the same ranks and name make them in the
-        same order, and so mean the same group.
-
-        Args:
-            ranks: Client ids in the order of their positions in the group; this client must be among them.
-            name: For messages, and to tell apart groups of the same ranks.
-
-        Raises:
-            CollectiveValueError: A rank does not exist, is named twice, or this client's is missing.
-        """
+        """Make a group; see the function `new_group`."""
         if not isinstance(name, str):
             raise CollectiveValueError(f"name of new_group must be a string, got {name!r}")
         checked = self._check_ranks(ranks, "new_group")
@@ -145,10 +139,10 @@ class Communicator:
         return self._add(group_id("new", name, checked, count), checked, clean(name))
 
     def mesh_group(self, fingerprint: str, axis: str, ranks: Iterable[int]) -> Group:
-        """Returns the group of clients along an axis of a mesh; the same object for the same arguments.
+        """Return the group of clients along an axis of a mesh; the same object for the same arguments.
 
         Args:
-            fingerprint: What identifies the mesh among all meshes, the same on all clients.
+            fingerprint: Identifies the mesh among all meshes, the same on all clients.
             axis: Name of the mesh dimension.
             ranks: Client ids along it.
 
@@ -157,11 +151,10 @@ class Communicator:
         """
         checked = self._check_ranks(ranks, f"the group of mesh dimension {axis!r}")
         key = (fingerprint, axis, checked)
-        with self._making:
+        with self._changing:
             group = self._mesh_groups.get(key)
             if group is None:
-                group = self._add(group_id("mesh", *key), checked, clean(axis))
-                self._mesh_groups[key] = group
+                group = self._mesh_groups[key] = self._add(group_id("mesh", *key), checked, clean(axis))
             return group
 
     def _check_ranks(self, ranks: Iterable[int], what: str) -> tuple[int, ...]:
@@ -181,9 +174,10 @@ class Communicator:
 
     def _add(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
         with self.lock:
-            group = self.groups[number] = Group(self, number, ranks, name, self._joining)
+            joining = Failure(Cause.JOINING, _JOINING) if self.is_joining else None
+            group = self.groups[number] = Group(self, number, ranks, name, joining)
             failure = self._known_failure(group)
-            left = {rank: reason for rank, reason in self._roster.left.items() if rank in ranks}
+            left = {rank: reason for rank, reason in self._left.items() if rank in ranks}
         for rank, reason in left.items():
             group.current.member_left(rank, reason)
         if failure is not None:
@@ -198,25 +192,22 @@ class Communicator:
         if early is not None and early[0] in group.ranks:
             return early[1]
         for rank in group.ranks:
-            if (reason := self._roster.lost(rank)) is not None:
+            if (reason := self._lost.get(rank)) is not None:
                 return Failure(Cause.LOST, f"lost {self.describe(rank)}: {reason}", (rank,), reason)
         return None
 
     def all_groups(self) -> list[Group]:
-        """Returns the groups that this client has made and still holds."""
+        """Return the groups that this client has made and still holds."""
         with self.lock:
             return list(self.groups.values())
 
     def _groups_with(self, rank: int) -> list[Group]:
-        with self.lock:
-            return [group for group in self.groups.values() if rank in group.ranks]
+        return [group for group in self.all_groups() if rank in group.ranks]
 
-    # -- membership ------------------------------------------------------------------------------------------
+    # -- the other clients -----------------------------------------------------------------------------------
 
     def connect_all(self, timeout: float) -> None:
-        """Waits until this client has a connection with every other.
-
-        For clients that have nobody to tell them who is there: they must all call it.
+        """Wait until all clients are connected, without a coordination service; all must call it.
 
         Raises:
             InitializationTimeoutError: Some did not come in time.
@@ -243,26 +234,35 @@ class Communicator:
                 "the limit."
             ) from error
 
-    def departed(self, rank: int, reason: str, incarnation: int = 0) -> None:
-        """The coordination service says that a client is gone. Any thread.
+    def _others(self) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer.rank != self.rank]
 
-        All pending and later collectives of groups that contain it fail.
+    def lose(self, rank: int, reason: str, incarnation: int = 0, *, hearsay: bool = False) -> None:
+        """Fail all groups that contain a client, because it is lost. Any thread.
 
         Args:
             rank: The client.
-            reason: How it showed.
-            incarnation: Which process of it; 0 for the present one. News of a process that has been replaced
-                since comes too late to matter.
+            reason: Symptom by which that was detected.
+            incarnation: Its process; 0 for the present one. News of a process that has been replaced since is
+                ignored.
+            hearsay: True if others have reported it, such as the coordination service, and not this client's
+                own connection. Then the client counts again if a later generation has the same process.
         """
-        # Not for ever: if the service names the same process as a member later, that is how it is.
-        self.lose(rank, reason, incarnation, hearsay=True)
-
-    def lose(self, rank: int, reason: str, incarnation: int = 0, *, hearsay: bool = False) -> None:
-        """A client is lost; see `Roster.lose`. Any thread."""
         reason = clean(reason)
         with self.lock:
-            if self._closed is not None or not self._roster.lose(rank, reason, incarnation, hearsay=hearsay):
+            peer = self._peers.get(rank)
+            if self._closed is not None or peer is None or rank == self.rank:
                 return
+            if incarnation not in (0, peer.incarnation):
+                return
+            known = rank in self._lost
+            self._lost.setdefault(rank, reason)
+            if not hearsay:
+                self._hearsay.discard(rank)
+            elif not known:
+                self._hearsay.add(rank)
+        if known:
+            return
         self._excuse(rank)
         for group in self._groups_with(rank):
             group.current.lose(rank, reason)
@@ -277,10 +277,9 @@ class Communicator:
         Args:
             rank: The client.
             reason: How its program ended.
-            incarnation: Which process of it; 0 for the present one.
+            incarnation: Its process; 0 for the present one.
         """
-        with self.lock:
-            current = self._roster.process_of(rank)
+        current = self.process_of(rank)
         if current is not None and incarnation in (0, current):
             self._leave(rank, clean(reason))
 
@@ -292,17 +291,16 @@ class Communicator:
         if not self.transport.hears_from(rank):
             self.finished(rank, reason, incarnation)
 
-    def _leave(self, rank: int, reason: str) -> bool:
+    def _leave(self, rank: int, reason: str) -> str:
         with self.lock:
-            news = self._roster.leave(rank, reason)
-            reason = self._roster.left[rank]
+            reason = self._left.setdefault(rank, reason)
         self._excuse(rank)
         for group in self._groups_with(rank):
             group.current.member_left(rank, reason)
-        return news
+        return reason
 
     def _excuse(self, rank: int) -> None:
-        """Waits no more for a client that is gone to say that it is done with this client's memory."""
+        """Wait no more for a client that is gone to say that it is done with this client's memory."""
         if self.shared_memory is not None:
             self.shared_memory.excuse(rank)
 
@@ -311,29 +309,30 @@ class Communicator:
             self._on_gone(rank, reason)
 
     def why_gone(self, rank: int) -> str | None:
-        """Returns what is known of the departure of a client; None if it is not known to have departed."""
+        """Return why a client is gone; None if it is not known to be."""
         with self.lock:
-            return self._roster.lost(rank) or self._roster.left.get(rank)
+            return self._lost.get(rank) or self._left.get(rank)
 
     def process_of(self, rank: int) -> int | None:
-        """Tells one process of a client from the next; None if it is lost."""
+        """Return the incarnation of a client's process: 0 if it is unknown, None if the client is lost."""
         with self.lock:
-            return self._roster.process_of(rank)
+            peer = self._peers.get(rank)
+            return None if rank in self._lost else 0 if peer is None else peer.incarnation
 
     def describe(self, rank: int) -> str:
-        """Names a client to a person."""
-        return self._roster.describe(rank)
+        """Return a client's name for people."""
+        peer = self._peers.get(rank)
+        return f"rank {rank}" if peer is None else f"rank {rank}, {peer.description}"
 
     def watch(self, rank: int) -> None:
-        """Sees to it that the death of a client is noticed at once, before any collective needs it.
-
-        Of whoever takes its seat later, too.
-        """
+        """Notice the death of a client, and of its successors, at once, before any collective needs it."""
         self._watched.add(rank)
         self.transport.watch(rank)
 
+    # -- generations -----------------------------------------------------------------------------------------
+
     def renew(self, peers: Sequence[Peer], generation: int) -> None:
-        """Goes on with the clients that there are now: all groups begin anew, in a new generation.
+        """Go on with the clients that there are now: all groups begin anew, in a new generation.
 
         To be called by all clients when they have passed a barrier of all clients since which the membership
         is another one, with the cluster's epoch as of that barrier, the same for all. Not only by those to
@@ -342,7 +341,8 @@ class Communicator:
         elsewhere; what was sent for them is dropped. Messages of the new generation may come before this
         call: they are kept, whereas a process that is not known here before is let in by this call.
 
-        A client that was lost, and whose process is still the same, stays lost.
+        A client that was lost stays lost if its process is still the same, unless that was hearsay: others
+        may have meant its predecessor.
 
         Args:
             peers: All clients; this one may be among them.
@@ -351,10 +351,9 @@ class Communicator:
         Raises:
             CollectiveError: The collectives are shut down.
             CollectiveValueError: The generation is not a new one, the ranks are not the same as before, or
-            there
-                is no coordination service (incarnations are 0).
+                there is no coordination service (incarnations are 0).
         """
-        with self._renewing:
+        with self._changing:
             with self.lock:
                 if self._closed is not None:
                     raise self._closed.afterwards("the world")
@@ -363,15 +362,14 @@ class Communicator:
                         f"generation {generation} is not a new one: this client is in generation "
                         f"{self.generation} already"
                     )
-                self._roster.check_successors(peers)
-                groups = list(self.groups.values())
+                self._check_successors(peers)
             over = Failure(
                 Cause.RENEWED,
                 f"generation {generation} of the collectives has begun, because the cluster's members have "
                 f"changed: calls of generation {self.generation} have ended",
             )
             # Now, so that none of them takes the end of its channel for an error of its own.
-            for group in groups:
+            for group in self.all_groups():
                 group.fail(over, tell=False)
             if self.world.size == 1:
                 self._switch(peers, generation, over)
@@ -379,25 +377,53 @@ class Communicator:
                 others = [peer for peer in peers if peer.rank != self.rank]
                 self.transport.renew(others, generation, lambda: self._switch(peers, generation, over))
 
+    def _check_successors(self, peers: Sequence[Peer]) -> None:
+        if any(not peer.incarnation for peer in self._others()):
+            raise CollectiveValueError(
+                "clients without a coordination service cannot be replaced: nobody could tell the "
+                "processes apart"
+            )
+        others = [peer for peer in peers if peer.rank != self.rank]
+        if sorted(peer.rank for peer in others) != [at for at in self.world.ranks if at != self.rank]:
+            raise CollectiveValueError(
+                f"a new generation must have the same ranks 0 to {self.world.size - 1} as before, once "
+                f"each; got {sorted(peer.rank for peer in peers)}"
+            )
+        if nameless := [peer.rank for peer in others if not peer.incarnation]:
+            raise CollectiveValueError(f"the incarnations of the ranks {nameless} are missing")
+        own = self._peers.get(self.rank)
+        for peer in peers:
+            if peer.rank == self.rank and own is not None and peer.incarnation != own.incarnation:
+                raise CollectiveValueError(
+                    f"another process ({peer.description}) has taken the place of this client, "
+                    f"rank {self.rank}"
+                )
+
     def _switch(self, peers: Sequence[Peer], generation: int, over: Failure) -> None:
-        """Begins a generation. On the transport's thread: no report of the former one comes any more."""
-        former = {rank: self.process_of(rank) for rank in self.world.ranks}
+        """Begin a generation. On the transport's thread: no report of the former one comes any more."""
         with self.lock:
-            self._roster.renew(peers)
+            before = {rank: self.process_of(rank) for rank in self.world.ranks}
+            former, self._peers = self._peers, {peer.rank: peer for peer in peers}
+            for rank, peer in self._peers.items():
+                same = rank in former and former[rank].incarnation == peer.incarnation
+                if not same:
+                    self._left.pop(rank, None)
+                if not same or rank in self._hearsay:
+                    self._lost.pop(rank, None)
+            self._hearsay.clear()
             self.generation = generation
-            self._joining = None
-            groups = list(self.groups.values())
+            self.is_joining = False
+            groups = self.all_groups()
             heard = self.control.begin(generation)
-            left = dict(self._roster.left)
         for rank in self.world.ranks:
-            if former[rank] != self.process_of(rank):  # replaced, and its end was perhaps not heard of here
+            if before[rank] != self.process_of(rank):  # replaced, and its end was perhaps not heard of here
                 self._excuse(rank)
         for group in groups:
             group.renew(generation, over)
-            for rank in group.ranks:
-                if rank in left:
-                    group.current.member_left(rank, left[rank])
-                if (reason := self._lost_now(rank)) is not None:
+            for rank in group.ranks:  # also those of which this client has heard since
+                if (reason := self._left.get(rank)) is not None:
+                    group.current.member_left(rank, reason)
+                if (reason := self._lost.get(rank)) is not None:
                     group.current.lose(rank, reason)
             if self._closed is not None:
                 group.close(self._closed)
@@ -406,20 +432,15 @@ class Communicator:
         for rank in self._watched:
             self.transport.watch(rank)
 
-    def _lost_now(self, rank: int) -> str | None:
-        with self.lock:
-            return self._roster.lost(rank)
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def shut_off(self, reason: str) -> None:
-        """Ends the collectives of this client alone, because it may not act for its rank any more."""
-        self._end(Failure(Cause.CLOSED, clean(reason)))
-
-    def _end(self, failure: Failure) -> None:
+        """End the collectives of this client alone, because it may not act for its rank any more."""
         with self.lock:
             if self._closed is None:
-                self._closed = failure
-            ended, groups = self._closed, list(self.groups.values())
-        for group in groups:
+                self._closed = Failure(Cause.CLOSED, clean(reason))
+            ended = self._closed
+        for group in self.all_groups():
             group.close(ended)
 
     def finish(self, reason: str, seconds: float, *, dial: bool = False) -> None:
@@ -428,55 +449,51 @@ class Communicator:
         Args:
             reason: How this client's program ends.
             seconds: Limit for the calls; they fail by themselves at their own limits.
-            dial: Whether clients are told with whom this one has had no connection so far.
+            dial: Whether to connect for that with clients with which there has been no connection so far.
         """
         deadline = self.clock() + seconds
         pause = _SHORTEST_PAUSE
         while any(group.busy for group in self.all_groups()) and self.clock() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+        self._say_farewell(Farewell(reason, clean=True), dial=dial)
+
+    def _say_farewell(self, farewell: Farewell, *, dial: bool) -> None:
         if self.world.size <= RELAY_LIMIT:
             for rank in self.world.ranks:
                 if rank != self.rank and (dial or self.transport.sends_to(rank)):
-                    self.tell(rank, Farewell(reason, clean=True))
+                    self.tell(rank, farewell)
 
     def close(self, linger: float, reason: str = "") -> None:
-        """Says goodbye and ends everything; pending collectives of other threads fail. Idempotent.
+        """Say goodbye and end everything; pending collectives of other threads fail. Idempotent.
 
         Args:
             linger: Seconds for which what has been sent may still be delivered.
             reason: Why this client ends without a proper shutdown, for the others to report; else empty.
         """
-        if reason and self.world.size <= RELAY_LIMIT:
-            for rank in self.world.ranks:
-                if rank != self.rank:
-                    self.tell(rank, Farewell(reason))
-        self._end(Failure(Cause.CLOSED, "the collectives of this client have been shut down"))
+        if reason:
+            self._say_farewell(Farewell(reason), dial=True)
+        self.shut_off("the collectives of this client have been shut down")
         if self.shared_memory is not None:
             self.shared_memory.close()
         self.transport.close(linger)
         if self.mpi is not None:
             self.mpi.close()
 
-    # -- what groups need ------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def tell(self, rank: int, message: Message) -> None:
-        """Sends a message to a client, as far as that is possible."""
+        """Send a control message to a client, as far as that is possible."""
         if self.why_gone(rank) is not None:
             return
         try:
             self.transport.control(rank, encode(message))
         except (CollectiveError, OSError) as error:
-            # Whoever cannot be reached is lost, which the transport reports by itself.
+            # A client that cannot be reached is lost, which the transport reports by itself.
             logger.debug("%s could not be told: %s", self.describe(rank), error)
 
-    @property
-    def is_joining(self) -> bool:
-        """True if this process has taken a seat, and has not met the others yet."""
-        return self._joining is not None
-
     def busy(self) -> str:
-        """Returns what this client has been doing for longest; empty if nothing."""
+        """Return the call that this client has been in for longest; empty if there is none."""
         record = self.events.oldest_running()
         if record is None:
             return ""
@@ -486,27 +503,49 @@ class Communicator:
         waits_for = record.waits_for()
         return f"{text}, and waits for {ranks_text(waits_for)}" if waits_for else text
 
-    # -- what the transport reports; on its thread -----------------------------------------------------------
+    # -- reports of the transport, on its thread; see `TransportListener` ------------------------------------
 
     def on_control(self, peer: int, message: bytes) -> None:
-        """A message came from another client."""
+        """Take a message of another client."""
         self.control.receive(peer, message)
 
     def on_peer_lost(self, peer: int, reason: str) -> None:
-        """A client's connection ended without a goodbye."""
+        """Take note that a client's connection ended without a goodbye."""
         self.lose(peer, reason)
 
     def on_peer_left(self, peer: int) -> None:
         """Take note of a client's goodbye."""
-        if self._leave(peer, LEFT):
-            self._note_gone(peer, self._roster.left[peer])
+        reason = self._leave(peer, LEFT)
+        if peer not in self._lost:
+            self._note_gone(peer, reason)
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
-        """A client's message for one of this client's calls is of another call."""
+        """Take note that a client's message for one of this client's calls is of another call."""
         text = clean(signature.decode("utf-8", "replace"))
         self.control.mismatched(generation, group, sequence, peer, text)
 
 
-def _neighbours(rank: int, peers: Sequence[Peer]) -> int:
-    hosts = {peer.rank: peer.addresses[0].rpartition(":")[0] for peer in peers if peer.addresses}
-    return sum(other == rank or host == hosts.get(rank) for other, host in hosts.items())
+def world() -> Group:
+    """Return the group of all clients, on which collectives work that are given no other.
+
+    Raises:
+        NotInitializedError: The system has not been initialized.
+    """
+    return context.current().get(Communicator).world
+
+
+def new_group(ranks: Iterable[int], name: str = "") -> Group:
+    """Make a group of some clients. All of them must do so, and nobody else.
+
+    Members do not talk to each other here. A group of the same ranks and name that is made again is another
+    group; all members must make them in the same order.
+
+    Args:
+        ranks: Client ids, in the order of their positions in the group; this client's must be among them.
+        name: For messages, and to tell apart groups of the same ranks.
+
+    Raises:
+        CollectiveValueError: A rank does not exist, is named twice, or this client's is missing.
+        NotInitializedError: The system has not been initialized.
+    """
+    return context.current().get(Communicator).new_group(ranks, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from threading import Lock
+from threading import RLock
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -38,14 +38,13 @@ _REMEMBERED = 256
 class Client(Services, Protocol):
     """Parts of a client that control messages change; see `communicator.Communicator`."""
 
-    lock: Lock
+    lock: RLock
     """Guards `groups`."""
     groups: WeakValueDictionary[int, Group]
     """Its groups, by id."""
 
-    @property
-    def is_joining(self) -> bool:
-        """True if it has taken the place of a lost client, and has not met the others yet."""
+    is_joining: bool
+    """True if it has taken the place of a lost client, and has not met the others yet."""
 
     def finished(self, rank: int, reason: str) -> None:
         """Take note that a client's program has ended normally."""

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection
 
 from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked, Position, WhereAreYou
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.roster import NAMED, ranks_text
-from dmesh.collectives.services import Barriers, Members, Pair
+from dmesh.collectives.services import NAMED, Barriers, Members, Pair, ranks_text
 from dmesh.collectives.tuning import SEND_BUFFER
 
 _ASK_ALL_UP_TO = 64

@@ -1,37 +1,56 @@
-"""Collectives that are called again and again with arrays of one dtype and shape."""
+"""Collectives that are planned once and called again and again, with arrays of one dtype and shape.
+
+A plan of `plan_all_reduce` allocates and validates once. The other plans also have a result that exists once
+on a host: where the members share memory, two buffers that their calls use by turns. In large collectives of
+one host, most time is lost because every rank writes a result of its own. A call gives up the result of the
+last one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dmesh._log import logger
+from dmesh.collectives.api import resolve as group_or_world
+from dmesh.collectives.backends.shm.arrays import PLACE_SIZE
 from dmesh.collectives.group import Group
 from dmesh.collectives.reduction import canonical_op, resolve
-from dmesh.collectives.request import Array
-from dmesh.collectives.validation import as_input
-from dmesh.collectives.world import group_or_world
-from dmesh.errors import CollectiveTypeError, CollectiveValueError
+from dmesh.collectives.request import MAX_LENGTH, Array, text_from
+from dmesh.collectives.validation import as_input, check_position
+from dmesh.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTypeError,
+    CollectiveValueError,
+    SharedMemoryError,
+)
 
-_WHAT = "plan_all_reduce"
+_LENDER = 0
+"""Position of the member whose memory the results are in."""
+_PAGE = 4096
+_TEXT = 4 * MAX_LENGTH
+"""Bytes of the text that members compare, in UTF-8."""
 
 
 class PlannedAllReduce:
     """An all-reduce that is ready to be called; made by `plan_all_reduce`.
 
     Args:
-        group: Who takes part.
-        like: Of this dtype and shape are the contributions.
+        group: Ranks that take part.
+        like: Has dtype and shape of the contributions.
         op: As for `all_reduce`.
-        result: Of this dtype is the result.
+        result: Dtype of the result.
     """
 
     def __init__(self, group: Group, like: Array, op: str, result: np.dtype[Any]) -> None:
-        self.input = empty_for(group, like.shape, like.dtype)
+        self.input = _empty(group, like.shape, like.dtype)
         """A place for contributions, from which others on the host can read them without a copy."""
-        self.result = empty_for(group, like.shape, result)
+        self.result = _empty(group, like.shape, result)
         """Result of the last call; the next one overwrites it."""
         self._group = group
         self._op = op
@@ -51,10 +70,10 @@ class PlannedAllReduce:
     def __call__(
         self, x: Array | None = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """Folds the contributions of all ranks; all of them must call their plan.
+        """Reduce the contributions of all ranks; all of them must call their plan.
 
         Args:
-            x: This rank's contribution; None for what stands in `input`.
+            x: This rank's contribution; None for the content of `input`.
             timeout: Seconds; see the module `api`.
             async_op: Return a future at once.
 
@@ -66,16 +85,171 @@ class PlannedAllReduce:
             CollectiveValueError: It has another shape.
             CollectiveError: As for `all_reduce`.
         """
-        if x is None:
-            x = self.input
-        else:
-            check_planned(x, self.input, self)
+        x = _planned(self, x, self.input)
         group: Any = self._group  # the overload depends on `async_op`
         return group.all_reduce(x, self._op, out=self.result, timeout=timeout, async_op=async_op)
 
 
+class SharedPlan:
+    """A collective that is ready to be called, whose result all ranks of a host have in common.
+
+    Args:
+        group: Ranks that take part.
+        what: Text of all that the members must agree on.
+        shape: Shape of the result.
+        dtype: Its dtype.
+    """
+
+    def __init__(self, group: Group, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._group = group
+        self._what = what
+        self._turn = 0
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        padded = -(-nbytes // _PAGE) * _PAGE
+        found = _common(group, what, 2 * padded)
+        self.generation = group.generation
+        """The generation of the group in which it can be called."""
+        self.is_common = found is not None
+        """True if the result is in common memory; else each rank has its own."""
+        if found is None:
+            self._results = [np.empty(shape, dtype), np.empty(shape, dtype)]
+        else:
+            self._results = [found[at : at + nbytes].view(dtype).reshape(shape) for at in (0, padded)]
+        self._views = [result.view() for result in self._results]
+        for view in self._views:
+            view.flags.writeable = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._what} in {self._group.label}>"
+
+    def _check(self) -> None:
+        self._group.refuse_forked_child()
+        if self._group.generation != self.generation:
+            raise CollectiveError(
+                f"{self!r} was made before the members of {self._group.label} changed: make another one"
+            )
+
+    def _done(self) -> Array:
+        turn, self._turn = self._turn, 1 - self._turn
+        return self._views[turn]
+
+
+class PlannedAllGather(SharedPlan):
+    """An all-gather that is ready to be called; made by `plan_all_gather`."""
+
+    def __init__(self, group: Group, like: Array) -> None:
+        what = text_from("plan_all_gather", [], like.dtype, like.shape)
+        super().__init__(group, what, (group.size, *like.shape), like.dtype)
+        self._own = None if self.is_common else np.empty(like.shape, like.dtype)
+
+    @property
+    def input(self) -> Array:
+        """The place of this rank's contribution to the next call; in common memory part of its result."""
+        return self._results[self._turn][self._group.rank, ...] if self._own is None else self._own
+
+    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
+        """Give all ranks the contributions of all; all of them must call their plan.
+
+        Args:
+            x: This rank's contribution; None for the content of `input`.
+            timeout: Seconds; see the module `api`.
+
+        Returns:
+            A read-only array of shape (ranks, *shape), which holds until the next call.
+
+        Raises:
+            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
+            CollectiveValueError: It has another shape.
+            CollectiveError: As for `all_gather`; or the group's members have changed since it was planned.
+        """
+        self._check()
+        _fill(self, self.input, x)
+        if self._own is None:
+            self._group.barrier(timeout=timeout)
+        else:
+            self._group.all_gather(self._own, out=self._results[self._turn], timeout=timeout)
+        return self._done()
+
+
+class PlannedBroadcast(SharedPlan):
+    """A broadcast that is ready to be called; made by `plan_broadcast`."""
+
+    def __init__(self, group: Group, like: Array, root: int) -> None:
+        what = text_from("plan_broadcast", [f"root={root}"], like.dtype, like.shape)
+        super().__init__(group, what, like.shape, like.dtype)
+        self._root = root
+
+    @property
+    def input(self) -> Array:
+        """Array that the next call gives to all, for the root to fill; in common memory it is the result."""
+        return self._results[self._turn]
+
+    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
+        """Give all ranks the root's array; all of them must call their plan.
+
+        Args:
+            x: On the root: the array; None for the content of `input`. Ignored elsewhere.
+            timeout: Seconds; see the module `api`.
+
+        Returns:
+            A read-only array, which holds until the next call.
+
+        Raises:
+            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
+            CollectiveValueError: It has another shape.
+            CollectiveError: As for `broadcast`; or the group's members have changed since it was planned.
+        """
+        self._check()
+        if self._group.rank == self._root:
+            _fill(self, self.input, x)
+        if self.is_common:
+            self._group.barrier(timeout=timeout)
+        else:
+            self._group.broadcast(self.input, self._root, out=self.input, timeout=timeout)
+        return self._done()
+
+
+class PlannedSharedAllReduce(SharedPlan):
+    """An all-reduce that is ready to be called; made by `plan_shared_all_reduce`."""
+
+    def __init__(self, group: Group, like: Array, op: str, result: np.dtype[Any]) -> None:
+        what = text_from("plan_shared_all_reduce", [op], like.dtype, like.shape)
+        super().__init__(group, what, like.shape, result)
+        self.input = _empty(group, like.shape, like.dtype)
+        """A place for contributions, from which others on the host can read them without a copy."""
+        self._op = op
+
+    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
+        """Reduce the contributions of all ranks; all of them must call their plan.
+
+        Args:
+            x: This rank's contribution; None for the content of `input`. It is not changed, and not copied
+                either if it is in shared memory.
+            timeout: Seconds; see the module `api`.
+
+        Returns:
+            A read-only array, which holds until the next call.
+
+        Raises:
+            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
+            CollectiveValueError: It has another shape.
+            CollectiveError: As for `all_reduce`; or the group's members have changed since it was planned.
+        """
+        self._check()
+        x = _planned(self, x, self.input)
+        result = self._results[self._turn]
+        if self.is_common:
+            # Each member folds its part of all arrays, and puts it into the lender's result.
+            lends = self._group.rank == _LENDER
+            self._group.reduce(x, self._op, _LENDER, out=result if lends else None, timeout=timeout)
+            self._group.barrier(timeout=timeout)
+        else:
+            self._group.all_reduce(x, self._op, out=result, timeout=timeout)
+        return self._done()
+
+
 def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = None) -> PlannedAllReduce:
-    """Prepares an all-reduce that is called again and again; nothing is sent.
+    """Prepare an all-reduce that is called again and again; nothing is sent.
 
     ```python
     plan = dmesh.collectives.plan_all_reduce(like=gradient)
@@ -84,16 +258,12 @@ def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = N
         total = plan()              # the same array each time
     ```
 
-    What is allocated and checked for a call has been when it is called: input and result are made here, in
-    shared memory where there is some (see docs/shared-memory.md).
+    Input and result are made here, in shared memory where there is some (see docs/shared-memory.md).
 
     Args:
-        like: Of this dtype and shape are the contributions.
+        like: Has dtype and shape of the contributions.
         op: As for `all_reduce`.
-        group: Who takes part; None for all clients.
-
-    Returns:
-        What to call.
+        group: Ranks that take part; None for all clients.
 
     Raises:
         CollectiveTypeError: The reduction has no meaning for the dtype.
@@ -101,35 +271,144 @@ def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = N
         SharedMemoryError: There is no more memory to share (`DMESH_SHARED_MEMORY`).
         NotInitializedError: No group was given, and the system has not been initialized.
     """
-    members = group_or_world(group)
-    array = as_input(like, _WHAT)
-    op = canonical_op(op)
+    members, array, op = _members(group), as_input(like, "plan_all_reduce"), canonical_op(op)
     return PlannedAllReduce(members, array, op, resolve(op, array.dtype).result)
 
 
-def check_planned(x: Array, like: Array, plan: object) -> None:
-    """Checks a contribution to a plan.
+def plan_all_gather(like: ArrayLike, *, group: Group | None = None) -> PlannedAllGather:
+    """Prepare an all-gather that is called again and again, and whose result all ranks of a host share.
+
+    ```python
+    plan = dmesh.collectives.plan_all_gather(like=shard)
+    while running:
+        compute(out=plan.input)     # in place: nothing is copied at all
+        everything = plan()         # read-only, the same memory on all ranks
+    ```
+
+    All members must call this, as any collective. Where they do not all share memory (docs/shared-memory.md),
+    the plan works as well, with a result for each rank.
 
     Args:
-        x: The contribution.
-        like: An array of the dtype and shape that were planned.
-        plan: The plan, for messages.
+        like: Has dtype and shape of the contributions.
+        group: Ranks that take part; None for all clients.
 
     Raises:
-        CollectiveTypeError: It is no array, or has another dtype.
-        CollectiveValueError: It has another shape.
+        CollectiveMismatchError: The members plan different things.
+        CollectiveTypeError: The elements are not plain memory.
+        CollectiveValueError: `like` is no array.
+        CollectiveError: As for `all_gather`.
+        NotInitializedError: No group was given, and the system has not been initialized.
     """
-    if not isinstance(x, np.ndarray) or x.dtype != like.dtype:
-        found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-        raise CollectiveTypeError(f"{plan!r} was called with {found}: plan another one for that")
-    if x.shape != like.shape:
-        raise CollectiveValueError(
-            f"{plan!r} was called with an array of shape {x.shape}: plan another one for that"
-        )
+    return PlannedAllGather(_members(group), as_input(like, "plan_all_gather"))
 
 
-def empty_for(group: Group, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Returns an array that others on the host can read and write, where this client shares memory."""
+def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None) -> PlannedBroadcast:
+    """Prepare a broadcast that is called again and again, and whose result all ranks of a host share.
+
+    Args:
+        like: Has dtype and shape of the array.
+        root: Position of the rank that has it.
+        group: Ranks that take part; None for all clients.
+
+    Raises:
+        CollectiveValueError: `like` is no array, or there is no such root.
+        CollectiveError: As for `plan_all_gather`.
+    """
+    members = _members(group)
+    root = check_position(root, members.size, "root", "plan_broadcast")
+    return PlannedBroadcast(members, as_input(like, "plan_broadcast"), root)
+
+
+def plan_shared_all_reduce(
+    like: ArrayLike, op: str = "sum", *, group: Group | None = None
+) -> PlannedSharedAllReduce:
+    """Prepare an all-reduce that is called again and again, and whose result all ranks of a host share.
+
+    Args:
+        like: Has dtype and shape of the contributions.
+        op: As for `all_reduce`.
+        group: Ranks that take part; None for all clients.
+
+    Raises:
+        CollectiveTypeError: The reduction has no meaning for the dtype.
+        CollectiveValueError: There is no such reduction, or `like` is no array.
+        SharedMemoryError: There is no more memory for the contributions (`DMESH_SHARED_MEMORY`).
+        CollectiveError: As for `plan_all_gather`.
+    """
+    members, array, op = _members(group), as_input(like, "plan_shared_all_reduce"), canonical_op(op)
+    return PlannedSharedAllReduce(members, array, op, resolve(op, array.dtype).result)
+
+
+def _members(group: Group | None) -> Group:
+    return cast(Group, group_or_world(group))
+
+
+def _empty(group: Group, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array that others on the host can read and write, where this client shares memory."""
     shared_memory = group.communicator.shared_memory
     pool = None if shared_memory is None else shared_memory.pool
     return np.empty(shape, dtype) if pool is None else pool.empty(shape, dtype)
+
+
+def _planned(plan: object, x: Array | None, place: Array) -> Array:
+    """Return a contribution, which must be like its place; the place itself if there is none."""
+    if x is None:
+        return place
+    if not isinstance(x, np.ndarray) or x.dtype != place.dtype:
+        found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise CollectiveTypeError(f"{plan!r} was called with {found}: plan another one for that")
+    if x.shape != place.shape:
+        raise CollectiveValueError(
+            f"{plan!r} was called with an array of shape {x.shape}: plan another one for that"
+        )
+    return x
+
+
+def _fill(plan: object, place: Array, x: Array | None) -> None:
+    if x is not None:
+        place[...] = _planned(plan, x, place)
+
+
+def _common(group: Group, what: str, nbytes: int) -> Array | None:
+    """Compare what the members plan; return memory in common, or None if not all can share it."""
+    communicator, lends = group.communicator, group.rank == _LENDER
+    shared_memory = communicator.shared_memory
+    shares = shared_memory is not None and shared_memory.pool is not None and nbytes > 0
+    memory: Array | None = None
+    place, refusal = bytes(PLACE_SIZE), "" if shares else "this client shares no memory"
+    with contextlib.ExitStack() as undo:
+        if shared_memory is not None and shares and lends:
+            processes = {rank: communicator.process_of(rank) for rank in group.ranks}
+            try:
+                memory, place = shared_memory.lend(
+                    nbytes,
+                    group.ranks,
+                    _LENDER,
+                    lambda rank: communicator.process_of(rank) != processes[rank],
+                )
+                undo.callback(shared_memory.take_back, place)
+            except SharedMemoryError as error:
+                refusal = str(error)
+        text = what.encode().ljust(_TEXT)[:_TEXT]
+        told = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
+        planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in told]
+        if len(set(planned)) > 1:
+            sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
+            raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
+        able = bool(told[:, _TEXT].all())
+        if able and not lends:
+            assert shared_memory is not None
+            try:
+                theirs = bytes(told[_LENDER][_TEXT + 1 :])
+                memory = shared_memory.borrow(theirs, nbytes, group.size, group.rank)
+            except (OSError, ValueError) as error:
+                refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
+        # If this call fails, others may have agreed already: then they say themselves when they are done.
+        coming_to_nothing = undo.pop_all()
+        if int(group.all_reduce(np.array(not refusal and able, np.int8), "min")):
+            return memory
+        coming_to_nothing.close()
+    logger.info(
+        "each rank of %s has a result of its own: %s", group.label, refusal or "others cannot share one"
+    )
+    return None

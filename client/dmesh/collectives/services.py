@@ -19,6 +19,9 @@ from dmesh.errors import DMeshError
 Pair = tuple[int, int]
 """Positions of the sender and the receiver of a transfer."""
 
+NAMED = 8
+"""Largest number of ranks that one message names."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
@@ -150,3 +153,10 @@ class Members:
     def of(self, pair: Pair | None) -> tuple[int, ...]:
         """Return the ranks that take part in the calls of a stream."""
         return self.ranks if pair is None else tuple(self.ranks[at] for at in pair)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the names of some ranks for people, of `NAMED` at most."""
+    shown = ", ".join(str(rank) for rank in ranks[:NAMED])
+    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"

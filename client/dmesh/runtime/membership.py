@@ -15,8 +15,7 @@ from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.communicator import LEFT, Communicator
 from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.roster import NAMED
-from dmesh.collectives.services import Barriers, BarrierWait
+from dmesh.collectives.services import NAMED, Barriers, BarrierWait
 from dmesh.collectives.trace import Trace
 from dmesh.config.settings import Settings
 from dmesh.coordination.agent import Agent
@@ -137,7 +136,7 @@ class Client:
         if member.state is MemberState.LEFT:
             self.communicator.left(member.rank, member.reason or LEFT, member.incarnation)
         else:
-            self.communicator.departed(member.rank, member.reason or LEFT, member.incarnation)
+            self.communicator.lose(member.rank, member.reason or LEFT, member.incarnation, hearsay=True)
 
     def on_gone(self, rank: int, reason: str) -> None:
         """Take note that the data plane reports a client as gone."""
@@ -234,10 +233,11 @@ class Client:
             # were not there. Who is new to this process is better lost than waited for in vain: all have
             # to meet again in any case, because somebody who was there is gone.
             for member in changed:
-                self.communicator.departed(
+                self.communicator.lose(
                     member.rank,
                     "the membership changed again since the barrier: all clients must pass another one",
                     member.incarnation,
+                    hearsay=True,
                 )
         for member in changed:
             if member.devices != former[member.rank].devices:

@@ -402,7 +402,7 @@ def _join(address: str, rank: _Rank) -> Agent:
     communicator = rank.communicator
 
     def on_departure(member: Member) -> None:
-        communicator.departed(member.rank, member.reason or "it has left the cluster")
+        communicator.lose(member.rank, member.reason or "it has left the cluster", hearsay=True)
 
     def on_failure(error: CoordinationError) -> None:
         if not isinstance(error, CoordinatorUnavailableError):

@@ -272,7 +272,7 @@ def test_communicators_are_aborted_when_the_group_fails(bench):
     bench.hold(2)
     end = bench.begin(all_reduce)
     bench.until_inside(0, 1)
-    bench.ranks.communicators[0].departed(2, "it was given up")
+    bench.ranks.communicators[0].lose(2, "it was given up", hearsay=True)
     end()
     bench.release()
     wait_for(lambda: bench.events("abort") == [0, 1, 2])
