@@ -29,7 +29,7 @@ def cluster(size, **options):
 
 def rows(communicator):
     found = communicator.world.backend("hierarchical")
-    return None if found is None else (list(found._intra.ranks), list(found._inter.ranks))
+    return None if found is None else (list(found._intra[0]), list(found._inter[0]))
 
 
 def test_members_find_their_row_and_their_column():

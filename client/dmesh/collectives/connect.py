@@ -191,7 +191,15 @@ def _use_tcp(
     assert services.shared_memory.core is not None
     endpoints = TcpEndpoints(services.shared_memory.core, members.rank, found)
     backend = TcpBackend(ranks, members.rank)
-    hierarchy = yield from find_hierarchy(exchange, members, hosts, tuning)
+    places = [[at for at, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)]
+    lengths = [len(place) for place in places]
+    if len(places) > 1 and min(lengths) > 1 and len(set(lengths)) == 1:
+        hierarchy = yield from find_hierarchy(exchange, members, places, tuning)
+    else:
+        hierarchy = (
+            f"its hosts have {', '.join(map(str, lengths))} members; it needs at least two hosts with "
+        )
+        hierarchy += "equally many, at least two"
     if isinstance(hierarchy, str):
         logger.info(
             "%s has dedicated connections%s. It shares no memory: %s. It is not hierarchical: %s",

@@ -13,7 +13,6 @@ means of float16, whose range is small, do not go this way.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,12 +31,8 @@ from dmesh.native import Endpoint
 _REDUCE_SCATTER, _ALL_REDUCE, _ALL_GATHER = map(KINDS.index, ("reduce_scatter", "all_reduce", "all_gather"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Ranks that reduce together, and this rank's endpoint among them."""
-
-    ranks: tuple[int, ...]
-    endpoint: Endpoint
+_Part = tuple[tuple[int, ...], Endpoint]
+"""Ranks that reduce together, and this rank's endpoint among them."""
 
 
 class HierarchicalBackend(Backend):
@@ -57,8 +52,8 @@ class HierarchicalBackend(Backend):
 
     def __init__(self, intra: _Part, inter: _Part, ranks: tuple[int, ...], minimum: int) -> None:
         self.minimum = minimum
-        self.intra_ranks = intra.ranks
-        self.endpoints = intra.endpoint, inter.endpoint
+        self.intra_ranks = intra[0]
+        self.endpoints = intra[1], inter[1]
         self._intra = intra
         self._inter = inter
         self._ranks = ranks
@@ -86,20 +81,21 @@ class HierarchicalBackend(Backend):
         assert buffers.source is not None
         dtype, op = descriptor.dtype, OPS[descriptor.op]
         mine, total = buffers.source, buffers.result
-        places, members = len(self._intra.ranks), len(self._ranks)
+        places, members = len(self.intra_ranks), len(self._ranks)
         count = mine.size // places
         whole = count * places
         folds = OPS.index("sum") if op == "mean" else descriptor.op
         part = np.empty(count, mine.dtype)
 
         def step(at: _Part, inner: Descriptor, source: NDArray[Any], target: NDArray[Any]) -> Operation:
-            operation = EndpointOperation(at.endpoint, at.ranks, call.ask_everybody)
+            ranks, endpoint = at
+            operation = EndpointOperation(endpoint, ranks, call.ask_everybody)
             nbytes = int(source.nbytes)
-            block = nbytes // len(at.ranks) if inner.kind == _REDUCE_SCATTER else nbytes
+            block = nbytes // len(ranks) if inner.kind == _REDUCE_SCATTER else nbytes
             # All members must agree on the whole call, too.
             agreed = hash_of(inner) ^ request.hash
             data = source.view(np.uint8), target.view(np.uint8)
-            at.endpoint.start(inner.kind, inner.op, inner.dtype, 0, agreed, nbytes, block, *data)
+            endpoint.start(inner.kind, inner.op, inner.dtype, 0, agreed, nbytes, block, *data)
             return operation
 
         scattered = Descriptor(_REDUCE_SCATTER, folds, 0, dtype, (places, count))
@@ -111,27 +107,19 @@ class HierarchicalBackend(Backend):
         yield step(self._intra, Descriptor(_ALL_GATHER, 0, 0, dtype, (count,)), part, total[:whole])
         if whole < mine.size:  # the last elements, too few for the ranks of a host
             last = Descriptor(_ALL_REDUCE, descriptor.op, 0, dtype, (mine.size - whole,))
-            yield step(_Part(self._ranks, flat), last, mine[whole:], total[whole:])
+            yield step((self._ranks, flat), last, mine[whole:], total[whole:])
 
 
 def find_hierarchy(
-    exchange: Exchange, members: Members, hosts: Items[bytes], tuning: Tuning
+    exchange: Exchange, members: Members, places: Items[list[int]], tuning: Tuning
 ) -> Waits[HierarchicalBackend | str]:
     """Return the backend of a group with dedicated connections, or why it has none. All members call this.
 
-    `hosts` has the host of each member.
+    `places` has the positions of each host's members, equally many.
     """
     services, ranks, position = members.services, members.ranks, members.rank
     shared_memory = services.shared_memory
     assert shared_memory is not None
-    places = [
-        [member for member, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)
-    ]
-    if len(places) < 2 or len(places[0]) < 2 or any(len(place) != len(places[0]) for place in places):
-        lengths = ", ".join(str(len(place)) for place in places)
-        return (
-            f"its hosts have {lengths} members; it needs at least two hosts with equally many, at least two"
-        )
     host = next(place for place in places if position in place)
     column = [other[host.index(position)] for other in places]
     oversubscribed = services.neighbours > shared_memory.cores
@@ -153,9 +141,6 @@ def find_hierarchy(
     assert shared_memory.core is not None
     between = TcpEndpoints(shared_memory.core, column.index(position), found)
     intra, inter = (tuple(ranks[member] for member in part) for part in (host, column))
-    return HierarchicalBackend(
-        _Part(intra, memory.open_collectives()),
-        _Part(inter, between.collectives),
-        ranks,
-        tuning.rows * len(intra),
-    )
+    within = memory.open_collectives()
+    minimum = tuning.rows * len(intra)
+    return HierarchicalBackend((intra, within), (inter, between.collectives), ranks, minimum)

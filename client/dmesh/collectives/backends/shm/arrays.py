@@ -95,8 +95,7 @@ class Pool:
         nbytes = math.prod(lengths) * wanted.itemsize
         if wanted.hasobject or not nbytes:
             return np.empty(lengths, wanted)  # nothing of it could be shared
-        data, _, _ = self.take(nbytes)
-        return data.view(wanted).reshape(lengths)
+        return self.take(nbytes)[0].view(wanted).reshape(lengths)
 
     def take(self, nbytes: int) -> tuple[Bytes, Segment, int]:
         """Return bytes with arbitrary contents, their segment, and their offset in it, at a page.
@@ -188,13 +187,9 @@ class SharedMemory(SharedMemoryRegistry):
     def lend(
         self, nbytes: int, ranks: tuple[int, ...], position: int, gone: Callable[[int], bool]
     ) -> tuple[Bytes, bytes]:
-        """Lend memory of the pool to a group; return it, and its place for `borrow`.
+        """Lend memory of the pool to the group of `ranks`; return it, and its place for `borrow`.
 
-        Args:
-            nbytes: Its size.
-            ranks: The group's members.
-            position: This client's among them.
-            gone: Returns whether a rank is gone, and leaves no mark.
+        A rank for which `gone` returns True leaves no mark.
 
         Raises:
             SharedMemoryError: There is none left.

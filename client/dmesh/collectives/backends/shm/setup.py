@@ -23,9 +23,8 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -198,14 +197,6 @@ class Sizes:
         return self.inbox(members) + position * (FLAGS + 2 * self.p2p_slot + 2 * self.p2p_staging)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Retired:
-    """Arrays of a failed call that peers may still access, and the process of each peer by position."""
-
-    processes: Mapping[int, int]
-    objects: tuple[object, ...]
-
-
 @dataclass(slots=True, eq=False)
 class Region:
     """Part of this client's segment that one group uses.
@@ -220,7 +211,9 @@ class Region:
     ranks: tuple[int, ...]
     excused: set[int]
     """Positions that leave no mark: this client's, and those of clients that are gone."""
-    retired: list[_Retired]
+    retired: list[tuple[dict[int, int], tuple[object, ...]]]
+    """Process of each peer by position, and arrays of a failed call that they may still access. Appended to
+    without locks: finalizers do it."""
     salt: int = field(default_factory=lambda: secrets.randbits(64))
     """64 random bits of this use of the memory."""
     may_be_used: bool = False
@@ -244,19 +237,15 @@ class Region:
         for at in (*inboxes, *(sizes.outbox(members, member) for member in range(members))):
             self.segment.memory[self.offset + at : self.offset + at + FLAGS] = bytes(FLAGS)
 
-    def retire(self, processes: Mapping[int, int], objects: tuple[object, ...]) -> None:
-        """Keep arrays of a failed call that peers may still access. Takes no locks: finalizers call it."""
-        self.retired.append(_Retired(processes, objects))
-
     def release_retired(self) -> None:
         """Release retired arrays that no peer can access any more.
 
         Each has left the group, or its process has ended: a process that is only suspended, or given up by
         the cluster, may go on with the call when it wakes.
         """
-        for retired in tuple(self.retired):
-            if all(self._has_left(at) or _has_ended(pid) for at, pid in retired.processes.items()):
-                self.retired.remove(retired)
+        for index in reversed(range(len(self.retired))):
+            if all(self._has_left(at) or _has_ended(pid) for at, pid in self.retired[index][0].items()):
+                del self.retired[index]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -269,13 +258,8 @@ class Attachment:
 class SharedMemoryRegistry:
     """Memory that this client shares with groups, and memory of others that it has mapped. Thread-safe.
 
-    Args:
-        limit: Most bytes that this client shares; 0 for none.
-        core: The native core; without it, no memory is shared.
-        sizes: Sizes of regions.
-        host: Host of this client; detected if None.
-        single_copy_from: Bytes from which peers read private arrays in this process; None for what suits the
-            number of cores.
+    It shares at most `limit` bytes, and none without the native core. `single_copy_from`: bytes from which
+    peers read private arrays in this process; None for what suits the number of cores.
     """
 
     def __init__(
@@ -454,8 +438,9 @@ class SharedMemoryGroup:
         staging: int,
         pipe: bool = False,
     ) -> native.Endpoint:
-        shared_memory = self._shared_memory
+        shared_memory, region = self._shared_memory, self.region
         assert shared_memory.core is not None
+        peers = {at: member.ticket.pid for at, member in enumerate(self.members) if at != self._position}
         endpoint = shared_memory.core.Endpoint(
             regions, [member.salt for member in members], position, slot, staging, self._oversubscribed, pipe
         )
@@ -465,10 +450,11 @@ class SharedMemoryGroup:
             ticket = replace(members[member].ticket, nonce=nonce, nbytes=nbytes, descriptor=descriptor)
             self._attachments[nonce] = shared_memory.attach_registered(ticket)
 
+        def retire(objects: tuple[object, ...]) -> None:
+            region.retired.append((peers, objects))
+
         # The ranks access each other's large arrays in place.
         processes = [member.ticket.pid for member in members] if self.agreement.level == _CAN_READ else []
-        peers = {at: member.ticket.pid for at, member in enumerate(self.members) if at != self._position}
-        retire = partial(self.region.retire, peers)
         endpoint.advertise(shared_memory.registered, attach_arrays, retire, processes)
         if shared_memory.single_copy_from is not None:
             endpoint.single_copy_from = shared_memory.single_copy_from
@@ -498,9 +484,10 @@ def share_memory(
         yield from exchange.agree(_CANNOT)
         return region
     group = SharedMemoryGroup(shared_memory, region, exchange.position, oversubscribed)
-    is_shared = False
+    segment, is_shared = region.segment, False
     try:
-        offers = yield from exchange.swap([_offer(region)] * len(ranks))
+        place = _OFFER.pack(PROTOCOL, segment.address, region.offset, region.salt, *astuple(region.sizes))
+        offers = yield from exchange.swap([place + segment.ticket.encode()] * len(ranks))
         for rank, offer in zip(ranks, offers, strict=True):
             member = _accept(shared_memory, rank, offer, len(ranks))
             if isinstance(member, str):
@@ -518,11 +505,6 @@ def share_memory(
     if not is_shared:
         return refusal or f"rank {agreement.against} cannot share memory with all of the group"
     return group
-
-
-def _offer(region: Region) -> bytes:
-    head = PROTOCOL, region.segment.address, region.offset, region.salt
-    return _OFFER.pack(*head, *astuple(region.sizes)) + region.segment.ticket.encode()
 
 
 def _accept(shared_memory: SharedMemoryRegistry, rank: int, offer: bytes, members: int) -> Member | str:
