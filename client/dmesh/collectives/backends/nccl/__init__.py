@@ -1,14 +1,7 @@
-"""Collectives of arrays on GPUs: `cupy.ndarray` in, `cupy.ndarray` out, through NCCL.
+"""Collectives of arrays on GPUs: `cupy.ndarray` in, `cupy.ndarray` out, through NCCL; see docs/gpu.md.
 
-The members compare their calls over the group's other backends first, and exchange the id of their NCCL
-communicator there. The data never leaves the GPUs. See docs/gpu.md.
-
-| module | contents |
-|---|---|
-| `arrays` | checks of CuPy arrays, copies and memory on the caller's CUDA stream |
-| `reductions` | the reductions that NCCL has, by op and dtype |
-| `backend` | agreement of the members, then the operation in NCCL |
-| `communicator` | an NCCL communicator and the thread that uses it |
+`arrays` checks CuPy arrays and knows NCCL's reductions; `backend` lets the members agree on each call over
+the group's other backends, and then carries it out in NCCL.
 """
 
 from __future__ import annotations

@@ -1,21 +1,40 @@
-"""CuPy arrays as requests need them: checks, copies and memory on the caller's current CUDA stream."""
+"""CuPy arrays as requests need them: checks, memory on the caller's CUDA stream, and NCCL's reductions."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmesh.collectives.backends.nccl import is_gpu_array
-from dmesh.collectives.backends.nccl.reductions import load_nccl, resolve
+from dmesh.collectives.reduction import canonical_op, plain_reduction
 from dmesh.collectives.request import Descriptor, Reduction, Request, describe_dtype, describe_type, text_from
-from dmesh.errors import CollectiveTypeError, CollectiveValueError
+from dmesh.errors import CollectiveTypeError, CollectiveValueError, MissingExtraError
 
 ON_GPUS = "on GPUs"
 """Last argument of a descriptor of GPU arrays, so that the same call with NumPy arrays is another call."""
+_DTYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
+_OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "mean": "AVG"}
+_TRUTH = {"any": "MAX", "all": "MIN", "max": "MAX", "min": "MIN"}
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+
+
+class Folding(NamedTuple):
+    """A reduction of one dtype, as NCCL knows it."""
+
+    op: int
+    """NCCL's number of the reduction."""
+    code: int
+    """NCCL's number of the dtype."""
+    width: int
+    """Number of NCCL's elements in one element."""
+    reduction: Reduction
 
 
 class GpuArrays:
@@ -93,10 +112,58 @@ class GpuArrays:
         if out is None and request.shape is not None:
             out = cupy.empty(request.shape, request.dtype)
         made = replace(request, out=out, device=self._device, aliased=out is not None and request.aliased)
-        made = replace(made, prepared=made.allocate(cupy.empty))
         ready = cupy.cuda.Event(block=True, disable_timing=True)
+        made = replace(made, prepared=made.allocate(cupy.empty), ready=ready)
         ready.record(cupy.cuda.get_current_stream())
-        return replace(made, ready=ready)
+        return made
+
+
+def load_nccl() -> Any:
+    """Return CuPy's module of NCCL; raises MissingExtraError if CuPy has none."""
+    nccl = importlib.import_module("cupy.cuda.nccl")
+    if not nccl.available:
+        raise MissingExtraError(
+            "collectives of GPU arrays need NCCL, which CuPy does not find: pip install 'dmesh[nccl]'"
+        )
+    return nccl
+
+
+def resolve(op: str, dtype: np.dtype[Any], what: str) -> Folding:
+    """Return NCCL's reduction for an op and a dtype, or refuse it before anything is sent.
+
+    Raises:
+        CollectiveTypeError: NCCL has no such reduction for the dtype.
+        CollectiveValueError: There is no such reduction.
+        MissingExtraError: There is no NCCL.
+    """
+    op = canonical_op(op)
+    name = describe_dtype(dtype)
+    part = _PARTS.get(name, name)
+    refusal = ""
+    if op in ("any", "all") and dtype.kind not in "biufc" and name not in _DTYPES:
+        refusal = "truth has no meaning for it"
+    elif op in ("any", "all") or dtype.kind == "b":
+        # A boolean is a byte of 0 or 1, also to CUDA: the largest says whether any is true.
+        dtype, part = np.dtype(np.bool_), "uint8"
+        if op not in _TRUTH:
+            refusal = "convert it, e.g. with x.astype('int64')"
+    elif op not in _OPS:
+        refusal = "it has no bitwise reductions"
+    elif name in _PARTS and op not in ("sum", "mean"):
+        refusal = "complex numbers can only be added"
+    elif op == "mean" and "float" not in part:
+        refusal = "its mean would be truncated; convert it to floats"
+    elif part not in _DTYPES:
+        refusal = "it does not know this dtype; convert it"
+    nccl = load_nccl()
+    if not refusal:
+        names = f"NCCL_{part.upper()}", f"NCCL_{(_TRUTH if dtype.kind == 'b' else _OPS)[op]}"
+        missing = [name for name in names if not hasattr(nccl, name)]
+        if not missing:
+            code, number = (getattr(nccl, name) for name in names)
+            return Folding(number, code, 2 if name in _PARTS else 1, plain_reduction(op, dtype))
+        refusal = f"this build of CuPy knows no {missing[0]}"
+    raise CollectiveTypeError(f"NCCL cannot {what} GPU arrays of {name} with {op!r}: {refusal}")
 
 
 def _overlap_partly(x: Any, out: Any) -> bool:

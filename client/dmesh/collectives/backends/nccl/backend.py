@@ -1,36 +1,168 @@
-"""NCCL backend: arrays on GPUs. The ranks agree on each call by other means, and only then enter NCCL."""
+"""NCCL backend: arrays on GPUs. The ranks agree on each call by other means, and only then enter NCCL.
+
+Three properties of NCCL decide the design:
+
+- Calls that look asynchronous can block, without limit if a peer is dead: the creation of a communicator
+  always, the first operations while they connect. So each communicator has a thread that makes all calls, and
+  other threads wait for it with a time limit.
+- All members must abort a communicator that has failed. That is allowed while another thread is blocked in it
+  (since NCCL 2.19).
+- An abort can block, too, so another thread makes it.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dmesh._log import logger
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps, Stream
-from dmesh.collectives.backends.nccl.communicator import IDENTITY_BYTES, NcclCommunicator, new_identity
-from dmesh.collectives.backends.nccl.reductions import load_nccl, resolve
+from dmesh.collectives.backends.nccl.arrays import load_nccl, resolve
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.request import Buffers, Request
 from dmesh.collectives.services import Members
 from dmesh.collectives.work import Generation
-from dmesh.coordination.waiting import Bell
+from dmesh.coordination.waiting import Bell, Worker
 from dmesh.errors import CollectiveError
 
+_IDENTITY_BYTES = 128
+"""Bytes of NCCL's unique ids."""
 _EXPLAINED_WITHIN = 2.0
 """Seconds that the group gets to detect which rank is lost, after NCCL has reported an error."""
 _COMES_WITHIN = 5.0
 """Seconds in which data of a rank that has said goodbye may still arrive."""
 
 
-class NcclOperation(Operation):
-    """An operation in NCCL; see `Operation`.
+class NcclCommunicator:
+    """NCCL communicator of some ranks' GPUs, in one generation, and the thread that uses it.
+
+    NCCL frees a communicator that is aborted. So a thread takes it away before it aborts it, and no other
+    thread can use it any more.
 
     Args:
-        communicator: Carries it out.
-        others: The other ranks that take part.
+        identity: The communicator's id, the same on all members.
+        size: How many members there are.
+        position: This rank's among them.
+        device: This rank's GPU.
+        name: Of the thread.
     """
+
+    def __init__(self, identity: bytes, size: int, position: int, device: int, name: str) -> None:
+        self._made_of = (size, identity, position)
+        self._device = device
+        self._stream: Any = None
+        self._lock = threading.Lock()
+        self._comm: Any = None
+        self._taken = False
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        Worker(self._work, name).start()
+
+    def perform(
+        self,
+        request: Request,
+        buffers: Buffers,
+        enqueue: Callable[[Any, int], None],
+        over: Callable[[BaseException | None], None],
+    ) -> None:
+        """Carry out an operation after those before it.
+
+        Args:
+            request: The call.
+            buffers: Its memory, which is kept alive until it is over.
+            enqueue: Enqueues the work on a communicator and a stream.
+            over: Called when it is over on this GPU, with its error if it failed; on the thread.
+        """
+        self._jobs.put(partial(self._perform, request, buffers, enqueue, over))
+
+    def trouble(self) -> Exception | None:
+        """Return the asynchronous error that NCCL reports, if any. Any thread."""
+        with self._lock:
+            if self._comm is None:
+                return None
+            try:
+                self._comm.check_async_error()
+            except Exception as error:  # noqa: BLE001 -- NcclError, or KeyError for a code new to CuPy
+                return error
+            return None
+
+    def end(self) -> None:
+        """Destroy the communicator when nothing is under way in it. Any thread, does not wait."""
+        self._jobs.put(None)
+
+    def abort(self) -> None:
+        """Abort all operations under way; later ones fail, too. Any thread, does not wait. Idempotent."""
+        comm = self._take()
+        if comm is not None:
+            Worker(partial(_abort, comm), "dmesh-nccl-abort").start()
+        self.end()
+
+    def _take(self) -> Any:
+        """Take the communicator away; None if there is none yet, or it has been taken."""
+        with self._lock:
+            comm, self._comm, self._taken = self._comm, None, True
+            return comm
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # or its arrays would stay alive until the next one
+        if (comm := self._take()) is not None:
+            comm.destroy()
+
+    def _perform(
+        self,
+        request: Request,
+        buffers: Buffers,
+        enqueue: Callable[[Any, int], None],
+        over: Callable[[BaseException | None], None],
+    ) -> None:
+        try:
+            import cupy
+
+            with cupy.cuda.Device(self._device):
+                # Here, and not on the GPU: NCCL is not entered before it can begin at once. What becomes of
+                # an operation behind other work when its communicator is aborted, NCCL does not say.
+                request.ready.synchronize()
+                comm = self._open()
+                # Non-blocking, so that the default stream does not wait for other members.
+                stream = self._stream = self._stream or cupy.cuda.Stream(non_blocking=True)
+                enqueue(comm, stream.ptr)
+                with stream:
+                    request.finish(buffers)  # enqueues the copy into the result, if there is one
+                done = cupy.cuda.Event(block=True, disable_timing=True)  # its waiters sleep
+                done.record(stream)
+                done.synchronize()
+                trouble = self.trouble()
+        except BaseException as error:  # noqa: BLE001 -- handed to whoever waits for the operation
+            over(error)
+        else:
+            over(trouble)
+
+    def _open(self) -> Any:
+        """Return the communicator, which the first call creates."""
+        with self._lock:
+            comm, taken = self._comm, self._taken
+        if comm is None and not taken:
+            comm = load_nccl().NcclCommunicator(*self._made_of)  # blocks until all members have come
+            with self._lock:
+                taken = self._taken
+                self._comm = None if taken else comm
+            if taken:
+                _abort(comm)
+        if taken:
+            raise CollectiveError("the NCCL communicator has been aborted")
+        return comm
+
+
+class NcclOperation(Operation):
+    """An operation in NCCL."""
 
     def __init__(self, communicator: NcclCommunicator, others: tuple[int, ...]) -> None:
         self._communicator = communicator
@@ -146,6 +278,7 @@ class NcclBackend(Backend):
             assert request.device is not None
             communicator = NcclCommunicator(identity, size, place, request.device, name)
             self._communicators[number] = communicator
+            weakref.finalize(self, communicator.end).atexit = False
         ranks = self._members.of(call.stream.pair)
         operation = NcclOperation(communicator, tuple(r for at, r in enumerate(ranks) if at != place))
         communicator.perform(request, buffers, _entry(request, buffers, size), operation.over)
@@ -163,11 +296,11 @@ class NcclBackend(Backend):
         _, place = self._place(call)
         if not identity:
             return Request("barrier", request.text)
-        data = np.zeros(IDENTITY_BYTES, np.uint8)
+        data = np.zeros(_IDENTITY_BYTES, np.uint8)
         if place == 0:
-            data = np.frombuffer(new_identity(), np.uint8)
+            data = np.frombuffer(_new_identity(), np.uint8)
         return Request(
-            "broadcast", request.text, nbytes_per_rank=IDENTITY_BYTES, count=IDENTITY_BYTES,
+            "broadcast", request.text, nbytes_per_rank=_IDENTITY_BYTES, count=_IDENTITY_BYTES,
             contributes=place == 0, source=data, shape=data.shape,
         )  # fmt: skip
 
@@ -230,3 +363,26 @@ def _entry(request: Request, buffers: Buffers, size: int) -> Callable[[Any, int]
     if request.contributes:  # a transfer among two: the sender is 0, the receiver 1
         return lambda comm, stream: comm.send(source, nbytes, octets, 1, stream)
     return lambda comm, stream: comm.recv(result, nbytes, octets, 0, stream)
+
+
+def _new_identity() -> bytes:
+    """Return a new id, by which the members' communicators connect.
+
+    Raises:
+        CollectiveError: NCCL cannot make one, or CuPy is too old: before 14, ids were tuples.
+    """
+    nccl = load_nccl()
+    try:
+        identity = nccl.get_unique_id()
+    except nccl.NcclError as error:
+        raise CollectiveError(f"NCCL cannot make an id for a communicator: {error}") from error
+    if not isinstance(identity, bytes) or len(identity) != _IDENTITY_BYTES:
+        raise CollectiveError("collectives of GPU arrays need CuPy 14 or later")
+    return identity
+
+
+def _abort(comm: Any) -> None:
+    try:
+        comm.abort()
+    except Exception:  # noqa: BLE001 -- nobody waits for this
+        logger.exception("an NCCL communicator could not be aborted")
