@@ -148,7 +148,8 @@ class ControlHandler:
             failure = generation.failure
             stream = generation.streams.get(question.pair)
             call = None if stream is None else stream.calls.get(question.sequence)
-            finished, last = (0, "") if stream is None else stream.last()
+            finished = 0 if stream is None else stream.completed
+            last = "" if stream is None else stream.recorded(finished)[0]
             callers = set() if stream is None else set(stream.callers)
         communicator = self._communicator
         if failure is not None:
@@ -164,8 +165,7 @@ class ControlHandler:
             mine, waits_for = call.text, call.waits_for()
         elif stream is not None and question.sequence <= stream.issued:  # it is over, or an endpoint has it
             state = "finished" if question.sequence <= finished else "running"
-            mine = last if question.sequence == finished else ""
-            mine = mine or stream.recorded(question.sequence)[0]
+            mine = stream.recorded(question.sequence)[0]
         if mine and clean(mine) != question.signature:
             calls = {communicator.rank: mine, rank: question.signature}
             _fail_mismatch(generation, question.pair, question.sequence, calls)

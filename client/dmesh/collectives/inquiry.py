@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked, Position, WhereAreYou
 from dmesh.collectives.failure import Cause, Failure
@@ -22,37 +23,25 @@ _ASK_ALL_UP_TO = 64
 _FOREVER = 0
 
 
+@dataclass
 class Inquiry:
-    """What one waiting call knows of the other ranks. `answered` may be called by any thread.
+    """What one waiting call knows of the other ranks. `answered` may be called by any thread."""
 
-    Args:
-        members: Its group.
-        generation: Number of the generation.
-        pair: Positions of sender and receiver of a transfer; None for a collective.
-        sequence: The call's number.
-        text: Its descriptor.
-        waits_for: Returns the ranks that it waits for.
-    """
+    members: Members
+    generation: int
+    pair: Pair | None
+    sequence: int
+    text: str
+    """The call's descriptor."""
+    waits_for: Callable[[], tuple[int, ...]]
 
-    def __init__(
-        self,
-        members: Members,
-        generation: int,
-        pair: Pair | None,
-        sequence: int,
-        text: str,
-        waits_for: Callable[[], tuple[int, ...]],
-    ) -> None:
-        self._members = members
+    def __post_init__(self) -> None:
+        members = self.members
         self._services = members.services
-        self._generation = generation
-        self._pair = pair
-        self._sequence = sequence
-        self._text = text
-        self._waits_for = waits_for
-        self._others = tuple(rank for rank in members.of(pair) if rank != members.services.rank)
-        self._label = members.call_label(pair, sequence)
-        self._call = members.call_text(pair, members.services.rank, text)
+        own = members.services.rank
+        self._others = tuple(rank for rank in members.of(self.pair) if rank != own)
+        self._label = members.call_label(self.pair, self.sequence)
+        self._call = members.call_text(self.pair, own, self.text)
         self._question = 0
         self._answers: dict[int, Position] = {}
         self._blocked_since: dict[int, tuple[int, str]] = {}  # first question, and the barrier in its answer
@@ -66,10 +55,10 @@ class Inquiry:
         """
         self._question += 1
         question = WhereAreYou(
-            self._generation, self._members.group, self._pair, self._sequence, self._question, self._text
+            self.generation, self.members.group, self.pair, self.sequence, self._question, self.text
         )
-        everybody = everybody or len(self._members.ranks) <= _ASK_ALL_UP_TO
-        for rank in self._others if everybody else self._waits_for():
+        everybody = everybody or len(self.members.ranks) <= _ASK_ALL_UP_TO
+        for rank in self._others if everybody else self.waits_for():
             self._services.tell(rank, question)
 
     def answered(self, rank: int, answer: Position) -> None:
@@ -86,7 +75,7 @@ class Inquiry:
 
     def blocking(self) -> tuple[int, ...]:
         """Return the ranks that block this call: not arrived, silent, or with data outstanding."""
-        waited_for, silent = self._waits_for(), self.unanswered()
+        waited_for, silent = self.waits_for(), self.unanswered()
         found = tuple(
             rank
             for rank in self._others
@@ -156,9 +145,9 @@ class Inquiry:
 
     def _advice(self) -> str:
         """Return what to do if two ranks send to each other before they receive."""
-        if self._pair is None or self._pair[0] != self._members.rank:
+        if self.pair is None or self.pair[0] != self.members.rank:
             return ""
-        answer = self._answers.get(self._members.ranks[self._pair[1]])
+        answer = self._answers.get(self.members.ranks[self.pair[1]])
         if answer is None or not answer.busy.startswith("send("):
             return ""
         return (
@@ -183,18 +172,18 @@ class Inquiry:
             case "unknown":
                 where = "has not made this group"
             case "absent":
-                where = f"has not called #{self._sequence}"
+                where = f"has not called #{self.sequence}"
                 if answer.finished:
-                    last = self._members.call_text(self._pair, rank, answer.last)
+                    last = self.members.call_text(self.pair, rank, answer.last)
                     where = f"has finished #{answer.finished} ({last}) and {where}"
             case "queued":
-                where = f"has called #{self._sequence}, but an earlier asynchronous call is still under way"
+                where = f"has called #{self.sequence}, but an earlier asynchronous call is still under way"
             case "running":
-                where = f"is at #{self._sequence}, too"
+                where = f"is at #{self.sequence}, too"
                 if answer.waits_for:
                     where += f", and waits for {ranks_text(answer.waits_for)}"
             case "finished":
-                where = f"has finished #{self._sequence}"
+                where = f"has finished #{self.sequence}"
         if answer.busy and answer.state != "running":
             where += f"; it is in {answer.busy}"
         return f"{name}, {where}"
@@ -204,12 +193,8 @@ def blocked_in(barriers: Barriers, callers: Collection[int], asking: int) -> Blo
     """Return the barrier that keeps this process from making a call.
 
     The barrier counts only if no other thread can make the call: the thread in the barrier has made all
-    earlier calls of the stream, or, if there are none, no other thread keeps the program running.
-
-    Args:
-        barriers: The barriers of this process.
-        callers: Threads that have made the earlier calls of the stream.
-        asking: Rank that waits in the call; the barrier waits for it.
+    earlier calls of the stream (it is the last living one of the `callers`), or, if there are none, no other
+    thread keeps the program running. And the barrier waits for the rank that is `asking`.
     """
     for wait in barriers.waits():
         living = _living(callers)
@@ -226,5 +211,5 @@ def _living(threads: Collection[int]) -> set[int]:
 
 
 def _others(thread: int) -> list[threading.Thread]:
-    """Return other threads than one that keep the program running."""
+    """Return the threads but one that keep the program running."""
     return [other for other in threading.enumerate() if not other.daemon and other.ident != thread]

@@ -49,8 +49,8 @@ class Stream:
         self.callers: set[int] = set()
         """Ids of the threads that have made calls; those of fast calls may be missing."""
         self._issued = 0
-        self._last = 0, ""  # number and descriptor of the last call that Python has completed
-        self._sent: deque[tuple[int, str]] = deque(maxlen=_SENT)
+        # Numbers and descriptors of the last calls that Python has completed.
+        self._over: deque[tuple[int, str]] = deque([(0, "")], maxlen=1 if pair is None else _SENT)
         self._first = 0  # number of the first call that goes through an endpoint; 0: none does
         self._open: Callable[[], Endpoint] | None = None
         self._allowed = 1 if pair is None else sys.maxsize  # last call that may begin before `settle`
@@ -66,22 +66,17 @@ class Stream:
     @property
     def completed(self) -> int:
         """Number of the last call that is over."""
-        return self._last[0] if self.endpoint is None else self.endpoint.completed
-
-    def last(self) -> tuple[int, str]:
-        """Return number and descriptor of the last call that is over; no text if it is forgotten."""
-        number = self.completed
-        return number, self._last[1] if number == self._last[0] else self.recorded(number)[0]
+        return self._over[-1][0] if self.endpoint is None else self.endpoint.completed
 
     def recorded(self, number: int) -> tuple[str, int]:
-        """Return descriptor and bytes of a call: of a transfer, or one that the endpoint took.
+        """Return descriptor and bytes of a call that is over, or that the endpoint took.
 
-        An empty text and 0 if it is forgotten, and 0 if the endpoint did not take it.
+        An empty text if it is forgotten, and 0 bytes if the endpoint did not take it.
         """
         recent = () if self.endpoint is None else self.endpoint.recent()
         return next(
             ((text_of(Descriptor(*found)), nbytes) for at, found, nbytes, *_ in recent if at == number),
-            (dict(self._sent).get(number, ""), 0),
+            (dict(self._over).get(number, ""), 0),
         )
 
     def uses_endpoint(self, sequence: int) -> bool:
@@ -99,10 +94,8 @@ class Stream:
 
     def complete(self, number: int, text: str) -> None:
         """Note that a call is over; to be followed by `wake`, without the lock."""
-        if number > self._last[0]:
-            self._last = number, text
-            if self.pair is not None:
-                self._sent.append((number, text))
+        if number > self._over[-1][0]:
+            self._over.append((number, text))
             if self.endpoint is not None and number > self.endpoint.completed:
                 self.endpoint.completed = number
 
@@ -112,12 +105,7 @@ class Stream:
         return self._issued
 
     def settle(self, first: int, open_: Callable[[], Endpoint] | None) -> None:
-        """Let calls begin: the group has chosen its backends.
-
-        Args:
-            first: Number of the first call that goes through an endpoint, or MPI; 0 if none does.
-            open_: Opens the endpoint, if there is one.
-        """
+        """Let calls begin: from the `first` one on, if it is not 0, they go through an endpoint, or MPI."""
         self._first, self._open = first, open_
         if open_ is not None and self._issued >= first - 1:
             self._open_endpoint()
@@ -188,15 +176,12 @@ class Connection:
     backends: tuple[Backend, ...] = ()
     """Backends that all members have, the preferred one first."""
     tuning: Tuning = SHIPPED
-    """Tuning of the group's first member, which all members use."""
     endpoints: EndpointOpener | None = None
-    """Opens native endpoints, if the group has some."""
     inner: tuple[Endpoint, ...] = ()
     """Further native endpoints, of parts of the group."""
     sends_from: tuple[int, ...] = ()
     """For each member, the number of the first transfer to it that goes through an endpoint."""
     receives_from: tuple[int, ...] = ()
-    """The same for transfers from it."""
 
 
 class Generation:
@@ -204,11 +189,6 @@ class Generation:
 
     Its first failure is the failure of all its calls, on all members: ranks that have lost step cannot find
     it again before the next generation, in which the group begins anew.
-
-    Args:
-        members: The group.
-        number: The generation's number.
-        failure: Why no calls can be made from the beginning, if so.
     """
 
     def __init__(self, members: Members, number: int, failure: Failure | None = None) -> None:
@@ -217,21 +197,18 @@ class Generation:
         self.lock = threading.Lock()
         self.streams: dict[Pair | None, Stream] = {None: Stream(members.group, None)}
         self.failure = failure
-        """Why it has failed; None if it has not."""
         self.reported = False
         """True if this rank's program knows of the failure."""
         self.departed: dict[int, str] = {}
         """Members that have said goodbye, and how."""
         self.tuning = SHIPPED
-        """Tuning of the group; until `settle`, the one that all clients have."""
+        """Tuning of the group's first member; until `settle`, the one that all clients have."""
         self.backends: list[Backend] = []
         """Backends of the group, the preferred one first."""
+        # Native endpoints for collectives, and for transfers to and from each member: the fast path's.
         self.endpoint: Endpoint | None = None
-        """Native endpoint for collectives, once the group has one."""
         self.outgoing: list[Endpoint | None] = [None] * len(members.ranks)
-        """Native endpoints for transfers to each member, once there have been some."""
         self.incoming: list[Endpoint | None] = [None] * len(members.ranks)
-        """The same for transfers from each member."""
         self._failing = threading.RLock()  # held while the group is failed and the other members are told
         self._is_failing = False
         self._told = failure is not None
@@ -376,40 +353,28 @@ def _open_transfers(
     return endpoint
 
 
+@dataclass(eq=False, repr=False)
 class Work(Future[Any]):
     """A collective or a transfer under way; the future of its result, if it is asynchronous.
 
     One thread carries it out; methods may be used by that thread alone unless they say otherwise.
-
-    Args:
-        generation: The group's generation in which it is made.
-        stream: Stream in which it is counted.
-        sequence: Its number there, from 1.
-        request: The call; None for one that a native endpoint has taken already.
-        text: Wire descriptor.
-        timeout: Seconds that it may take once it has begun.
-        record: Its entry in the event ring.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        stream: Stream,
-        sequence: int,
-        request: Request | None,
-        text: str,
-        timeout: float,
-        record: CallRecord,
-    ) -> None:
+    generation: Generation
+    """The group's generation in which it is made."""
+    stream: Stream
+    sequence: int
+    request: Request | None
+    """The call; None for one that a native endpoint has taken already."""
+    text: str
+    """Wire descriptor."""
+    timeout: float
+    """Seconds that it may take once it has begun."""
+    record: CallRecord
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.generation = generation
-        self.stream = stream
-        self.sequence = sequence
-        self.request = request
-        self.text = text
-        self.timeout = timeout
-        self.record = record
-        self._services = generation.members.services
+        self._services = self.generation.members.services
         self._operation: Operation | None = None
         self._deadline = 0.0
         self._inquiry: Inquiry | None = None
