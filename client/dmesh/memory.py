@@ -56,5 +56,4 @@ def array(x: ArrayLike, dtype: DTypeLike | None = None, *, shared: bool = False)
 
 
 def _pool() -> Pool | None:
-    shared_memory = context.current().get(Communicator).shared_memory
-    return None if shared_memory is None else shared_memory.pool
+    return context.current().get(Communicator).pool

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from dmesh import native
-from dmesh.collectives.backends.shm.arrays import SharedMemory
+from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
@@ -62,15 +62,15 @@ class Member:
         return self.communicator.world
 
 
-def shared_memory(way: str, rank: int = 0) -> SharedMemory | None:
+def shared_memory(way: str, rank: int = 0) -> SharedMemoryRegistry | None:
     """What it shares: with `messages` nobody has heard of that. Odd ranks are read where their arrays are."""
     match way:
         case "messages":
             return None
         case "native":
-            return SharedMemory(1 << 28, native.core(), single_copy_from=1 if rank % 2 else None)
+            return SharedMemoryRegistry(1 << 28, native.core(), single_copy_from=1 if rank % 2 else None)
         case "wired":
-            return SharedMemory(0, native.core())
+            return SharedMemoryRegistry(0, native.core())
     raise AssertionError(way)
 
 
@@ -175,7 +175,7 @@ def reduce_in_shared_memory(communicator: Communicator, peer: int | None) -> dic
         How the call ended, and whether a later array kept its contents when the peer went on.
     """
     assert communicator.shared_memory is not None
-    pool = communicator.shared_memory.pool
+    pool = communicator.pool
     assert pool is not None
     group = communicator.new_group([0, 1], "late")
     group.barrier()

@@ -11,8 +11,7 @@ from typing import Any
 from tests.collectives.fake_mpi import launch
 
 from dmesh import native
-from dmesh.collectives.backends.shm.arrays import SharedMemory
-from dmesh.collectives.backends.shm.setup import Sizes, here
+from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry, Sizes, here
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.services import WaitPolicy
@@ -34,7 +33,7 @@ class Cluster:
             `@NAME` on a host of that name. Empty: no rank knows of shared memory.
         sizes: Of what they share.
         tuning: Of each rank, over and over.
-        single_copy_from: Of all of them; see `SharedMemory`.
+        single_copy_from: Of all of them; see `SharedMemoryRegistry`.
         mpi: Whether all of them are in one MPI launch, a fake one.
     """
 
@@ -72,7 +71,7 @@ class Cluster:
             core = None if way == "without" else native.core()
             limit = 0 if way in ("no", "wired") else 1 << 30
             place = (host.encode().ljust(16), here()[1]) if host else None
-            options["shared_memory"] = SharedMemory(
+            options["shared_memory"] = SharedMemoryRegistry(
                 limit, core, sizes=self.sizes, host=place, single_copy_from=self.single_copy_from
             )
         return Communicator(rank, peers, transport, **{**self.options, **options})

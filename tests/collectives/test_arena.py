@@ -261,7 +261,7 @@ def test_arrays_in_shared_memory_are_used_where_they_are(seed):
             group, rank, size = communicator.world, communicator.rank, 3
             chance = np.random.default_rng([seed, rank])
             common = np.random.default_rng(seed)
-            pool = communicator.shared_memory.pool
+            pool = communicator.pool
 
             def empty(*shape):
                 if chance.random() < 0.4:
@@ -311,7 +311,7 @@ def test_transfers_of_shared_arrays(nbytes):
 
         def body(communicator):
             group, rank = communicator.world, communicator.rank
-            pool = communicator.shared_memory.pool
+            pool = communicator.pool
             group.barrier()
             following, previous = (rank + 1) % 3, (rank - 1) % 3
             whole = pool.empty((nbytes + 5,), np.uint8)
@@ -337,7 +337,7 @@ def test_a_transfer_of_a_shared_array_that_the_receiver_takes_for_another_is_a_m
     with cluster(2, shm=NATIVE, wait_policy=QUICK) as ranks:
 
         def body(communicator):
-            group, pool = communicator.world, communicator.shared_memory.pool
+            group, pool = communicator.world, communicator.pool
             group.barrier()
             x = pool.empty((10**6,), np.uint8)
             if communicator.rank == 0:

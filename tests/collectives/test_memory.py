@@ -11,6 +11,7 @@ from tests.e2e.clients import run_clients
 import dmesh
 from dmesh import native
 from dmesh.collectives.backends.shm.arrays import Pool
+from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.errors import NotInitializedError, SharedMemoryError
 
 MIB = 1 << 20
@@ -77,7 +78,7 @@ dmesh.shutdown_accelerator_system()
 def pool() -> Pool:
     core = native.core()
     assert core is not None
-    return Pool(200 * MIB, core.RegisteredMemory())
+    return Pool(SharedMemoryRegistry(200 * MIB, core))
 
 
 def test_memory_is_used_again_when_all_views_are_gone(pool):

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dmesh import native
-from dmesh.collectives.backends.shm.arrays import SharedMemory
-from dmesh.collectives.backends.shm.setup import Region, Sizes, share_memory
+from dmesh.collectives.backends.shm.arrays import Pool
+from dmesh.collectives.backends.shm.setup import Region, SharedMemoryRegistry, Sizes, share_memory
 from dmesh.collectives.backends.tcp.messages import Exchange
 
 core = native.core()
@@ -56,7 +56,8 @@ class Ranks:
     """Two ranks that share memory, whose calls are driven by hand."""
 
     def __init__(self) -> None:
-        self.registries = [SharedMemory(1 << 24, core, sizes=SIZES) for _ in range(2)]
+        self.registries = [SharedMemoryRegistry(1 << 24, core, sizes=SIZES) for _ in range(2)]
+        self.pool = Pool(self.registries[0])
         messages: dict[tuple[int, int, int], bytes] = {}
         setups = [
             share_memory(Exchange(Mail(rank, messages), (0, 1), rank), registry, False)
@@ -84,8 +85,7 @@ class Ranks:
 
     def stop_late_writer(self) -> int:
         """Let rank 0 abort an all-reduce that rank 1 may still write; return the address of the result."""
-        pools = [registry.pool for registry in self.registries]
-        out = pools[0].empty(COUNT, float)
+        out = self.pool.empty(COUNT, float)
         address = int(out.ctypes.data)
         self.start(0, np.ones(COUNT), out)
         self.start(1, np.ones(COUNT), np.empty(COUNT))
@@ -96,9 +96,7 @@ class Ranks:
 
     def addresses(self) -> list[int]:
         """Addresses of new arrays in rank 0's shared memory, as many as fit into what was free before."""
-        pool = self.registries[0].pool
-        assert pool is not None
-        arrays = [pool.empty(COUNT, float) for _ in range(4)]
+        arrays = [self.pool.empty(COUNT, float) for _ in range(4)]
         return [int(array.ctypes.data) for array in arrays]
 
 
@@ -134,9 +132,7 @@ def test_memory_that_a_peer_may_still_write_is_used_again_once_its_process_has_e
 
 def test_a_completed_call_retires_nothing():
     ranks = Ranks()
-    pool = ranks.registries[0].pool
-    assert pool is not None
-    out = pool.empty(COUNT, float)
+    out = ranks.pool.empty(COUNT, float)
     address = int(out.ctypes.data)
     ranks.start(0, np.ones(COUNT), out)
     ranks.start(1, np.full(COUNT, 2.0), np.empty(COUNT))
@@ -154,7 +150,7 @@ def test_a_completed_call_retires_nothing():
 
 def test_a_setup_that_fails_leaks_no_region():
     """Its first message goes to a rank that never comes; the region is free for the next group at once."""
-    registry = SharedMemory(1 << 24, core, sizes=SIZES)
+    registry = SharedMemoryRegistry(1 << 24, core, sizes=SIZES)
     for _ in range(3):
         waits = share_memory(Exchange(Mail(0, {}), (0, 1), 0), registry, False)
         assert not next(waits)(0.0)

@@ -188,7 +188,7 @@ def test_who_is_lost_is_not_waited_for_and_the_others_hold_what_they_have():
         for plan, _ in (made[0], made[2]):
             with pytest.raises(CollectiveError, match="make another one"):
                 plan()
-        lender = ranks.communicators[0].shared_memory
+        lender = ranks.communicators[0].pool
         del made, plan, got, _
         gc.collect()
         again = ranks.all(make)
@@ -205,8 +205,8 @@ def test_what_came_to_nothing_is_not_lent_for_ever():
 
         for error in ranks.run(mismatched):
             assert isinstance(error, CollectiveMismatchError)
-        assert ranks.communicators[0].shared_memory._loans == []
+        assert ranks.communicators[0].pool._loans == []
     with cluster(2, shm=("native@a", "native@b")) as ranks:
         plans = ranks.all(lambda c: plan_all_gather(np.full(3, c.rank), group=c.world))
         assert not any(plan.is_common for plan in plans)
-        assert ranks.communicators[0].shared_memory._loans == []
+        assert ranks.communicators[0].pool._loans == []

@@ -112,11 +112,7 @@ def test_values_are_the_same_in_both_ways(seed):
             common, own = np.random.default_rng(seed), np.random.default_rng([seed, rank])
 
             def array(count, *, shared):
-                whole = (
-                    communicator.shared_memory.pool.empty((count + 3,), float)
-                    if shared
-                    else np.empty(count + 3)
-                )
+                whole = communicator.pool.empty((count + 3,), float) if shared else np.empty(count + 3)
                 return whole[1 : 1 + count]
 
             for nbytes in (8_000, 24_000, 64_000, 100_000, 600_000, 3_000_000, 9_000_000):

@@ -11,7 +11,8 @@ import numpy as np
 
 from dmesh._log import logger
 from dmesh.collectives.backends.mpi_world import MpiWorld
-from dmesh.collectives.backends.shm.arrays import SharedMemory
+from dmesh.collectives.backends.shm.arrays import pool_of
+from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.control import RELAY_LIMIT, ControlHandler
@@ -80,7 +81,7 @@ class Communicator:
         wait_policy: WaitPolicy | None = None,
         stuck_after: float = 0.0,
         joined: int = 0,
-        shared_memory: SharedMemory | None = None,
+        shared_memory: SharedMemoryRegistry | None = None,
         tuning: Tuning = SHIPPED,
         mpi: MpiWorld | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -101,6 +102,8 @@ class Communicator:
         self.is_joining = bool(joined)
         """True if this process replaces a lost client, and has not met the others yet."""
         self.shared_memory = shared_memory
+        self.pool = pool_of(shared_memory)
+        """Arrays in shared memory; None if this client shares none."""
         self.mpi = mpi
         self.tuning = tuning
         hosts = {peer.rank: peer.addresses[0].rpartition(":")[0] for peer in peers if peer.addresses}
@@ -476,6 +479,8 @@ class Communicator:
         self.shut_off("the collectives of this client have been shut down")
         if self.shared_memory is not None:
             self.shared_memory.close()
+        if self.pool is not None:
+            self.pool.close()
         self.transport.close(linger)
         if self.mpi is not None:
             self.mpi.close()

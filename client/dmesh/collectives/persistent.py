@@ -345,8 +345,7 @@ def _members(group: Group | None) -> Group:
 
 def _empty(group: Group, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array that others on the host can read and write, where this client shares memory."""
-    shared_memory = group.communicator.shared_memory
-    pool = None if shared_memory is None else shared_memory.pool
+    pool = group.communicator.pool
     return np.empty(shape, dtype) if pool is None else pool.empty(shape, dtype)
 
 
@@ -372,21 +371,21 @@ def _fill(plan: object, place: Array, x: Array | None) -> None:
 def _common(group: Group, what: str, nbytes: int) -> Array | None:
     """Compare what the members plan; return memory in common, or None if not all can share it."""
     communicator, lends = group.communicator, group.rank == _LENDER
-    shared_memory = communicator.shared_memory
-    shares = shared_memory is not None and shared_memory.pool is not None and nbytes > 0
+    pool = communicator.pool
+    shares = pool is not None and nbytes > 0
     memory: Array | None = None
     place, refusal = bytes(PLACE_SIZE), "" if shares else "this client shares no memory"
     with contextlib.ExitStack() as undo:
-        if shared_memory is not None and shares and lends:
+        if pool is not None and shares and lends:
             processes = {rank: communicator.process_of(rank) for rank in group.ranks}
             try:
-                memory, place = shared_memory.lend(
+                memory, place = pool.lend(
                     nbytes,
                     group.ranks,
                     _LENDER,
                     lambda rank: communicator.process_of(rank) != processes[rank],
                 )
-                undo.callback(shared_memory.take_back, place)
+                undo.callback(pool.take_back, place)
             except SharedMemoryError as error:
                 refusal = str(error)
         text = what.encode().ljust(_TEXT)[:_TEXT]
@@ -397,10 +396,10 @@ def _common(group: Group, what: str, nbytes: int) -> Array | None:
             raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
         able = bool(told[:, _TEXT].all())
         if able and not lends:
-            assert shared_memory is not None
+            assert pool is not None
             try:
                 theirs = bytes(told[_LENDER][_TEXT + 1 :])
-                memory = shared_memory.borrow(theirs, nbytes, group.size, group.rank)
+                memory = pool.borrow(theirs, nbytes, group.size, group.rank)
             except (OSError, ValueError) as error:
                 refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
         # If this call fails, others may have agreed already: then they say themselves when they are done.

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from dmesh._log import announce as announce_to_user
 from dmesh.collectives.backends.mpi_world import MpiWorld
-from dmesh.collectives.backends.shm.arrays import SharedMemory
+from dmesh.collectives.backends.shm.arrays import Pool
+from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.control_messages import Message
 from dmesh.collectives.events import EventRing
@@ -90,8 +91,10 @@ class Services(Protocol):
     """Seconds of the monotonic clock."""
     transport: Transport
     """Carries messages between clients."""
-    shared_memory: SharedMemory | None
+    shared_memory: SharedMemoryRegistry | None
     """Memory shared with clients on the same host; None if there is none."""
+    pool: Pool | None
+    """Arrays in shared memory; None if this client shares none."""
     mpi: MpiWorld | None
     """MPI launch that carries the arrays; None if TCP does."""
     tuning: Tuning

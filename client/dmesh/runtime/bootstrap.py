@@ -18,7 +18,7 @@ import numpy as np
 from dmesh import native
 from dmesh._log import logger
 from dmesh.collectives.backends.mpi_world import MpiWorld
-from dmesh.collectives.backends.shm.arrays import SharedMemory
+from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.communicator import Communicator
@@ -355,7 +355,7 @@ def _communicator(
         on_gone=client.on_gone,
         stuck_after=(agent.cluster_settings.stuck_after or 0.0) if agent is not None else 0.0,
         joined=agent.joined_epoch if agent is not None and agent.rejoined else 0,
-        shared_memory=SharedMemory(settings.shared_memory << 20, native.core()),
+        shared_memory=SharedMemoryRegistry(settings.shared_memory << 20, native.core()),
         tuning=tuning,
         mpi=mpi,
     )

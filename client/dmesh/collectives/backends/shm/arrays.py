@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dmesh import native
-from dmesh.collectives.backends.shm.setup import HEADER, Host, Segment, SharedMemoryRegistry, Sizes, Ticket
+from dmesh.collectives.backends.shm.setup import HEADER, Segment, SharedMemoryRegistry, Ticket
 from dmesh.errors import SharedMemoryError
 
 _CHUNK = 64 << 20
@@ -64,25 +63,37 @@ class _Chunk:
         self.free.insert(number, (begin, end))
 
 
-class Pool:
-    """Pool of at most `limit` bytes of shared memory for arrays. Thread-safe.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loan:
+    memory: Bytes
+    """Array of the pool, which keeps the memory."""
+    ranks: tuple[int, ...]
+    gone: Callable[[int], bool]
+    place: bytes
 
-    Its segments are in the table `registered`; `reclaim` gives back retired arrays, as far as possible.
+    def is_over(self) -> bool:
+        """Return whether no member uses the memory any more."""
+        return all(self.memory[at * _LINE] or self.gone(rank) for at, rank in enumerate(self.ranks))
+
+
+class Pool:
+    """Arrays in memory that this client shares, and arrays lent to groups. Thread-safe.
+
+    Memory that the members of a group have in common is lent by one of them, and given back when each has
+    forgotten every view of it, or is gone. Each marks that in a cache line of its own at the beginning, as
+    members of groups do in their regions.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        registered: native.RegisteredMemory,
-        reclaim: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._limit = limit
-        self._registered = registered
-        self._reclaim = reclaim
+    def __init__(self, shared_memory: SharedMemoryRegistry) -> None:
+        assert shared_memory.registered is not None
+        self._shared_memory = shared_memory
+        self._registered = shared_memory.registered
         self._lock = Lock()
         self._chunks: list[_Chunk] = []
         # Appended to without the lock: the garbage collector does it.
         self._returned: deque[tuple[_Chunk, int, int]] = deque()
+        self._lending = Lock()
+        self._loans: list[_Loan] = []
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array with arbitrary contents.
@@ -112,78 +123,6 @@ class Pool:
         weakref.finalize(data, self._returned.append, (chunk, begin, begin + size)).atexit = False
         return data, chunk.segment, begin
 
-    def close(self) -> None:
-        """Let no process attach any more; arrays stay usable."""
-        with self._lock:
-            for chunk in self._chunks:
-                self._registered.drop(chunk.segment.ticket.nonce)
-                chunk.segment.close()
-            self._chunks.clear()
-
-    def _take(self, nbytes: int) -> tuple[_Chunk, int]:
-        self._reclaim()
-        with self._lock:
-            while self._returned:
-                chunk, begin, end = self._returned.popleft()
-                chunk.give_back(begin, end)
-            for chunk in self._chunks:
-                if (at := chunk.take(nbytes)) is not None:
-                    return chunk, at
-            left = self._limit - sum(len(chunk.segment.memory) for chunk in self._chunks)
-            size = min(max(_CHUNK, nbytes + HEADER), max(left, 0))
-            if size < nbytes + HEADER:
-                raise SharedMemoryError(
-                    f"{nbytes} bytes of shared memory are needed, but only {left} are left of "
-                    f"the {self._limit} that this client may share; raise DMESH_SHARED_MEMORY, or share less"
-                )
-            try:
-                segment = Segment(size)
-            except OSError as error:
-                raise SharedMemoryError(
-                    f"the system gives no shared memory of {size} bytes: {error}"
-                ) from error
-            self._registered.add(segment.memory, segment.ticket.nonce, segment.ticket.descriptor, True)
-            chunk = _Chunk(segment, [(HEADER + nbytes, size // _PAGE * _PAGE)])
-            self._chunks.append(chunk)
-            return chunk, HEADER
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Loan:
-    memory: Bytes
-    """Array of the pool, which keeps the memory."""
-    ranks: tuple[int, ...]
-    gone: Callable[[int], bool]
-    place: bytes
-
-    def is_over(self) -> bool:
-        """Return whether no member uses the memory any more."""
-        return all(self.memory[at * _LINE] or self.gone(rank) for at, rank in enumerate(self.ranks))
-
-
-class SharedMemory(SharedMemoryRegistry):
-    """Shared memory of this client: regions of groups, a pool of arrays, and what groups have in common.
-
-    Memory that the members of a group have in common is lent by the pool of one of them, and given back when
-    each has forgotten every view of it, or is gone. Each marks that in a cache line of its own at the
-    beginning, as members of groups do in their regions.
-    """
-
-    def __init__(
-        self,
-        limit: int,
-        core: native.Core | None,
-        sizes: Sizes | None = None,
-        host: Host | None = None,
-        single_copy_from: int | None = None,
-    ) -> None:
-        super().__init__(limit, core, sizes, host, single_copy_from)
-        self.pool: Pool | None = None
-        if self.registered is not None and limit:
-            self.pool = Pool(limit, self.registered, self.release_retired)
-        self._lending = Lock()
-        self._loans: list[_Loan] = []
-
     def lend(
         self, nbytes: int, ranks: tuple[int, ...], position: int, gone: Callable[[int], bool]
     ) -> tuple[Bytes, bytes]:
@@ -194,11 +133,10 @@ class SharedMemory(SharedMemoryRegistry):
         Raises:
             SharedMemoryError: There is none left.
         """
-        assert self.pool is not None
         with self._lending:
             self._loans = [loan for loan in self._loans if not loan.is_over()]
         header = _pages(len(ranks) * _LINE)
-        memory, segment, begin = self.pool.take(header + nbytes)
+        memory, segment, begin = self.take(header + nbytes)
         memory[:header] = 0
         place = segment.ticket.encode() + _PLACE.pack(begin)
         with self._lending:
@@ -218,16 +156,53 @@ class SharedMemory(SharedMemoryRegistry):
             ValueError: It is not at that place.
         """
         (begin,) = _PLACE.unpack(place[Ticket.SIZE :])
-        memory = self.attach(Ticket.decode(place[: Ticket.SIZE]))
+        memory = self._shared_memory.attach(Ticket.decode(place[: Ticket.SIZE]))
         if begin % _PAGE or begin + _pages(members * _LINE) + nbytes > len(memory):
             raise ValueError(f"there is no common memory of {nbytes} bytes at {begin} of {len(memory)}")
         return _use(memory, begin, nbytes, members, position)
 
     def close(self) -> None:
-        """Share nothing any more; mapped memory and arrays stay usable."""
-        super().close()
-        if self.pool is not None:
-            self.pool.close()
+        """Let no process attach any more; arrays stay usable."""
+        with self._lock:
+            for chunk in self._chunks:
+                self._registered.drop(chunk.segment.ticket.nonce)
+                chunk.segment.close()
+            self._chunks.clear()
+
+    def _take(self, nbytes: int) -> tuple[_Chunk, int]:
+        self._shared_memory.release_retired()
+        limit = self._shared_memory.limit
+        with self._lock:
+            while self._returned:
+                chunk, begin, end = self._returned.popleft()
+                chunk.give_back(begin, end)
+            for chunk in self._chunks:
+                if (at := chunk.take(nbytes)) is not None:
+                    return chunk, at
+            left = limit - sum(len(chunk.segment.memory) for chunk in self._chunks)
+            size = min(max(_CHUNK, nbytes + HEADER), max(left, 0))
+            if size < nbytes + HEADER:
+                raise SharedMemoryError(
+                    f"{nbytes} bytes of shared memory are needed, but only {left} are left of "
+                    f"the {limit} that this client may share; raise DMESH_SHARED_MEMORY, or share less"
+                )
+            try:
+                segment = Segment(size)
+            except OSError as error:
+                raise SharedMemoryError(
+                    f"the system gives no shared memory of {size} bytes: {error}"
+                ) from error
+            self._registered.add(segment.memory, segment.ticket.nonce, segment.ticket.descriptor, True)
+            chunk = _Chunk(segment, [(HEADER + nbytes, size // _PAGE * _PAGE)])
+            self._chunks.append(chunk)
+            return chunk, HEADER
+
+
+def pool_of(shared_memory: SharedMemoryRegistry | None) -> Pool | None:
+    """Return a pool of arrays, if this client shares memory at all."""
+    if shared_memory is None or shared_memory.core is None or not shared_memory.limit:
+        return None
+    return Pool(shared_memory)
 
 
 def _pages(nbytes: int) -> int:
