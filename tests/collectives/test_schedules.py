@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.collectives.simulator import Deadlock, simulate
 
 from dmesh.collectives import schedules
-from dmesh.collectives.schedules import Buffer, barrier, bounds
+from dmesh.collectives.schedules import Buffer, barrier, bounds, make
 
 SIZES = st.integers(1, 9)
 COUNTS = st.integers(1, 13)
@@ -39,7 +39,7 @@ def folded(size, index):
 
 @given(SIZES, COUNTS, SEEDS)
 def test_all_gather(size, count, seed):
-    programs = [schedules.all_gather(size, rank, count) for rank in range(size)]
+    programs = [make(schedules.all_gather, size, rank, count) for rank in range(size)]
     inputs = [array(rank, count) for rank in range(size)]
     for output in simulate(programs, inputs, chooser(seed)):
         assert output == concatenated(inputs)
@@ -47,7 +47,7 @@ def test_all_gather(size, count, seed):
 
 @given(SIZES, COUNTS, SEEDS)
 def test_all_to_all(size, count, seed):
-    programs = [schedules.all_to_all(size, rank, count) for rank in range(size)]
+    programs = [make(schedules.all_to_all, size, rank, count) for rank in range(size)]
     inputs = [array(rank, size * count) for rank in range(size)]
     outputs = simulate(programs, inputs, chooser(seed))
     for rank, output in enumerate(outputs):
@@ -62,7 +62,7 @@ def test_broadcast(schedule, size, count, root, seed, in_place):
     root %= size
     if schedule is schedules.broadcast_scattered and size == 1:
         return
-    programs = [schedule(size, rank, root, count) for rank in range(size)]
+    programs = [make(schedule, size, rank, root, count) for rank in range(size)]
     inputs = [array(rank, count) if rank == root or in_place else [] for rank in range(size)]
     outputs = simulate(programs, inputs, chooser(seed), in_place)
     assert outputs == [array(root, count)] * size
@@ -72,12 +72,12 @@ def test_broadcast(schedule, size, count, root, seed, in_place):
 def test_gather_and_scatter(size, count, root, seed):
     root %= size
     inputs = [array(rank, count) for rank in range(size)]
-    programs = [schedules.gather(size, rank, root, count) for rank in range(size)]
+    programs = [make(schedules.gather, size, rank, root, count) for rank in range(size)]
     outputs = simulate(programs, inputs, chooser(seed))
     for rank, output in enumerate(outputs):
         assert output == (concatenated(inputs) if rank == root else [])
     whole = concatenated(inputs)
-    programs = [schedules.scatter(size, rank, root, count) for rank in range(size)]
+    programs = [make(schedules.scatter, size, rank, root, count) for rank in range(size)]
     outputs = simulate(programs, [whole if rank == root else [] for rank in range(size)], chooser(seed))
     assert outputs == inputs
 
@@ -89,7 +89,7 @@ def test_permute(size, count, seed, data):
         st.lists(st.integers(0, size - 1), unique=True, min_size=len(sources), max_size=len(sources))
     )
     pairs = tuple(zip(sources, targets, strict=True))
-    programs = [schedules.permute(size, rank, pairs, count) for rank in range(size)]
+    programs = [make(schedules.permute, size, rank, pairs, count) for rank in range(size)]
     outputs = simulate(programs, [array(rank, count) for rank in range(size)], chooser(seed))
     origin = {target: source for source, target in pairs}
     for rank, output in enumerate(outputs):
@@ -99,8 +99,8 @@ def test_permute(size, count, seed, data):
 @given(st.integers(0, 8), SEEDS, st.booleans())
 def test_transfer(count, seed, buffered):
     programs = [
-        schedules.transfer(1, count, sends=True, buffered=buffered),
-        schedules.transfer(0, count, sends=False, buffered=buffered),
+        make(schedules.transfer, 2, 0, 1, count, True, buffered),
+        make(schedules.transfer, 2, 1, 0, count, False, buffered),
     ]
     outputs = simulate(programs, [array(0, count), []], chooser(seed))
     assert outputs == [[], array(0, count)]
@@ -112,14 +112,14 @@ def test_all_reduce(schedule, size, count, seed, in_place):
     """Contributions are folded in the order of ranks, by every schedule alike."""
     if schedule is schedules.all_reduce_scattered and count < size:
         return
-    programs = [schedule(size, rank, count) for rank in range(size)]
+    programs = [make(schedule, size, rank, count) for rank in range(size)]
     outputs = simulate(programs, [array(rank, count) for rank in range(size)], chooser(seed), in_place)
     assert outputs == [[folded(size, index) for index in range(count)]] * size
 
 
 @given(SIZES, COUNTS, SEEDS)
 def test_reduce_scatter(size, count, seed):
-    programs = [schedules.reduce_scatter(size, rank, count) for rank in range(size)]
+    programs = [make(schedules.reduce_scatter, size, rank, count) for rank in range(size)]
     outputs = simulate(programs, [array(rank, size * count) for rank in range(size)], chooser(seed))
     for rank, output in enumerate(outputs):
         assert output == [folded(size, index) for index in range(rank * count, (rank + 1) * count)]
@@ -131,33 +131,36 @@ def test_reduce(schedule, size, count, root, seed):
     root %= size
     if schedule is schedules.reduce_scattered and count < size:
         return
-    programs = [schedule(size, rank, root, count) for rank in range(size)]
+    programs = [make(schedule, size, rank, root, count) for rank in range(size)]
     outputs = simulate(programs, [array(rank, count) for rank in range(size)], chooser(seed))
     assert outputs[root] == [folded(size, index) for index in range(count)]
 
 
 @given(SIZES, SEEDS)
 def test_barrier_ends(size, seed):
-    assert simulate([barrier(size, rank) for rank in range(size)], [[]] * size, chooser(seed)) == [[]] * size
+    assert (
+        simulate([make(barrier, size, rank) for rank in range(size)], [[]] * size, chooser(seed))
+        == [[]] * size
+    )
 
 
 @pytest.mark.parametrize("size", range(2, 10))
 @pytest.mark.parametrize(
     "make",
     [
-        lambda size, rank: barrier(size, rank),
-        lambda size, rank: schedules.all_gather(size, rank, 1),
-        lambda size, rank: schedules.all_to_all(size, rank, 1),
-        lambda size, rank: schedules.broadcast_tree(size, rank, 0, 20),
-        lambda size, rank: schedules.broadcast_scattered(size, rank, 0, 20),
-        lambda size, rank: schedules.gather(size, rank, 0, 1),
-        lambda size, rank: schedules.scatter(size, rank, 0, 1),
-        lambda size, rank: schedules.permute(size, rank, (), 1),
-        lambda size, rank: schedules.all_reduce_flat(size, rank, 1),
-        lambda size, rank: schedules.all_reduce_scattered(size, rank, 20),
-        lambda size, rank: schedules.reduce_scatter(size, rank, 1),
-        lambda size, rank: schedules.reduce_flat(size, rank, 0, 1),
-        lambda size, rank: schedules.reduce_scattered(size, rank, 0, 20),
+        lambda size, rank: make(barrier, size, rank),
+        lambda size, rank: make(schedules.all_gather, size, rank, 1),
+        lambda size, rank: make(schedules.all_to_all, size, rank, 1),
+        lambda size, rank: make(schedules.broadcast_tree, size, rank, 0, 20),
+        lambda size, rank: make(schedules.broadcast_scattered, size, rank, 0, 20),
+        lambda size, rank: make(schedules.gather, size, rank, 0, 1),
+        lambda size, rank: make(schedules.scatter, size, rank, 0, 1),
+        lambda size, rank: make(schedules.permute, size, rank, (), 1),
+        lambda size, rank: make(schedules.all_reduce_flat, size, rank, 1),
+        lambda size, rank: make(schedules.all_reduce_scattered, size, rank, 20),
+        lambda size, rank: make(schedules.reduce_scatter, size, rank, 1),
+        lambda size, rank: make(schedules.reduce_flat, size, rank, 0, 1),
+        lambda size, rank: make(schedules.reduce_scattered, size, rank, 0, 20),
     ],
 )
 def test_nobody_finishes_before_all_have_begun(make, size):

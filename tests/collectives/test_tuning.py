@@ -282,11 +282,12 @@ def selected(request, limit):
 
 def test_schedules_follow_the_tuning():
     x, make = np.ones(100, "f4"), RequestBuilder(4, 3).make
-    for request, large, small in (
-        (make("all_reduce", x, op="sum"), all_reduce_scattered(4, 3, 100), all_reduce_flat(4, 3, 100)),
-        (make("reduce", x, op="sum", root=1), reduce_scattered(4, 3, 1, 100), reduce_flat(4, 3, 1, 100)),
-        (make("broadcast", x, root=1), broadcast_scattered(4, 3, 1, 100), broadcast_tree(4, 3, 1, 100)),
+    for request, *chosen, arguments in (
+        (make("all_reduce", x, op="sum"), all_reduce_scattered, all_reduce_flat, [100]),
+        (make("reduce", x, op="sum", root=1), reduce_scattered, reduce_flat, [1, 100]),
+        (make("broadcast", x, root=1), broadcast_scattered, broadcast_tree, [1, 100]),
     ):
+        large, small = (schedules.make(schedule, 4, 3, *arguments) for schedule in chosen)
         assert selected(request, 399) == large != small
         assert selected(request, 400) == small
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 
 class Buffer(enum.Enum):
@@ -126,6 +127,7 @@ class Program:
         return self.sizes.get(buffer, 0)
 
 
+INPUT, OUTPUT, ACCUMULATOR = Buffer.INPUT, Buffer.OUTPUT, Buffer.ACCUMULATOR
 TOKEN = Slice(Buffer.TOKEN, 0, 1)
 """The byte that is sent and received as a token."""
 
@@ -138,8 +140,8 @@ class Builder:
     """Builder of the program of one rank. It numbers the messages of each pair of ranks in their order."""
 
     def __init__(self, size: int, rank: int) -> None:
-        self._size = size
-        self._rank = rank
+        self.size = size
+        self.rank = rank
         self._instructions: list[Instruction] = []
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
@@ -160,10 +162,10 @@ class Builder:
         self._receives += 1
         return (self._receives - 1,)
 
-    def wait(self, receives: Iterable[int]) -> None:
+    def wait(self, *receives: tuple[int, ...]) -> None:
         """Add an `Await`, if there is something to await."""
-        if receives := tuple(receives):
-            self.add(Await(receives))
+        if numbers := tuple(chain.from_iterable(receives)):
+            self.add(Await(numbers))
 
     def add(self, instruction: Instruction) -> None:
         """Add an instruction."""
@@ -172,20 +174,12 @@ class Builder:
     def exchange(self, outgoing: Part = _nothing, incoming: Part = _nothing) -> dict[int, tuple[int, ...]]:
         """Add messages to and from each other rank; return what to await, by peer."""
         received = {}
-        for distance in range(1, self._size):
+        for distance in range(1, self.size):
             # Everybody begins with another neighbor, or all would talk to the same rank at once.
-            source, target = (self._rank - distance) % self._size, (self._rank + distance) % self._size
+            source, target = (self.rank - distance) % self.size, (self.rank + distance) % self.size
             received[source] = self.receive(source, incoming(source))
             self.send(target, outgoing(target))
         return received
-
-    def move(self, outgoing: Part, incoming: Part) -> None:
-        """Add an exchange, the copy of what stays on this rank, and the wait for the rest."""
-        received = self.exchange(outgoing, incoming)
-        source, into = outgoing(self._rank), incoming(self._rank)
-        if source is not None and into is not None:
-            self.add(Copy(source, into))
-        self.wait(chain.from_iterable(received.values()))
 
     def fold(self, part_of: Callable[[int], tuple[int, int]], owners: Collection[int]) -> None:
         """Add: send each owner its part of the input, and fold the own part, if this rank owns one.
@@ -194,23 +188,23 @@ class Builder:
         the same inputs give the same bits on every rank, whatever the size of the array and however the
         messages happen to arrive.
         """
-        start, stop = part_of(self._rank)
+        start, stop = part_of(self.rank)
         length = stop - start
-        slots = {self._rank: Slice(Buffer.INPUT, start, stop)}
-        for slot, source in enumerate(rank for rank in range(self._size) if rank != self._rank):
+        slots = {self.rank: Slice(INPUT, start, stop)}
+        for slot, source in enumerate(rank for rank in range(self.size) if rank != self.rank):
             slots[source] = Slice(Buffer.STAGE, slot * length, (slot + 1) * length)
-        owns = self._rank in owners
+        owns = self.rank in owners
         received = self.exchange(
-            lambda target: Slice(Buffer.INPUT, *part_of(target)) if target in owners else None,
+            lambda target: Slice(INPUT, *part_of(target)) if target in owners else None,
             lambda source: slots[source] if owns else None,
         )
-        for source in range(self._size) if owns else ():
+        for source in range(self.size) if owns else ():
             self.wait(received.get(source, ()))
-            self.add(Fold(slots[source], Slice(Buffer.ACCUMULATOR, 0, length), first=source == 0))
+            self.add(Fold(slots[source], Slice(ACCUMULATOR, 0, length), first=source == 0))
 
     def finish(self, into: Slice) -> None:
         """Add a `Finish` of the accumulator."""
-        self.add(Finish(Slice(Buffer.ACCUMULATOR, 0, len(into)), into))
+        self.add(Finish(Slice(ACCUMULATOR, 0, len(into)), into))
 
     def barrier(self) -> None:
         """Add a dissemination barrier: in round k, every rank sends a token to the rank 2**k after it.
@@ -219,23 +213,28 @@ class Builder:
         finishes a collective that another rank has not called, or that has failed there.
         """
         distance = 1
-        while distance < self._size:
-            received = self.receive((self._rank - distance) % self._size, TOKEN)
-            self.send((self._rank + distance) % self._size, TOKEN)
+        while distance < self.size:
+            received = self.receive((self.rank - distance) % self.size, TOKEN)
+            self.send((self.rank + distance) % self.size, TOKEN)
             self.wait(received)
             distance *= 2
 
-    def build(self) -> Program:
+    def program(self) -> Program:
         """Return the program."""
         sizes: dict[Buffer, int] = {}
-        finish: Slice | None = None
         for item in self._instructions:
             for part in (getattr(item, "source", None), getattr(item, "into", None)):
                 if part is not None:
                     sizes[part.buffer] = max(sizes.get(part.buffer, 0), part.stop)
-            if isinstance(item, Finish):
-                finish = item.into
+        finish = next((item.into for item in self._instructions if isinstance(item, Finish)), None)
         return Program(tuple(self._instructions), sizes, finish)
+
+
+def make(schedule: Callable[..., None], size: int, rank: int, *arguments: Any) -> Program:
+    """Return the program of one rank in a schedule."""
+    builder = Builder(size, rank)
+    schedule(builder, *arguments)
+    return builder.program()
 
 
 def bounds(count: int, parts: int, index: int) -> tuple[int, int]:
@@ -254,116 +253,111 @@ def _block(buffer: Buffer, index: int, count: int) -> Slice:
 # -- data movement: elements arrive as they were sent -------------------------------------------------
 
 
-def barrier(size: int, rank: int) -> Program:
+def barrier(builder: Builder) -> None:
     """No rank finishes before all have entered it."""
-    builder = Builder(size, rank)
     builder.barrier()
-    return builder.build()
 
 
-def all_gather(size: int, rank: int, count: int) -> Program:
+def all_gather(builder: Builder, count: int) -> None:
     """Every rank gets every rank's elements, in the order of ranks. Each pair exchanges directly."""
-    builder = Builder(size, rank)
-    builder.move(lambda _: _whole(Buffer.INPUT, count), lambda source: _block(Buffer.OUTPUT, source, count))
-    return builder.build()
+    _move(builder, lambda _: _whole(INPUT, count), lambda source: _block(OUTPUT, source, count))
 
 
-def all_to_all(size: int, rank: int, count: int) -> Program:
+def all_to_all(builder: Builder, count: int) -> None:
     """Block j of rank i becomes block i of rank j. Each pair exchanges directly."""
-    builder = Builder(size, rank)
-    builder.move(
-        lambda target: _block(Buffer.INPUT, target, count),
-        lambda source: _block(Buffer.OUTPUT, source, count),
-    )
-    return builder.build()
+    _move(builder, lambda target: _block(INPUT, target, count), lambda source: _block(OUTPUT, source, count))
 
 
-def gather(size: int, rank: int, root: int, count: int) -> Program:
+def gather(builder: Builder, root: int, count: int) -> None:
     """The root gets every rank's elements, in the order of ranks."""
-    builder = Builder(size, rank)
-    builder.move(
-        lambda target: _whole(Buffer.INPUT, count) if target == root else None,
-        lambda source: _block(Buffer.OUTPUT, source, count) if rank == root else None,
+    rank = builder.rank
+    _move(
+        builder,
+        lambda target: _whole(INPUT, count) if target == root else None,
+        lambda source: _block(OUTPUT, source, count) if rank == root else None,
     )
     builder.barrier()
-    return builder.build()
 
 
-def scatter(size: int, rank: int, root: int, count: int) -> Program:
+def scatter(builder: Builder, root: int, count: int) -> None:
     """Every rank gets its block of the root's elements."""
-    builder = Builder(size, rank)
-    builder.move(
-        lambda target: _block(Buffer.INPUT, target, count) if rank == root else None,
-        lambda source: _whole(Buffer.OUTPUT, count) if source == root else None,
+    rank = builder.rank
+    _move(
+        builder,
+        lambda target: _block(INPUT, target, count) if rank == root else None,
+        lambda source: _whole(OUTPUT, count) if source == root else None,
     )
     builder.barrier()
-    return builder.build()
 
 
-def permute(size: int, rank: int, pairs: Sequence[tuple[int, int]], count: int) -> Program:
+def permute(builder: Builder, pairs: Sequence[tuple[int, int]], count: int) -> None:
     """Each (source, target) pair moves the source's elements to the target. No rank is twice either."""
-    builder, target_of = Builder(size, rank), dict(pairs)
-    builder.move(
-        lambda target: _whole(Buffer.INPUT, count) if target == target_of.get(rank) else None,
-        lambda source: _whole(Buffer.OUTPUT, count) if target_of.get(source) == rank else None,
+    rank, targets = builder.rank, dict(pairs)
+    _move(
+        builder,
+        lambda target: _whole(INPUT, count) if target == targets.get(rank) else None,
+        lambda source: _whole(OUTPUT, count) if targets.get(source) == rank else None,
     )
     builder.barrier()
-    return builder.build()
 
 
-def broadcast_tree(size: int, rank: int, root: int, count: int) -> Program:
+def _move(builder: Builder, outgoing: Part, incoming: Part) -> None:
+    """An exchange, and the copy of what stays on this rank."""
+    received = builder.exchange(outgoing, incoming)
+    source, into = outgoing(builder.rank), incoming(builder.rank)
+    if source is not None and into is not None:
+        builder.add(Copy(source, into))
+    builder.wait(*received.values())
+
+
+def broadcast_tree(builder: Builder, root: int, count: int) -> None:
     """Every rank gets the root's elements, through a binomial tree: few hops, for short messages."""
-    builder = Builder(size, rank)
-    whole = _whole(Buffer.OUTPUT, count)
+    size, rank = builder.size, builder.rank
+    whole = _whole(OUTPUT, count)
     # Seen from the root: rank r gets its copy from r without its highest bit, and serves r + 2**k above that
     # bit.
     relative = (rank - root) % size
     distance = 1 << relative.bit_length()
     if relative == 0:
-        builder.add(Copy(_whole(Buffer.INPUT, count), whole))
+        builder.add(Copy(_whole(INPUT, count), whole))
     else:
         builder.wait(builder.receive((rank - distance // 2) % size, whole))
     while relative + distance < size:
         builder.send((rank + distance) % size, whole)
         distance *= 2
     builder.barrier()
-    return builder.build()
 
 
-def broadcast_scattered(size: int, rank: int, root: int, count: int) -> Program:
+def broadcast_scattered(builder: Builder, root: int, count: int) -> None:
     """Every rank gets the root's elements: the root deals them out, the others exchange. For long messages.
 
     The root sends every element once, where a tree would send the whole several times.
     """
-    builder = Builder(size, rank)
+    size, rank = builder.size, builder.rank
 
     def part_of(peer: int, buffer: Buffer) -> Slice:
         return Slice(buffer, *bounds(count, size - 1, (peer - root) % size - 1))
 
     if rank == root:
-        builder.exchange(outgoing=lambda target: part_of(target, Buffer.INPUT))
-        builder.add(Copy(_whole(Buffer.INPUT, count), _whole(Buffer.OUTPUT, count)))
+        builder.exchange(outgoing=lambda target: part_of(target, INPUT))
+        builder.add(Copy(_whole(INPUT, count), _whole(OUTPUT, count)))
     else:
-        own = part_of(rank, Buffer.OUTPUT)
+        own = part_of(rank, OUTPUT)
         dealt = builder.receive(root, own)
         # All other receives are posted before the own part is awaited and passed on.
         received = builder.exchange(
-            incoming=lambda source: part_of(source, Buffer.OUTPUT) if source != root else None
+            incoming=lambda source: part_of(source, OUTPUT) if source != root else None
         )
         builder.wait(dealt)
         builder.exchange(outgoing=lambda target: own if target != root else None)
-        builder.wait(chain.from_iterable(received.values()))
+        builder.wait(*received.values())
     builder.barrier()
-    return builder.build()
 
 
-def transfer(peer: int, count: int, *, sends: bool, buffered: bool) -> Program:
+def transfer(builder: Builder, peer: int, count: int, sends: bool, buffered: bool) -> None:
     """One rank's half of a transfer between two; `buffered`: the receiver does not acknowledge the data."""
-    builder = Builder(2, 0)
-    data = _whole(Buffer.INPUT if sends else Buffer.OUTPUT, count)
-    if buffered:
-        # Without elements a byte goes, so that the receiver does not pass before the sender's call.
-        data = data or TOKEN
+    # Without elements a byte goes, so that the receiver does not pass before the sender's call.
+    data = _whole(INPUT if sends else OUTPUT, count) or (TOKEN if buffered else None)
     if sends:
         accepted = () if buffered else builder.receive(peer, TOKEN)
         builder.send(peer, data)
@@ -371,78 +365,71 @@ def transfer(peer: int, count: int, *, sends: bool, buffered: bool) -> Program:
     else:
         builder.wait(builder.receive(peer, data))
         builder.send(peer, None if buffered else TOKEN)
-    return builder.build()
 
 
 # -- reductions ---------------------------------------------------------------------------------------
 
 
-def all_reduce_flat(size: int, rank: int, count: int) -> Program:
+def all_reduce_flat(builder: Builder, count: int) -> None:
     """Everybody sends everything to everybody and folds for itself: one hop, for short arrays."""
-    builder = Builder(size, rank)
-    builder.fold(lambda peer: (0, count), range(size))
+    builder.fold(lambda peer: (0, count), range(builder.size))
     # The output may be the input's memory, which must stay as it is until it has been sent.
     builder.add(Flush())
-    builder.finish(_whole(Buffer.OUTPUT, count))
-    return builder.build()
+    builder.finish(_whole(OUTPUT, count))
 
 
-def all_reduce_scattered(size: int, rank: int, count: int) -> Program:
+def all_reduce_scattered(builder: Builder, count: int) -> None:
     """Every rank folds its part of the array and gives the result to all: least traffic, for long arrays."""
-    builder = Builder(size, rank)
+    size, rank = builder.size, builder.rank
     parts = [bounds(count, size, index) for index in range(size)]
     builder.fold(parts.__getitem__, range(size))
-    own = Slice(Buffer.OUTPUT, *parts[rank])
+    own = Slice(OUTPUT, *parts[rank])
     builder.finish(own)
     # If input and output are the same memory, a part is received over what was sent to its owner. The owner
     # has it by then: its result cannot come before it folded what we sent.
-    received = builder.exchange(lambda target: own, lambda source: Slice(Buffer.OUTPUT, *parts[source]))
-    builder.wait(chain.from_iterable(received.values()))
-    return builder.build()
+    received = builder.exchange(lambda target: own, lambda source: Slice(OUTPUT, *parts[source]))
+    builder.wait(*received.values())
 
 
-def reduce_scatter(size: int, rank: int, count: int) -> Program:
+def reduce_scatter(builder: Builder, count: int) -> None:
     """Every rank gets the fold of all ranks' blocks of its own number."""
-    builder = Builder(size, rank)
-    builder.fold(lambda peer: (peer * count, (peer + 1) * count), range(size))
-    builder.finish(_whole(Buffer.OUTPUT, count))
-    return builder.build()
+    builder.fold(lambda peer: (peer * count, (peer + 1) * count), range(builder.size))
+    builder.finish(_whole(OUTPUT, count))
 
 
-def reduce_flat(size: int, rank: int, root: int, count: int) -> Program:
+def reduce_flat(builder: Builder, root: int, count: int) -> None:
     """Everybody sends everything to the root, which folds: one hop, for short arrays."""
-    builder = Builder(size, rank)
     builder.fold(lambda peer: (0, count), (root,))
-    if rank == root:
-        builder.finish(_whole(Buffer.OUTPUT, count))
+    if builder.rank == root:
+        builder.finish(_whole(OUTPUT, count))
     builder.barrier()
-    return builder.build()
 
 
-def reduce_scattered(size: int, rank: int, root: int, count: int) -> Program:
+def reduce_scattered(builder: Builder, root: int, count: int) -> None:
     """Every rank folds its part of the array and gives the result to the root. For long arrays.
 
     The output of the other ranks is room for their part alone.
     """
-    builder = Builder(size, rank)
+    size, rank = builder.size, builder.rank
     parts = [bounds(count, size, index) for index in range(size)]
     builder.fold(parts.__getitem__, range(size))
     start, stop = parts[rank]
-    own = Slice(Buffer.OUTPUT, start, stop) if rank == root else _whole(Buffer.OUTPUT, stop - start)
+    own = Slice(OUTPUT, start, stop) if rank == root else _whole(OUTPUT, stop - start)
     builder.finish(own)
     received = builder.exchange(
         lambda target: own if target == root else None,
-        lambda source: Slice(Buffer.OUTPUT, *parts[source]) if rank == root else None,
+        lambda source: Slice(OUTPUT, *parts[source]) if rank == root else None,
     )
-    builder.wait(chain.from_iterable(received.values()))
+    builder.wait(*received.values())
     builder.barrier()
-    return builder.build()
 
 
 # -- choice -------------------------------------------------------------------------------------------
 
 FLAT_TOTAL_LIMIT = 512 * 1024
 """Largest number of bytes that one rank receives for a flat reduction; a bound for large groups."""
+_UNROOTED = {"all_gather": all_gather, "all_to_all": all_to_all, "reduce_scatter": reduce_scatter}
+_ROOTED = {"gather": gather, "scatter": scatter}
 
 
 @lru_cache(maxsize=1024)
@@ -470,29 +457,22 @@ def select(
     through a tree, and a sender does not wait for its receiver. `contributes` is a transfer's direction.
     """
     if kind == "transfer":
-        return transfer(root, count, sends=contributes, buffered=nbytes <= send_buffer)
+        return make(transfer, size, rank, root, count, contributes, nbytes <= send_buffer)
     if not count:
-        return barrier(size, rank)  # nothing to send, but nobody may pass before all have come
+        return make(barrier, size, rank)  # nothing to send, but nobody may pass before all have come
     # With fewer elements than ranks some ranks would own nothing, and hear nothing of the others.
     is_flat = count < size or (nbytes <= flat and nbytes * (size - 1) <= FLAT_TOTAL_LIMIT)
-    match kind:
-        case "all_reduce":
-            return (all_reduce_flat if is_flat else all_reduce_scattered)(size, rank, count)
-        case "reduce":
-            return (reduce_flat if is_flat else reduce_scattered)(size, rank, root, count)
-        case "reduce_scatter":
-            return reduce_scatter(size, rank, count)
-        case "broadcast":
-            is_tree = size <= 2 or nbytes <= tree or count < size
-            return (broadcast_tree if is_tree else broadcast_scattered)(size, rank, root, count)
-        case "all_gather":
-            return all_gather(size, rank, count)
-        case "gather":
-            return gather(size, rank, root, count)
-        case "scatter":
-            return scatter(size, rank, root, count)
-        case "all_to_all":
-            return all_to_all(size, rank, count)
-        case "permute":
-            return permute(size, rank, pairs, count)
-    return barrier(size, rank)
+    if kind == "permute":
+        return make(permute, size, rank, pairs, count)
+    if kind in _UNROOTED:
+        return make(_UNROOTED[kind], size, rank, count)
+    if kind in _ROOTED:
+        return make(_ROOTED[kind], size, rank, root, count)
+    if kind == "all_reduce":
+        return make(all_reduce_flat if is_flat else all_reduce_scattered, size, rank, count)
+    if kind == "reduce":
+        return make(reduce_flat if is_flat else reduce_scattered, size, rank, root, count)
+    if kind == "broadcast":
+        is_tree = size <= 2 or nbytes <= tree or count < size
+        return make(broadcast_tree if is_tree else broadcast_scattered, size, rank, root, count)
+    return make(barrier, size, rank)

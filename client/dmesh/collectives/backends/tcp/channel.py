@@ -62,33 +62,30 @@ class FrameSender(Protocol):
         """Read a peer again: there is room for frames after one was refused."""
 
 
+@dataclass(slots=True, eq=False)
 class Receive:
     """A posted receive. Arriving frames have claimed the first `claimed` bytes of its memory."""
 
-    __slots__ = ("claimed", "done", "peer", "view")
-
-    def __init__(self, peer: int, view: memoryview) -> None:
-        self.peer = peer
-        self.view = view
-        self.claimed = 0
-        self.done = False
+    peer: int
+    view: memoryview
+    claimed: int = 0
+    done: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Send:
-    """A posted send.
+    """A posted send."""
 
-    The message queue's lock guards `started` and `done`; `withdrawn` and `written` belong to the frame
-    sender.
-    """
-
-    __slots__ = ("channel", "data", "done", "frame", "peer", "started", "withdrawn", "written")
-
-    def __init__(self, channel: Channel, peer: int, frame: Frame, data: memoryview) -> None:
-        self.channel = channel
-        self.peer = peer
-        self.frame = frame
-        self.data = data
-        self.started = self.done = self.withdrawn = self.written = False
+    channel: Channel
+    peer: int
+    frame: Frame
+    data: memoryview
+    # The channels' lock guards these two.
+    started: bool = False
+    done: bool = False
+    # These belong to the frame sender.
+    withdrawn: bool = False
+    written: bool = False
 
 
 class Destination:
@@ -120,27 +117,24 @@ class Destination:
         return None if self._channel is not None and self._channel.revoked else self._memory
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """Bytes charged to one process of a peer for its buffered frames."""
 
-    __slots__ = ("charged", "peer", "refused")
-
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
-        self.charged = 0
-        self.refused = False
+    peer: int
+    charged: int = 0
+    refused: bool = False
+    """True if a frame of the peer waits for room."""
 
 
+@dataclass(slots=True, eq=False)
 class BufferedFrame:
-    """A charged frame that no receive has taken yet."""
+    """A complete frame that no receive has taken yet."""
 
-    __slots__ = ("account", "cost", "frame", "payload")
-
-    def __init__(self, account: Account, cost: int, frame: Frame) -> None:
-        self.account = account
-        self.cost = cost
-        self.frame = frame
-        self.payload = bytearray(frame.payload_length)
+    account: Account
+    cost: int
+    frame: Frame
+    payload: bytearray
 
 
 class Channel:
@@ -384,12 +378,8 @@ class Channel:
             return
         frame = buffered.frame
         if frame.kind is Kind.CANCEL:
-            self.fail_locked(
-                CollectiveError(
-                    f"{self._owner.describe(receive.peer)} gave up sending step {frame.step} of {self.name} "
-                    "before all of it had been sent"
-                )
-            )
+            step = f"step {frame.step} of {self.name}"
+            self._break(receive.peer, f"gave up sending {step} before all of it had been sent")
         elif self._length_fits(receive, frame) and frame.kind is Kind.DATA and not receive.claimed:
             receive.view[:] = buffered.payload
             receive.done = True
@@ -401,12 +391,8 @@ class Channel:
             return
         transmit = self._owner.sender.transmit
         if expected != send.data.nbytes:
-            self.fail_locked(
-                CollectiveError(
-                    f"{self._owner.describe(send.peer)} expects {expected} bytes in step {send.frame.step} "
-                    f"of {self.name}, this rank sends {send.data.nbytes}"
-                )
-            )
+            theirs = f"expects {expected} bytes in step {send.frame.step} of {self.name}"
+            self._break(send.peer, f"{theirs}, this rank sends {send.data.nbytes}")
             # If READY came before the OFFER went out, the receiver does not know of the difference yet.
             deferred.append(lambda: transmit(send.peer, send.frame, None))
             return
@@ -418,12 +404,8 @@ class Channel:
         """Compare the lengths of a frame and its receive; a difference fails the channel."""
         if frame.length == receive.view.nbytes:
             return True
-        self.fail_locked(
-            CollectiveError(
-                f"{self._owner.describe(receive.peer)} sends {frame.length} bytes in step {frame.step} of "
-                f"{self.name}, this rank expects {receive.view.nbytes}"
-            )
-        )
+        theirs = f"sends {frame.length} bytes in step {frame.step} of {self.name}"
+        self._break(receive.peer, f"{theirs}, this rank expects {receive.view.nbytes}")
         return False
 
     def _signature_fits(self, peer: int, frame: Frame, deferred: Deferred) -> bool:
@@ -434,6 +416,9 @@ class Channel:
             self._mismatched.add(peer)
             deferred.append(lambda: self._owner.report_mismatch(self, peer, frame.signature))
         return False
+
+    def _break(self, peer: int, what: str) -> None:
+        self.fail_locked(CollectiveError(f"{self._owner.describe(peer)} {what}"))
 
     def _wake(self) -> None:
         self._wakeups.put(None)

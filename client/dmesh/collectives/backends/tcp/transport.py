@@ -175,10 +175,9 @@ class MessageQueue(Channels):
             account.refused = True
             return None
         account.charged += cost
-        buffered = BufferedFrame(account, cost, frame)
-        return Destination(
-            frame.payload_length, memoryview(buffered.payload), lambda: self._deliver(buffered)
-        )
+        buffered = BufferedFrame(account, cost, frame, bytearray(frame.payload_length))
+        memory = memoryview(buffered.payload)
+        return Destination(len(memory), memory, lambda: self._deliver(buffered))
 
     def _deliver(self, buffered: BufferedFrame) -> None:
         """Pass a complete, charged frame to its channel, or buffer it until the channel opens."""
