@@ -86,7 +86,17 @@ class Endpoint(Protocol):
         oversubscribed: bool,
         pipe: bool = False,
     ) -> None:
-        """Make an endpoint in shared memory; see `shm.h` and `p2p.h`."""
+        """Make an endpoint in shared memory; see `shm.h` and `p2p.h`.
+
+        Args:
+            regions: Writable buffer and offset of each member's region.
+            salts: 64 bits that each member mixes into its hashes.
+            position: This member's.
+            slot_bytes: Size of each slot of a region.
+            staging_bytes: Size of each staging buffer of a region.
+            oversubscribed: There are more ranks than cores.
+            pipe: It is for transfers from member 0 to member 1.
+        """
 
     @classmethod
     def over_sockets(
@@ -100,7 +110,17 @@ class Endpoint(Protocol):
         streams: int = 1,
         /,
     ) -> Endpoint:
-        """Make an endpoint over TCP connections, which it closes if it owns them; see `tcp.h`."""
+        """Make an endpoint over TCP connections; see `tcp.h`.
+
+        Args:
+            descriptors: `streams` connections with each member; -1 for this member's position.
+            position: This member's.
+            pipe: It is for transfers from member 0 to member 1.
+            piece_bytes: Bytes of a piece; 0 for the default. The same on all members, as are the last two.
+            owns: The connections are closed with the endpoint, once it is made.
+            one_step_bytes: Bytes that one rank sends in all, up to which a call takes one step.
+            streams: Connections with each member.
+        """
 
     @property
     def slot_bytes(self) -> int:

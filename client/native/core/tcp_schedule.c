@@ -52,7 +52,7 @@ static void arrange_own(struct dmesh_tcp *tcp) {
     if (tcp->two_phases && reduces) {
         tcp->source = part(tcp, call->source, share, me);
         tcp->target = part(tcp, call->target, share, me);
-    } else if (dmesh_contributes(call, me) && dmesh_gets_result(call, me)) {
+    } else if (call->target && dmesh_contributes(call, me) && dmesh_gets_result(call, me)) {
         const struct dmesh_span source = span(call->source, dmesh_source_offset(call, me), share);
         const struct dmesh_span target = span(call->target, dmesh_target_offset(call, me), share);
         *(reduces ? &tcp->target : &tcp->copy) = target;

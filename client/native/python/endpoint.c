@@ -1,4 +1,4 @@
-/* The type `dmesh._native.Endpoint`: construction, attributes, records of calls.
+/* The type `dmesh._native.Endpoint`: construction, attributes, records of calls. `dmesh.native.Endpoint` documents it.
  *
  * Everything except waiting and copying happens with the GIL held, which keeps the numbering of calls consistent.
  */
@@ -8,9 +8,6 @@
 #include <structmember.h>
 
 #include "copy.h"
-
-PyDoc_STRVAR(progress_doc, "progress(seconds): waits for the members; returns what the call returns, or the endpoint itself "
-                           "if it is not complete. `mismatched`, `corrupt` and `disconnected` tell more then.");
 
 /* Whether a member keeps the pending call from completing. */
 static int waits_for(const dmesh_endpoint *self, int member) {
@@ -22,7 +19,6 @@ static int waits_for(const dmesh_endpoint *self, int member) {
                         : !dmesh_shm_has_posted(&self->shm, member);
 }
 
-PyDoc_STRVAR(missing_doc, "missing(): positions of the members that have not come to the last call. Any thread.");
 static PyObject *endpoint_missing(dmesh_endpoint *self, PyObject *unused) {
     (void)unused;
     PyObject *found = PyList_New(0);
@@ -35,22 +31,15 @@ static PyObject *endpoint_missing(dmesh_endpoint *self, PyObject *unused) {
     return found;
 }
 
-PyDoc_STRVAR(supports_doc, "supports(descriptor): whether `start` can carry out a call: a reduction only if there is a "
-                           "kernel for its op and dtype.");
 static PyObject *endpoint_supports(dmesh_endpoint *self, PyObject *descriptor) {
     int kind, op, argument, dtype;
     PyObject *shape;
     (void)self;
     if (!PyArg_ParseTuple(descriptor, "iiiiO", &kind, &op, &argument, &dtype, &shape))
         return NULL;
-    const int reduces = kind == DMESH_ALL_REDUCE || kind == DMESH_REDUCE || kind == DMESH_REDUCE_SCATTER;
+    const int reduces = kind >= 0 && kind < DMESH_KINDS && dmesh_patterns[kind].reduces;
     return PyBool_FromLong(!reduces || dmesh_kernel_of(op, dtype));
 }
-
-PyDoc_STRVAR(start_doc, "start(kind, op, dtype, root, hash, nbytes, block, source, target): begins a collective between "
-                        "flat buffers of bytes, or None; `progress` goes on.\n\n"
-                        "root: of a permutation, the position of this rank's source, or -1. hash: 64 bits that must be "
-                        "the same on all members. nbytes: of each contribution. block: of one rank's block.");
 
 static PyObject *descriptor_tuple(const struct dmesh_descriptor *descriptor) {
     PyObject *shape = PyTuple_New(descriptor->ndim);
@@ -70,9 +59,6 @@ static int64_t waited(const struct dmesh_entry *entry) {
     return entry->waited_from > 0 ? entry->completed_at - entry->waited_from : entry->waited_from;
 }
 
-PyDoc_STRVAR(recent_doc, "recent(most=256): the last calls that were taken whole, oldest first: (number, (kind, op, "
-                         "argument, dtype, shape), nbytes, began, completed_at, waited), times in ns of the monotonic "
-                         "clock, 0 for not yet; waited: ns spent waiting for others, -1 if unknown.");
 static PyObject *endpoint_recent(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
     const unsigned long long most = nargs ? PyLong_AsUnsignedLongLong(args[0]) : DMESH_KEPT;
     if (nargs > 1 || most > DMESH_KEPT) {
@@ -96,8 +82,6 @@ static PyObject *endpoint_recent(dmesh_endpoint *self, PyObject *const *args, Py
     return found;
 }
 
-PyDoc_STRVAR(totals_doc, "totals(): (calls, elapsed, waited): the number of completed calls in `recent`, and the ns that "
-                        "they took and waited in all, as far as known.");
 static PyObject *endpoint_totals(dmesh_endpoint *self, PyObject *unused) {
     (void)unused;
     long long calls = 0, elapsed = 0, waiting = 0;
@@ -113,7 +97,6 @@ static PyObject *endpoint_totals(dmesh_endpoint *self, PyObject *unused) {
     return Py_BuildValue("(LLL)", calls, elapsed, waiting);
 }
 
-PyDoc_STRVAR(forget_doc, "forget(number): leaves a call out of `recent`: its record is kept elsewhere.");
 static PyObject *endpoint_forget(dmesh_endpoint *self, PyObject *argument) {
     const unsigned long long number = PyLong_AsUnsignedLongLong(argument);
     if (PyErr_Occurred())
@@ -123,20 +106,17 @@ static PyObject *endpoint_forget(dmesh_endpoint *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(next_sequence_doc, "next_sequence(): counts a call that Python makes, and returns its number.");
 static PyObject *endpoint_next_sequence(dmesh_endpoint *self, PyObject *unused) {
     (void)unused;
     return PyLong_FromUnsignedLongLong(++self->issued);
 }
 
-PyDoc_STRVAR(close_doc, "close(): lets no more calls begin; a pending one goes on.");
 static PyObject *endpoint_close(dmesh_endpoint *self, PyObject *unused) {
     (void)unused;
     self->closed = 1;
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(abort_doc, "abort(): closes the endpoint, and makes `progress` return at once. Any thread.");
 static PyObject *endpoint_abort(dmesh_endpoint *self, PyObject *unused) {
     if (self->tcp)
         dmesh_tcp_abort(self->tcp);
@@ -160,23 +140,8 @@ static int bfloat16_number(void) {
     return number;
 }
 
-static void endpoint_release(dmesh_endpoint *self) {
-    while (self->viewed)
-        PyBuffer_Release(&self->views[--self->viewed]);
-    PyMem_Free(self->views);
-    PyMem_Free(self->attached);
-    PyMem_Free(self->processes);
-    PyMem_Free(self->shm.regions);
-    PyMem_Free(self->shm.salts);
-    if (self->tcp)
-        dmesh_tcp_free(self->tcp);
-    self->tcp = NULL;
-    self->views = NULL;
-    self->shm.regions = NULL;
-    self->shm.salts = NULL;
-}
-
-dmesh_endpoint *dmesh_endpoint_blank(PyTypeObject *type, int size, int me, int is_p2p) {
+/* Returns an endpoint of a group of `size` that is not connected to anything yet. */
+static dmesh_endpoint *blank(PyTypeObject *type, int size, int me, int is_p2p) {
     const int bfloat16 = bfloat16_number();
     if (bfloat16 < 0)
         return NULL;
@@ -194,12 +159,6 @@ dmesh_endpoint *dmesh_endpoint_blank(PyTypeObject *type, int size, int me, int i
     return self;
 }
 
-PyDoc_STRVAR(endpoint_doc, "Endpoint(regions, salts, position, slot_bytes, staging_bytes, oversubscribed, pipe=False): an "
-                           "endpoint in shared memory.\n\n"
-                           "regions: (writable buffer, offset) of each member's region. salts: 64 bits that each member "
-                           "mixes into its hashes. position: this member's. slot_bytes, staging_bytes: sizes of each "
-                           "slot and staging buffer of a region. oversubscribed: there are more ranks than cores. pipe: "
-                           "for transfers from member 0 to member 1.");
 static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *regions, *salts;
     int position, oversubscribed, pipe = 0;
@@ -212,19 +171,16 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (PyList_GET_SIZE(salts) != size || size < 1 || size > DMESH_MEMBERS || (pipe && size != 2) || position < 0 ||
         position >= size || slot_bytes < (pipe ? DMESH_INLINE : 128) || slot_bytes % 64 ||
         slot_bytes > PTRDIFF_MAX / 16 || staging_bytes < size * 64 || staging_bytes % 64 ||
-        staging_bytes > PTRDIFF_MAX / 16) {
-        PyErr_Format(PyExc_ValueError, "no group of %zd members with %zd bytes each", size, slot_bytes);
-        return NULL;
-    }
-    dmesh_endpoint *self = dmesh_endpoint_blank(type, (int)size, position, pipe);
+        staging_bytes > PTRDIFF_MAX / 16)
+        return PyErr_Format(PyExc_ValueError, "no group of %zd members with %zd bytes each", size, slot_bytes);
+    dmesh_endpoint *self = blank(type, (int)size, position, pipe);
     if (!self)
         return NULL;
     self->shm.slot_bytes = (size_t)slot_bytes;
     self->shm.staging_bytes = (size_t)staging_bytes;
     self->shm.oversubscribed = oversubscribed;
-    self->single_copy_from = !pipe     ? DMESH_SINGLE_COPY_FROM
-                      : oversubscribed ? DMESH_SINGLE_COPY_OVERSUBSCRIBED_TRANSFERS_FROM
-                                : ULLONG_MAX;
+    if (!pipe || oversubscribed)
+        self->single_copy_from = pipe ? DMESH_SINGLE_COPY_OVERSUBSCRIBED_TRANSFERS_FROM : DMESH_SINGLE_COPY_FROM;
     self->views = PyMem_Calloc((size_t)size, sizeof *self->views);
     self->shm.regions = PyMem_Calloc((size_t)size, sizeof *self->shm.regions);
     self->shm.salts = PyMem_Calloc((size_t)size, sizeof *self->shm.salts);
@@ -236,12 +192,9 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         PyObject *buffer;
         Py_ssize_t offset;
         self->shm.salts[member] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(salts, member));
-        if (PyErr_Occurred())
-            goto failed;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(regions, member), "On", &buffer, &offset))
-            goto failed;
         Py_buffer *view = &self->views[member];
-        if (PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE) < 0)
+        if (PyErr_Occurred() || !PyArg_ParseTuple(PyList_GET_ITEM(regions, member), "On", &buffer, &offset) ||
+            PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE) < 0)
             goto failed;
         self->viewed++;
         const size_t needs = pipe ? dmesh_p2p_region_size((int)member, (size_t)slot_bytes, (size_t)staging_bytes)
@@ -258,6 +211,44 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 failed:
     Py_DECREF(self);
     return NULL;
+}
+
+static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
+    PyObject *descriptors;
+    int position, pipe = 0, owns = 1, streams = 1;
+    Py_ssize_t piece_bytes = 0, one_step_bytes = 0;
+    if (!PyArg_ParseTuple(args, "O!i|pnpni", &PyList_Type, &descriptors, &position, &pipe, &piece_bytes, &owns,
+                          &one_step_bytes, &streams))
+        return NULL;
+    const Py_ssize_t count = PyList_GET_SIZE(descriptors), size = streams > 0 ? count / streams : 0;
+    if (streams < 1 || streams > DMESH_STREAMS || count % streams || size < 2 || size > DMESH_MEMBERS ||
+        (pipe && size != 2) || position < 0 || position >= size || piece_bytes < 0 || piece_bytes % 64 ||
+        piece_bytes > PTRDIFF_MAX / (DMESH_STREAMS * DMESH_MEMBERS) || one_step_bytes < 0)
+        return PyErr_Format(PyExc_ValueError,
+                            "no connections: %zd descriptors, %d for each member, for pieces of %zd bytes, one_step_bytes up to %zd",
+                            count, streams, piece_bytes, one_step_bytes);
+    int found[DMESH_MEMBERS * DMESH_STREAMS];
+    for (Py_ssize_t index = 0; index < count; index++) {
+        const Py_ssize_t member = index / streams;
+        const long descriptor = PyLong_AsLong(PyList_GET_ITEM(descriptors, index));
+        if (descriptor == -1 && PyErr_Occurred())
+            return NULL;
+        if (descriptor > INT_MAX || (descriptor < 0) != (member == position))
+            return PyErr_Format(PyExc_ValueError, "%ld is no connection with member %zd", descriptor, member);
+        found[index] = (int)descriptor;
+    }
+    dmesh_endpoint *self = blank((PyTypeObject *)type, (int)size, position, pipe);
+    if (!self)
+        return NULL;
+    self->tcp = dmesh_tcp_new((int)size, position, streams, (size_t)piece_bytes, (size_t)one_step_bytes, owns, found);
+    if (!self->tcp) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->shm.slot_bytes = self->tcp->piece_bytes;
+    self->one_step_bytes = one_step_bytes;
+    self->streams = streams;
+    return (PyObject *)self;
 }
 
 static int endpoint_traverse(dmesh_endpoint *self, visitproc visit, void *arg) {
@@ -289,121 +280,112 @@ static void endpoint_dealloc(dmesh_endpoint *self) {
         return;
     PyObject_GC_UnTrack(self);
     endpoint_clear(self);
-    if (self->data.obj)
-        PyBuffer_Release(&self->data);
-    if (self->into.obj)
-        PyBuffer_Release(&self->into);
-    endpoint_release(self);
+    PyBuffer_Release(&self->data);
+    PyBuffer_Release(&self->into);
+    while (self->viewed)
+        PyBuffer_Release(&self->views[--self->viewed]);
+    PyMem_Free(self->views);
+    PyMem_Free(self->attached);
+    PyMem_Free(self->processes);
+    PyMem_Free(self->shm.regions);
+    PyMem_Free(self->shm.salts);
+    if (self->tcp)
+        dmesh_tcp_free(self->tcp);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-enum attribute { MISMATCHED, CORRUPT, DISCONNECTED, OVER_TCP, CAN_READ_PEERS, PENDING, NON_TEMPORAL, FIRST_NUMBER,
-                 SLOT_BYTES = FIRST_NUMBER, STAGING_BYTES, ONE_STEP_BYTES, STREAMS, CULPRIT };
-
-static PyObject *get(dmesh_endpoint *self, void *which) {
-    const enum attribute attribute = (enum attribute)(intptr_t)which;
-    const size_t found[] = {
-        [MISMATCHED] = self->status == DMESH_MISMATCH,
-        [CORRUPT] = self->status == DMESH_CORRUPT,
-        [DISCONNECTED] = self->status == DMESH_DISCONNECTED,
-        [OVER_TCP] = self->tcp != NULL,
-        [CAN_READ_PEERS] = self->processes != NULL,
-        [PENDING] = (size_t)self->pending,
-        [NON_TEMPORAL] = self->shm.copies.mode == DMESH_NON_TEMPORAL,
-        [SLOT_BYTES] = self->tcp ? self->tcp->piece_bytes : self->shm.slot_bytes,
-        [STAGING_BYTES] = self->shm.staging_bytes,
-        [ONE_STEP_BYTES] = self->tcp ? self->tcp->one_step_bytes : 0,
-        [STREAMS] = self->tcp ? (size_t)self->tcp->streams : 0,
-        [CULPRIT] = (size_t)self->shm.culprit,
-    };
-    return attribute < FIRST_NUMBER ? PyBool_FromLong((long)found[attribute]) : PyLong_FromSize_t(found[attribute]);
+static PyObject *has_status(dmesh_endpoint *self, void *status) {
+    return PyBool_FromLong(self->status == (enum dmesh_status)(intptr_t)status);
 }
 
+/* Whether the pointer at an offset is not NULL. */
+static PyObject *has_pointer(dmesh_endpoint *self, void *offset) {
+    return PyBool_FromLong(*(void **)((char *)self + (intptr_t)offset) != NULL);
+}
+
+static PyObject *get_non_temporal(dmesh_endpoint *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(self->shm.copies.mode == DMESH_NON_TEMPORAL);
+}
+
+/* For tests: data for others bypasses the caches, or does not; the copies are not measured any more. */
 static int set_non_temporal(dmesh_endpoint *self, PyObject *value, void *unused) {
     (void)unused;
-    const int non_temporal = value ? PyObject_IsTrue(value) : -1;
-    if (non_temporal < 0) {
-        if (!value)
-            PyErr_SetString(PyExc_AttributeError, "non_temporal cannot be deleted");
-        return -1;
-    }
+    const int non_temporal = value && PyObject_IsTrue(value) > 0;
     const struct dmesh_copy_policy fixed = {.mode = non_temporal ? DMESH_NON_TEMPORAL : DMESH_CACHED, .fixed = 1};
     self->shm.copies = self->shm.results = fixed;
     return 0;
 }
 
-#define ATTRIBUTE(name, which, set, doc) {name, (getter)get, (setter)set, doc, (void *)(intptr_t)which}
-
 static PyGetSetDef endpoint_getset[] = {
-    ATTRIBUTE("mismatched", MISMATCHED, NULL, "Whether `culprit` has made another call."),
-    ATTRIBUTE("corrupt", CORRUPT, NULL, "Whether `culprit` has written or sent invalid data."),
-    ATTRIBUTE("disconnected", DISCONNECTED, NULL,
-              "Whether the connection with `culprit` has ended, or its memory is not readable."),
-    ATTRIBUTE("over_tcp", OVER_TCP, NULL, "Whether it is over TCP."),
-    ATTRIBUTE("can_read_peers", CAN_READ_PEERS, NULL, "Whether members may read the memory of each other's processes."),
-    ATTRIBUTE("pending", PENDING, NULL, "Whether a call is under way."),
-    ATTRIBUTE("non_temporal", NON_TEMPORAL, set_non_temporal,
-              "Whether data for others bypasses the caches; once set, it does not change any more."),
-    ATTRIBUTE("slot_bytes", SLOT_BYTES, NULL, "Bytes that a rank can contribute in one epoch; over TCP, of a piece."),
-    ATTRIBUTE("staging_bytes", STAGING_BYTES, NULL, "Bytes of a staging buffer."),
-    ATTRIBUTE("one_step_bytes", ONE_STEP_BYTES, NULL,
-              "Bytes that one rank sends in all, up to which a call over TCP takes one step."),
-    ATTRIBUTE("streams", STREAMS, NULL, "TCP connections with each member; 0 in shared memory."),
-    ATTRIBUTE("culprit", CULPRIT, NULL, "Position of a member; see `mismatched`, `corrupt`, `disconnected`."),
+    {"mismatched", (getter)has_status, NULL, NULL, (void *)DMESH_MISMATCH},
+    {"corrupt", (getter)has_status, NULL, NULL, (void *)DMESH_CORRUPT},
+    {"disconnected", (getter)has_status, NULL, NULL, (void *)DMESH_DISCONNECTED},
+    {"over_tcp", (getter)has_pointer, NULL, NULL, (void *)offsetof(dmesh_endpoint, tcp)},
+    {"can_read_peers", (getter)has_pointer, NULL, NULL, (void *)offsetof(dmesh_endpoint, processes)},
+    {"non_temporal", (getter)get_non_temporal, (setter)set_non_temporal, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef endpoint_members[] = {
-    {"issued", T_ULONGLONG, offsetof(dmesh_endpoint, issued), 0, "Number of the last call that was made."},
-    {"completed", T_ULONGLONG, offsetof(dmesh_endpoint, completed), 0, "Number of the last completed call."},
-    {"completed_at", T_LONGLONG, offsetof(dmesh_endpoint, completed_at), READONLY, "Its completion, in ns."},
-    {"pending_sequence", T_ULONGLONG, offsetof(dmesh_endpoint, number), READONLY,
-     "Number of the pending call, if the endpoint took it whole."},
-    {"max_all_reduce", T_ULONGLONG, offsetof(dmesh_endpoint, max_all_reduce), 0,
-     "Bytes from which an all-reduce is left to Python."},
-    {"single_copy_from", T_ULONGLONG, offsetof(dmesh_endpoint, single_copy_from), 0,
-     "Bytes from which peers read private arrays in this process."},
-    {"on_complete", T_OBJECT_EX, offsetof(dmesh_endpoint, on_complete), 0,
-     "Called when a call that the endpoint took whole is complete, unless None."},
-    {"keep_alive", T_OBJECT, offsetof(dmesh_endpoint, keep_alive), 0, "Object that lives as long as the endpoint."},
+    {"issued", T_ULONGLONG, offsetof(dmesh_endpoint, issued), 0, NULL},
+    {"completed", T_ULONGLONG, offsetof(dmesh_endpoint, completed), 0, NULL},
+    {"completed_at", T_LONGLONG, offsetof(dmesh_endpoint, completed_at), READONLY, NULL},
+    {"pending", T_BOOL, offsetof(dmesh_endpoint, pending), READONLY, NULL},
+    {"pending_sequence", T_ULONGLONG, offsetof(dmesh_endpoint, number), READONLY, NULL},
+    {"culprit", T_INT, offsetof(dmesh_endpoint, shm.culprit), READONLY, NULL},
+    {"slot_bytes", T_PYSSIZET, offsetof(dmesh_endpoint, shm.slot_bytes), READONLY, NULL},
+    {"staging_bytes", T_PYSSIZET, offsetof(dmesh_endpoint, shm.staging_bytes), READONLY, NULL},
+    {"one_step_bytes", T_PYSSIZET, offsetof(dmesh_endpoint, one_step_bytes), READONLY, NULL},
+    {"streams", T_INT, offsetof(dmesh_endpoint, streams), READONLY, NULL},
+    {"max_all_reduce", T_ULONGLONG, offsetof(dmesh_endpoint, max_all_reduce), 0, NULL},
+    {"single_copy_from", T_ULONGLONG, offsetof(dmesh_endpoint, single_copy_from), 0, NULL},
+    {"on_complete", T_OBJECT_EX, offsetof(dmesh_endpoint, on_complete), 0, NULL},
+    {"keep_alive", T_OBJECT, offsetof(dmesh_endpoint, keep_alive), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(advertise_doc, "advertise(registered, attach, retire, processes): from now on, peers access large arrays in "
-                            "registered memory in place. All members must do so, or none.\n\n"
-                            "attach(position, nonce, nbytes, descriptor) registers a member's segment. retire(objects) "
-                            "keeps arrays that peers may still access when the endpoint goes. processes: the process ids "
-                            "of the members, if each may read the memory of all others; else empty.");
+/* The method of a call that the endpoint takes whole. */
+static PyObject *call_whole(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs, const struct dmesh_spec *spec) {
+    PyObject *given[DMESH_ARGUMENTS] = {NULL};
+    Py_ssize_t count = 0;
+    for (const enum dmesh_argument *argument = spec->arguments; *argument; argument++)
+        if (*argument != DMESH_DST && *argument != DMESH_SRC && count++ < nargs)
+            given[*argument] = args[count - 1];
+    if (nargs != count)
+        return PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, got %zd", spec->name, count, nargs);
+    return dmesh_endpoint_call(self, spec, given, 1);
+}
 
-#define CALL_METHOD(name) {#name, (PyCFunction)(void (*)(void))dmesh_endpoint_##name, METH_FASTCALL, NULL},
+#define DEFINE_CALL(name, ...)                                                                                       \
+    static PyObject *call_##name(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {                    \
+        return call_whole(self, args, nargs, &dmesh_specs[DMESH_CALL_##name]);                                       \
+    }
+DMESH_CALLS(DEFINE_CALL)
 
-PyDoc_STRVAR(over_sockets_doc, "over_sockets(descriptors, position, pipe=False, piece_bytes=0, owns=True, one_step_bytes=0, "
-                               "streams=1): an endpoint over TCP.\n\n"
-                               "descriptors: `streams` connections with each member; -1 for this member's position. owns: "
-                               "they are closed with the endpoint, once it is made. piece_bytes: bytes of a piece; 0 for "
-                               "the default. one_step_bytes: bytes that one rank sends in all, up to which a call takes "
-                               "one step. The last three are the same on all members. The others: see Endpoint.");
+#define CALL_METHOD(name, ...) {#name, (PyCFunction)(void (*)(void))call_##name, METH_FASTCALL, NULL},
 
 static PyMethodDef endpoint_methods[] = {
-    {"over_sockets", (PyCFunction)dmesh_endpoint_over_sockets, METH_VARARGS | METH_CLASS, over_sockets_doc},
+    {"over_sockets", (PyCFunction)endpoint_over_sockets, METH_VARARGS | METH_CLASS, NULL},
     DMESH_CALLS(CALL_METHOD)
-    {"start", (PyCFunction)dmesh_endpoint_start, METH_VARARGS, start_doc},
-    {"supports", (PyCFunction)endpoint_supports, METH_O, supports_doc},
-    {"advertise", (PyCFunction)dmesh_endpoint_advertise, METH_VARARGS, advertise_doc},
-    {"progress", (PyCFunction)dmesh_endpoint_progress, METH_O, progress_doc},
-    {"missing", (PyCFunction)endpoint_missing, METH_NOARGS, missing_doc},
-    {"recent", (PyCFunction)(void (*)(void))endpoint_recent, METH_FASTCALL, recent_doc},
-    {"totals", (PyCFunction)endpoint_totals, METH_NOARGS, totals_doc},
-    {"forget", (PyCFunction)endpoint_forget, METH_O, forget_doc},
-    {"next_sequence", (PyCFunction)endpoint_next_sequence, METH_NOARGS, next_sequence_doc},
-    {"close", (PyCFunction)endpoint_close, METH_NOARGS, close_doc},
-    {"abort", (PyCFunction)endpoint_abort, METH_NOARGS, abort_doc},
+    {"start", (PyCFunction)dmesh_endpoint_start, METH_VARARGS, NULL},
+    {"start_send", (PyCFunction)dmesh_endpoint_start_transfer, METH_VARARGS, NULL},
+    {"start_recv", (PyCFunction)dmesh_endpoint_start_transfer, METH_VARARGS, NULL},
+    {"supports", (PyCFunction)endpoint_supports, METH_O, NULL},
+    {"advertise", (PyCFunction)dmesh_endpoint_advertise, METH_VARARGS, NULL},
+    {"progress", (PyCFunction)dmesh_endpoint_progress, METH_O, NULL},
+    {"missing", (PyCFunction)endpoint_missing, METH_NOARGS, NULL},
+    {"recent", (PyCFunction)(void (*)(void))endpoint_recent, METH_FASTCALL, NULL},
+    {"totals", (PyCFunction)endpoint_totals, METH_NOARGS, NULL},
+    {"forget", (PyCFunction)endpoint_forget, METH_O, NULL},
+    {"next_sequence", (PyCFunction)endpoint_next_sequence, METH_NOARGS, NULL},
+    {"close", (PyCFunction)endpoint_close, METH_NOARGS, NULL},
+    {"abort", (PyCFunction)endpoint_abort, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot endpoint_slots[] = {
-    {Py_tp_doc, (void *)endpoint_doc},
     {Py_tp_new, endpoint_new},
     {Py_tp_dealloc, endpoint_dealloc},
     {Py_tp_finalize, dmesh_endpoint_retire},
@@ -415,17 +397,9 @@ static PyType_Slot endpoint_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec endpoint_spec = {
+PyType_Spec dmesh_endpoint_spec = {
     .name = "dmesh._native.Endpoint",
     .basicsize = sizeof(dmesh_endpoint),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = endpoint_slots,
 };
-
-int dmesh_endpoint_exec(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &endpoint_spec, NULL);
-    if (!type)
-        return -1;
-    dmesh_state_of(module)->endpoint = type;
-    return PyModule_AddType(module, (PyTypeObject *)type);
-}

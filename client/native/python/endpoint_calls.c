@@ -1,343 +1,159 @@
-/* Collectives that an endpoint takes whole, from Python's arguments to the result, and those that Python starts.
- *
- * The methods that are named after collectives return the result; or NotImplemented, if the call is unusual and nothing
- * has happened; or the endpoint itself, if the call has begun and others have not come in time.
- */
+/* Calls that an endpoint takes whole. Usual arguments are accepted here; all others are left to Python, which also raises
+ * the errors. Nothing is sent here. */
 #include "endpoint.h"
 
-PyObject *dmesh_decline(struct dmesh_attempt *attempt) {
-    Py_XDECREF(attempt->result);
+#define SPEC(name, kind, positional, ...) {#name, kind, positional, {__VA_ARGS__}},
+const struct dmesh_spec dmesh_specs[DMESH_CALL_COUNT] = {DMESH_CALLS(SPEC)};
+
+static const char *const OP_NAMES[DMESH_OPS] = {
+    [DMESH_SUM] = "sum",
+    [DMESH_PROD] = "prod",
+    [DMESH_MIN] = "min",
+    [DMESH_MAX] = "max",
+    [DMESH_MEAN] = "mean",
+    [DMESH_ANY] = "any",
+    [DMESH_ALL] = "all",
+    [DMESH_BITWISE_AND] = "bitwise_and",
+    [DMESH_BITWISE_OR] = "bitwise_or",
+    [DMESH_BITWISE_XOR] = "bitwise_xor",
+};
+
+static int op_of(PyObject *name) {
+    if (PyUnicode_CheckExact(name))
+        for (int op = 0; op < DMESH_OPS; op++)
+            if (PyUnicode_CompareWithASCIIString(name, OP_NAMES[op]) == 0)
+                return op;
+    return -1;
+}
+
+const dmesh_kernel *dmesh_kernel_of(int op, int dtype) {
+    const int widens = dtype == DMESH_BOOL ? op == DMESH_SUM || op == DMESH_PROD || op == DMESH_MEAN
+                                           : dtype < DMESH_F16 && op == DMESH_MEAN;
+    return widens ? NULL : dmesh_kernel_for((enum dmesh_dtype)dtype, (enum dmesh_op)op, DMESH_ISA_BEST);
+}
+
+static int dtype_of(const dmesh_endpoint *self, PyArrayObject *array) {
+    static const struct {
+        int number, dtype;
+    } OTHERS[] = {{NPY_DOUBLE, DMESH_F64}, {NPY_FLOAT, DMESH_F32}, {NPY_HALF, DMESH_F16},
+                  {NPY_BOOL, DMESH_BOOL},  {NPY_CFLOAT, DMESH_C64}, {NPY_CDOUBLE, DMESH_C128}};
+    const int number = PyArray_TYPE(array);
+    if (PyTypeNum_ISINTEGER(number)) /* of 1, 2, 4 or 8 bytes; each signed type before the unsigned one */
+        return DMESH_I8 + 2 * __builtin_ctz((unsigned)PyArray_ITEMSIZE(array)) + !PyTypeNum_ISSIGNED(number);
+    for (size_t n = 0; n < sizeof OTHERS / sizeof *OTHERS; n++)
+        if (OTHERS[n].number == number)
+            return OTHERS[n].dtype;
+    return number == self->bfloat16 ? DMESH_BF16 : -1;
+}
+
+/* Returns the member that a Python integer names; -1 if there is none. */
+static int position_of(const dmesh_endpoint *self, PyObject *value) {
+    if (!PyLong_CheckExact(value))
+        return -1;
+    int overflow;
+    const long position = PyLong_AsLongAndOverflow(value, &overflow);
+    return overflow || position < 0 || position >= self->shm.size ? -1 : (int)position;
+}
+
+/* Takes an array as the contribution. */
+static int accept_array(const dmesh_endpoint *self, struct dmesh_attempt *attempt, PyObject *x) {
+    if (!PyArray_CheckExact(x))
+        return 0;
+    PyArrayObject *array = (PyArrayObject *)x;
+    const int ndim = PyArray_NDIM(array), dtype = dtype_of(self, array);
+    if (!PyArray_ISCARRAY_RO(array) || ndim > DMESH_DIMENSIONS || !PyArray_SIZE(array) || dtype < 0)
+        return 0;
+    attempt->descriptor.dtype = dtype;
+    attempt->descriptor.ndim = ndim;
+    for (int axis = 0; axis < ndim; axis++)
+        attempt->descriptor.shape[axis] = PyArray_DIM(array, axis);
+    attempt->source = array;
+    attempt->call.source = (const unsigned char *)PyArray_DATA(array);
+    attempt->call.contribution = (size_t)PyArray_NBYTES(array);
+    return 1;
+}
+
+static int overlaps(PyArrayObject *a, PyArrayObject *b) {
+    const char *first = PyArray_BYTES(a), *second = PyArray_BYTES(b);
+    return first < second + PyArray_NBYTES(b) && second < first + PyArray_NBYTES(a);
+}
+
+/* Provides the result, of the contribution's dtype: `out`, or a new array. May fail with an exception set. */
+static int provide(struct dmesh_attempt *attempt, PyObject *out, int ndim, const npy_intp *shape) {
+    PyArrayObject *like = attempt->source, *array = (PyArrayObject *)out;
+    if (out == Py_None) {
+        PyArray_Descr *descr = PyArray_DESCR(like);
+        Py_INCREF(descr);
+        attempt->result = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, shape, NULL, NULL, 0, NULL);
+    } else if (PyArray_CheckExact(out) && PyArray_ISCARRAY(array) && PyArray_TYPE(array) == PyArray_TYPE(like) &&
+               PyArray_NDIM(array) == ndim && PyArray_CompareLists(PyArray_DIMS(array), shape, ndim) &&
+               (!overlaps(array, like) || (PyArray_DATA(array) == PyArray_DATA(like) && PyArray_NDIM(like) == ndim &&
+                                           PyArray_CompareLists(PyArray_DIMS(like), shape, ndim)))) {
+        attempt->result = Py_NewRef(out);
+    }
+    if (attempt->result)
+        attempt->call.target = (unsigned char *)PyArray_DATA((PyArrayObject *)attempt->result);
+    return attempt->result != NULL;
+}
+
+/* Takes the arguments of a call, and provides its result; false if Python must look at them. */
+static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enum dmesh_kind kind, PyObject *const *given) {
+    const struct dmesh_pattern *pattern = &dmesh_patterns[kind];
+    const int size = self->shm.size, transfers = kind == DMESH_TRANSFER;
+    struct dmesh_call *call = &attempt->call;
+    PyObject *x = given[DMESH_X], *axis = given[DMESH_AXIS], *out = given[DMESH_OUT];
+    if (self->closed || self->issued != self->completed || dmesh_is_forked(self) || self->is_p2p != transfers)
+        return 0;
+    call->kind = kind;
+    attempt->descriptor.kind = kind;
+    if (kind == DMESH_BARRIER)
+        return 1;
+    if (given[DMESH_ROOT])
+        attempt->descriptor.argument = call->root = position_of(self, given[DMESH_ROOT]);
+    if (transfers && x == Py_None && out)
+        x = out; /* what a receiver expects is like its result */
+    if (call->root < 0 || !accept_array(self, attempt, x) ||
+        (kind == DMESH_ALL_REDUCE && call->contribution >= self->max_all_reduce))
+        return 0;
+    int ndim = PyArray_NDIM(attempt->source);
+    npy_intp dimensions[DMESH_DIMENSIONS + 1], *shape = dimensions + 1;
+    memcpy(shape, PyArray_DIMS(attempt->source), (size_t)ndim * sizeof *shape);
+    /* With axis 0, blocks are rows along the first axis; without one, there is another axis for them. */
+    const int along = axis && axis != Py_None;
+    if ((along && (!ndim || position_of(self, axis) != 0)) || (pattern->source_blocks && (!ndim || shape[0] % size)))
+        return 0;
+    call->block = call->contribution / (size_t)(pattern->source_blocks ? size : 1);
+    if (pattern->reduces) {
+        attempt->descriptor.op = op_of(given[DMESH_OP]);
+        call->count = (size_t)PyArray_SIZE(attempt->source) / (size_t)(pattern->source_blocks ? size : 1);
+        call->kernel = attempt->descriptor.op < 0 ? NULL : dmesh_kernel_of(attempt->descriptor.op, attempt->descriptor.dtype);
+        if (!call->kernel)
+            return 0;
+    }
+    if (kind == DMESH_REDUCE_SCATTER) {
+        attempt->descriptor.argument = along;
+        if (!along && shape[0] != size)
+            return 0;
+        shape[0] /= size;
+        shape += !along, ndim -= !along;
+    } else if (kind != DMESH_ALL_TO_ALL && pattern->target_blocks) {
+        if (along)
+            shape[0] *= size;
+        else
+            *--shape = size, ndim++;
+    }
+    if (out && dmesh_gets_result(call, self->shm.me) ? !provide(attempt, out, ndim, shape) : out && out != Py_None)
+        return 0;
+    if (!dmesh_contributes(call, self->shm.me))
+        call->source = NULL;
+    return !self->tcp || kind != DMESH_ALL_TO_ALL || call->target != call->source;
+}
+
+PyObject *dmesh_endpoint_call(dmesh_endpoint *self, const struct dmesh_spec *spec, PyObject *const *given, int waits) {
+    struct dmesh_attempt attempt = {0};
+    if (accept(self, &attempt, spec->kind, given))
+        return dmesh_endpoint_carry_out(self, &attempt, waits);
+    Py_XDECREF(attempt.result);
     PyErr_Clear(); /* if there was no memory for the result, Python finds that out again, and tells the others */
     Py_RETURN_NOTIMPLEMENTED;
-}
-
-/* Completes a call that the endpoint took whole, and calls `on_complete`. */
-static int complete(dmesh_endpoint *self, unsigned long long number) {
-    self->completed_at = dmesh_entry_of(self, number)->completed_at = dmesh_now();
-    self->completed = number;
-    if (self->on_complete == Py_None)
-        return 0;
-    PyObject *on_complete = Py_NewRef(self->on_complete); /* another thread may replace it meanwhile */
-    PyObject *done = PyObject_CallNoArgs(on_complete);
-    Py_XDECREF(done);
-    Py_DECREF(on_complete);
-    return done ? 0 : -1;
-}
-
-/* Maps the arrays that the members have offered; -1 with an exception set if that fails. */
-static int resolve_all(dmesh_endpoint *self) {
-    struct dmesh_staged *staged = &self->staged;
-    const size_t nbytes = staged->call.contribution;
-    for (int member = 0; member < self->shm.size; member++) {
-        struct dmesh_peer_arrays *peer = &staged->peers[member];
-        if (member == self->shm.me) {
-            peer->source = staged->source.where ? staged->call.source : NULL;
-            peer->target = staged->target.where ? staged->call.target : NULL;
-            continue;
-        }
-        struct dmesh_location locations[2]; /* a copy that nobody changes while it is checked */
-        memcpy(locations, dmesh_staged_locations(&self->shm, member), sizeof locations);
-        unsigned char *source;
-        int written;
-        if (dmesh_endpoint_resolve(self, member, &locations[0], nbytes, &source, &peer->owner) < 0 ||
-            dmesh_endpoint_resolve(self, member, &locations[1], nbytes, &peer->target, &written) < 0)
-            return -1;
-        if (written) {
-            PyErr_Format(PyExc_RuntimeError, "member %d offers its process to be written to", member);
-            return -1;
-        }
-        peer->source = source;
-    }
-    dmesh_staged_resolved(&self->shm, staged);
-    return 0;
-}
-
-void dmesh_endpoint_begin(dmesh_endpoint *self, const struct dmesh_call *call, uint64_t hash) {
-    self->call = *call;
-    self->staged.steps = 0;
-    if (self->tcp) {
-        dmesh_tcp_begin(self->tcp, call, hash);
-    } else if (call->contribution > self->shm.slot_bytes) {
-        dmesh_staged_init(&self->shm, &self->staged, call, hash);
-        if (self->registered)
-            dmesh_staged_offer(&self->staged, dmesh_endpoint_locate(self, call->source, call->contribution),
-                               dmesh_endpoint_locate(self, call->target, call->contribution));
-    } else {
-        dmesh_shm_begin(&self->shm, call, hash);
-    }
-}
-
-static enum dmesh_status run_tcp(dmesh_endpoint *self, int64_t nanoseconds) {
-    enum dmesh_status status;
-    const int64_t deadline = dmesh_now() + (nanoseconds < DMESH_SLICE ? nanoseconds : DMESH_SLICE);
-    Py_BEGIN_ALLOW_THREADS
-    status = dmesh_tcp_run(self->tcp, deadline);
-    Py_END_ALLOW_THREADS
-    self->shm.culprit = self->tcp->culprit;
-    return status;
-}
-
-static enum dmesh_status run_staged(dmesh_endpoint *self, int64_t deadline) {
-    for (;;) {
-        enum dmesh_status status;
-        Py_BEGIN_ALLOW_THREADS /* the arrays stay alive: the endpoint or its caller holds them */
-        status = dmesh_staged_run(&self->shm, &self->staged, deadline);
-        Py_END_ALLOW_THREADS
-        if (status != DMESH_RESOLVE)
-            return status;
-        if (resolve_all(self) < 0)
-            return DMESH_ABORTED;
-    }
-}
-
-enum dmesh_status dmesh_endpoint_run(dmesh_endpoint *self, int64_t nanoseconds) {
-    if (self->tcp)
-        return run_tcp(self, nanoseconds);
-    const int64_t deadline = dmesh_now() + nanoseconds;
-    if (self->transfer.active)
-        return dmesh_endpoint_run_p2p(self, deadline);
-    if (self->staged.steps)
-        return run_staged(self, deadline);
-    enum dmesh_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = dmesh_shm_wait(&self->shm, deadline);
-    Py_END_ALLOW_THREADS
-    if (status == DMESH_OK && !self->is_p2p)
-        dmesh_shm_end(&self->shm, &self->call);
-    return status;
-}
-
-/* Begins the call of an attempt, and waits for at most the budget. */
-static enum dmesh_status begin(dmesh_endpoint *self, const struct dmesh_attempt *attempt) {
-    const size_t nbytes = attempt->call.contribution;
-    struct dmesh_entry *entry = dmesh_entry_of(self, self->issued);
-    dmesh_endpoint_begin(self, &attempt->call, dmesh_descriptor_hash(&attempt->descriptor));
-    int64_t budget = DMESH_BUDGET;
-    if (self->tcp || self->staged.steps) {
-        entry->waited_from = -1; /* waiting and moving data alternate */
-        budget *= !self->tcp || nbytes > DMESH_LARGE ? 20 : 1;
-    } else {
-        const enum dmesh_status status = dmesh_shm_wait(&self->shm, 0);
-        if (status == DMESH_OK)
-            dmesh_shm_end(&self->shm, &attempt->call);
-        if (status != DMESH_PENDING)
-            return status;
-        entry->waited_from = dmesh_now();
-    }
-    return dmesh_endpoint_run(self, budget);
-}
-
-unsigned long long dmesh_record_start(dmesh_endpoint *self, const struct dmesh_attempt *attempt) {
-    const unsigned long long number = ++self->issued;
-    struct dmesh_entry *entry = dmesh_entry_of(self, number);
-    entry->number = number;
-    entry->descriptor = attempt->descriptor;
-    entry->nbytes = (npy_intp)attempt->call.contribution;
-    entry->completed_at = entry->waited_from = 0;
-    entry->began = dmesh_now();
-    self->whole = 1;
-    return number;
-}
-
-PyObject *dmesh_conclude(dmesh_endpoint *self, struct dmesh_attempt *attempt, unsigned long long number) {
-    if (self->status == DMESH_OK) {
-        if (complete(self, number) < 0) {
-            Py_XDECREF(attempt->result);
-            return NULL;
-        }
-        if (attempt->result)
-            return attempt->result;
-        Py_RETURN_NONE;
-    }
-    self->source = Py_XNewRef((PyObject *)attempt->source);
-    self->result = attempt->result;
-    self->number = number;
-    self->pending = 1;
-    return PyErr_Occurred() ? NULL : Py_NewRef((PyObject *)self);
-}
-
-static PyObject *carry_out(dmesh_endpoint *self, struct dmesh_attempt *attempt) {
-    const unsigned long long number = dmesh_record_start(self, attempt);
-    self->status = begin(self, attempt);
-    return dmesh_conclude(self, attempt, number);
-}
-
-PyObject *dmesh_endpoint_barrier(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    (void)args;
-    DMESH_NARGS(0)
-    struct dmesh_attempt attempt = {0};
-    if (!dmesh_is_ready(self))
-        return dmesh_decline(&attempt);
-    attempt.descriptor.kind = attempt.call.kind = DMESH_BARRIER;
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_all_reduce(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    DMESH_NARGS(3)
-    struct dmesh_attempt attempt = {0};
-    if (!dmesh_accept(self, &attempt, DMESH_ALL_REDUCE, args[0]) ||
-        attempt.call.contribution >= self->max_all_reduce ||
-        !dmesh_accept_op(&attempt, args[1], (size_t)PyArray_SIZE(attempt.source)) || !dmesh_provide_like(&attempt, args[2]))
-        return dmesh_decline(&attempt);
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_reduce(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    DMESH_NARGS(4)
-    struct dmesh_attempt attempt = {0};
-    const int root = attempt.call.root = attempt.descriptor.argument = dmesh_position_of(self, args[2]);
-    if (root < 0 || !dmesh_accept(self, &attempt, DMESH_REDUCE, args[0]) ||
-        !dmesh_accept_op(&attempt, args[1], (size_t)PyArray_SIZE(attempt.source)))
-        return dmesh_decline(&attempt);
-    if (self->shm.me == root ? !dmesh_provide_like(&attempt, args[3]) : args[3] != Py_None)
-        return dmesh_decline(&attempt);
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_reduce_scatter(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    DMESH_NARGS(4)
-    struct dmesh_attempt attempt = {0};
-    const int size = self->shm.size;
-    if (!dmesh_accept(self, &attempt, DMESH_REDUCE_SCATTER, args[0]) || !PyArray_NDIM(attempt.source))
-        return dmesh_decline(&attempt);
-    PyArrayObject *array = attempt.source;
-    const int ndim = PyArray_NDIM(array);
-    npy_intp shape[DMESH_DIMENSIONS];
-    memcpy(shape, PyArray_DIMS(array), (size_t)ndim * sizeof *shape);
-    /* Without an axis there is a row for each member; along axis 0, as many rows. */
-    const int stacked = args[2] == Py_None;
-    if (stacked ? shape[0] != size
-                : !PyLong_CheckExact(args[2]) || dmesh_position_of(self, args[2]) != 0 || shape[0] % size)
-        return dmesh_decline(&attempt);
-    attempt.descriptor.argument = !stacked;
-    shape[0] /= size;
-    attempt.call.block = attempt.call.contribution / (size_t)size;
-    if (!dmesh_accept_op(&attempt, args[1], (size_t)(PyArray_SIZE(array) / size)) ||
-        !dmesh_provide(&attempt, args[3], ndim - stacked, shape + stacked))
-        return dmesh_decline(&attempt);
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_broadcast(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    DMESH_NARGS(3)
-    struct dmesh_attempt attempt = {0};
-    const int root = attempt.call.root = attempt.descriptor.argument = dmesh_position_of(self, args[1]);
-    if (root < 0 || !dmesh_accept(self, &attempt, DMESH_BROADCAST, args[0]) || !dmesh_provide_like(&attempt, args[2]))
-        return dmesh_decline(&attempt);
-    if (self->shm.me != root)
-        attempt.call.source = NULL;
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_all_gather(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    DMESH_NARGS(3)
-    struct dmesh_attempt attempt = {0};
-    const int extends = args[1] != Py_None;
-    if (!dmesh_accept(self, &attempt, DMESH_ALL_GATHER, args[0]) ||
-        (extends && (dmesh_position_of(self, args[1]) != 0 || !PyArray_NDIM(attempt.source))))
-        return dmesh_decline(&attempt);
-    attempt.call.block = attempt.call.contribution;
-    if (!dmesh_provide_rows(self, &attempt, args[2], extends))
-        return dmesh_decline(&attempt);
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_gather(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    DMESH_NARGS(3)
-    struct dmesh_attempt attempt = {0};
-    const int root = attempt.call.root = attempt.descriptor.argument = dmesh_position_of(self, args[1]);
-    if (root < 0 || !dmesh_accept(self, &attempt, DMESH_GATHER, args[0]))
-        return dmesh_decline(&attempt);
-    attempt.call.block = attempt.call.contribution;
-    if (self->shm.me == root ? !dmesh_provide_rows(self, &attempt, args[2], 0) : args[2] != Py_None)
-        return dmesh_decline(&attempt);
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_all_to_all(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs) {
-    DMESH_NARGS(2)
-    struct dmesh_attempt attempt = {0};
-    const int size = self->shm.size;
-    if (!dmesh_accept(self, &attempt, DMESH_ALL_TO_ALL, args[0]) || !PyArray_NDIM(attempt.source) ||
-        PyArray_DIM(attempt.source, 0) % size || !dmesh_provide_like(&attempt, args[1]) ||
-        (self->tcp && attempt.call.target == attempt.call.source))
-        return dmesh_decline(&attempt);
-    attempt.call.block = attempt.call.contribution / (size_t)size;
-    return carry_out(self, &attempt);
-}
-
-PyObject *dmesh_endpoint_progress(dmesh_endpoint *self, PyObject *argument) {
-    const double seconds = PyFloat_AsDouble(argument);
-    if (seconds == -1.0 && PyErr_Occurred())
-        return NULL;
-    if (!self->pending || dmesh_is_forked(self)) {
-        PyErr_SetString(PyExc_RuntimeError, "no call is under way in this endpoint");
-        return NULL;
-    }
-    self->status = dmesh_endpoint_run(self, seconds < 1e6 ? (int64_t)(seconds * 1e9) : (int64_t)1e15);
-    if (self->status != DMESH_OK)
-        return PyErr_Occurred() ? NULL : Py_NewRef((PyObject *)self);
-    self->pending = 0;
-    if (self->data.obj)
-        PyBuffer_Release(&self->data);
-    if (self->into.obj)
-        PyBuffer_Release(&self->into);
-    if (!self->whole)
-        Py_RETURN_NONE;
-    PyObject *result = self->result;
-    self->result = NULL;
-    Py_CLEAR(self->source);
-    if (complete(self, self->number) < 0) {
-        Py_XDECREF(result);
-        return NULL;
-    }
-    return result ? result : Py_NewRef(Py_None);
-}
-
-int dmesh_endpoint_take_buffers(dmesh_endpoint *self, PyObject *data, PyObject *into) {
-    if (self->pending || dmesh_is_forked(self)) {
-        PyErr_SetString(PyExc_RuntimeError, self->pending ? "a call is under way in this endpoint already"
-                                                          : "this endpoint belongs to the parent process");
-        return -1;
-    }
-    if (data != Py_None && PyObject_GetBuffer(data, &self->data, PyBUF_SIMPLE) < 0)
-        return -1;
-    if (into != Py_None && PyObject_GetBuffer(into, &self->into, PyBUF_WRITABLE) < 0) {
-        if (self->data.obj)
-            PyBuffer_Release(&self->data);
-        return -1;
-    }
-    self->whole = 0;
-    self->pending = 1;
-    self->status = DMESH_PENDING;
-    return 0;
-}
-
-PyObject *dmesh_endpoint_start(dmesh_endpoint *self, PyObject *args) {
-    int kind, op, dtype, root;
-    unsigned long long hash;
-    Py_ssize_t nbytes, block;
-    PyObject *source, *target;
-    if (!PyArg_ParseTuple(args, "iiiiKnnOO", &kind, &op, &dtype, &root, &hash, &nbytes, &block, &source, &target))
-        return NULL;
-    const int reduces = kind == DMESH_ALL_REDUCE || kind == DMESH_REDUCE || kind == DMESH_REDUCE_SCATTER;
-    const dmesh_kernel *kernel = reduces ? dmesh_kernel_of(op, dtype) : NULL;
-    if (self->is_p2p || kind < 0 || kind >= DMESH_KINDS || kind == DMESH_TRANSFER || (reduces && !kernel) ||
-        (kind == DMESH_PERMUTE && self->tcp) || root >= self->shm.size || nbytes < 0 || block < 0)
-        return PyErr_Format(PyExc_ValueError, "no collective %d with op %d, dtype %d, root %d in this endpoint", kind, op,
-                            dtype, root);
-    if (dmesh_endpoint_take_buffers(self, source, target) < 0)
-        return NULL;
-    const struct dmesh_call call = {
-        .kind = (enum dmesh_kind)kind,
-        .root = root,
-        .source = self->data.obj ? self->data.buf : NULL,
-        .target = self->into.obj ? self->into.buf : NULL,
-        .contribution = (size_t)nbytes,
-        .block = (size_t)block,
-        .count = kernel ? (size_t)(kind == DMESH_REDUCE_SCATTER ? block : nbytes) / dmesh_kernel_input_size(kernel) : 0,
-        .kernel = kernel,
-    };
-    dmesh_endpoint_begin(self, &call, hash);
-    Py_RETURN_NONE;
 }

@@ -8,100 +8,81 @@
 #include <stddef.h>
 #include <structmember.h>
 
-enum { ARGUMENTS = 4 };
-
-enum start { NEEDED, NONE, ZERO, SUM }; /* default of an argument */
-enum where { GROUP, TO, FROM };         /* endpoint: that of the group, or of transfers to or from argument 1 */
-
-struct spec {
-    const char *name;
-    PyObject *(*call)(dmesh_endpoint *self, PyObject *const *args, Py_ssize_t nargs);
-    enum where where;
-    int positional; /* number of positional arguments, without `self` */
-    int count;      /* number of arguments that the endpoint understands */
-    const char *names[ARGUMENTS];
-    enum start starts[ARGUMENTS];
+/* Names, interned: of the arguments that an endpoint understands, in the order of `enum dmesh_argument`; of those that are
+ * left to Python unless they have their defaults; of attributes of groups and generations; and a default. */
+static const char *const NAMES[] = {
+    "", "x", "op", "root", "axis", "dst", "src", "out", "group", "timeout", "async_op", "compress",
+    "_generation", "endpoint", "outgoing", "incoming", "_resume", "_interrupted", "_completed", "_begun", "sum",
 };
-
-static const struct spec SPECS[] = {
-    {"barrier", dmesh_endpoint_barrier, GROUP, 0, 0, {0}, {0}},
-    {"all_reduce", dmesh_endpoint_all_reduce, GROUP, 2, 3, {"x", "op", "out"}, {NEEDED, SUM, NONE}},
-    {"reduce", dmesh_endpoint_reduce, GROUP, 3, 4, {"x", "op", "root", "out"}, {NEEDED, SUM, ZERO, NONE}},
-    {"reduce_scatter", dmesh_endpoint_reduce_scatter, GROUP, 2, 4, {"x", "op", "axis", "out"}, {NEEDED, SUM, NONE, NONE}},
-    {"broadcast", dmesh_endpoint_broadcast, GROUP, 2, 3, {"x", "root", "out"}, {NEEDED, ZERO, NONE}},
-    {"all_gather", dmesh_endpoint_all_gather, GROUP, 1, 3, {"x", "axis", "out"}, {NEEDED, NONE, NONE}},
-    {"gather", dmesh_endpoint_gather, GROUP, 2, 3, {"x", "root", "out"}, {NEEDED, ZERO, NONE}},
-    {"all_to_all", dmesh_endpoint_all_to_all, GROUP, 1, 2, {"x", "out"}, {NEEDED, NONE}},
-    {"send", dmesh_endpoint_send, TO, 2, 2, {"x", "dst"}, {NEEDED, NEEDED}},
-    {"recv", dmesh_endpoint_recv, FROM, 2, 3, {"x", "src", "out"}, {NEEDED, NEEDED, NONE}},
-};
+enum name { GROUP = DMESH_ARGUMENTS, TIMEOUT, ASYNC_OP, COMPRESS, GENERATION, ENDPOINT, OUTGOING, INCOMING, RESUME,
+            INTERRUPTED, COMPLETED, BEGUN, SUM, NAME_COUNT };
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    const struct spec *spec;
-    PyObject *slow;      /* the Python function; its argument `group` names the group */
-    PyObject *resolve;   /* returns the group of a function that was given none; NULL in a method */
-    PyObject *method;    /* the method of groups that a function makes; NULL in a method */
-    PyObject *group, *only_group; /* the name of that argument, and a tuple of it */
-    PyTypeObject *endpoint;  /* the type */
-    PyObject *names[ARGUMENTS];
-    PyObject *timeout, *async_op, *compress;         /* names of arguments that are left to Python; the last may be NULL */
-    PyObject *sum, *zero;
-    PyObject *generation, *endpoints, *go_on, *interrupted;    /* names of attributes of groups */
-    PyObject *completed, *begun;
+    const struct dmesh_spec *spec;
+    enum dmesh_argument peer; /* DMESH_DST or DMESH_SRC of a transfer, else 0 */
+    PyObject *slow;         /* the Python function; its argument `group` names the group */
+    PyObject *resolve;      /* returns the group of a function that was given none; NULL in a method */
+    PyObject *method;       /* the method of groups that a function makes; NULL in a method */
+    PyTypeObject *endpoint; /* the type */
+    PyObject *names[NAME_COUNT];
+    PyObject *only_group; /* a tuple of that name */
+    PyObject *zero;
 } dmesh_fast_path;
 
 /* Sorts the arguments, borrowed; false if Python must look at them. */
-static int sort(const dmesh_fast_path *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **sorted,
+static int sort(const dmesh_fast_path *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **given,
                 int *async) {
-    const struct spec *spec = self->spec;
+    const struct dmesh_spec *spec = self->spec;
+    PyObject *const *names = self->names;
     if (nargs > spec->positional)
         return 0;
-    for (int n = 0; n < spec->count; n++) {
-        const enum start start = spec->starts[n];
-        sorted[n] = n < nargs        ? args[n]
-                    : start == NONE ? Py_None
-                    : start == SUM  ? self->sum
-                    : start == ZERO ? self->zero
-                                    : NULL;
+    for (int n = 0; spec->arguments[n]; n++) {
+        const enum dmesh_argument argument = spec->arguments[n];
+        given[argument] = n < nargs                                          ? args[n]
+                          : argument == DMESH_OP                             ? names[SUM]
+                          : argument == DMESH_ROOT                           ? self->zero
+                          : argument == DMESH_AXIS || argument == DMESH_OUT ? Py_None
+                                                                             : NULL;
     }
     const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     for (Py_ssize_t n = 0; n < named; n++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, n), *value = args[nargs + n];
-        if (name == self->group && self->resolve)
+        if (name == names[GROUP] && self->resolve)
             continue;
-        if (name == self->async_op && value == Py_True && spec->where != GROUP) {
+        if (name == names[ASYNC_OP] && value == Py_True && self->peer) {
             *async = 1;
             continue;
         }
-        if (name == self->async_op ? value == Py_False
-                                   : (name == self->timeout || name == self->compress) && value == Py_None)
+        const int optional = name == names[TIMEOUT] || (name == names[COMPRESS] && spec->kind == DMESH_ALL_REDUCE);
+        if (name == names[ASYNC_OP] ? value == Py_False : optional && value == Py_None)
             continue; /* as if it were not given */
-        int place = (int)nargs; /* if it is given by position, too, Python raises the error */
-        while (place < spec->count && name != self->names[place])
+        const enum dmesh_argument *place = spec->arguments + nargs; /* if it is given by position, too, Python raises the error */
+        while (*place && name != names[*place])
             place++;
-        if (place == spec->count)
+        if (!*place)
             return 0;
-        sorted[place] = value;
+        given[*place] = value;
     }
-    for (int n = 0; n < spec->count; n++)
-        if (!sorted[n])
+    for (const enum dmesh_argument *place = spec->arguments; *place; place++)
+        if (!given[*place])
             return 0;
     return 1;
 }
 
 /* The endpoint for a call, as a new reference; NULL if there is none that can take it. */
-static dmesh_endpoint *find(const dmesh_fast_path *self, PyObject *group, PyObject *const *sorted) {
-    PyObject *generation = PyObject_GetAttr(group, self->generation);
-    PyObject *found = generation ? PyObject_GetAttr(generation, self->endpoints) : NULL;
+static dmesh_endpoint *find(const dmesh_fast_path *self, PyObject *group, PyObject *const *given) {
+    const enum name where = self->peer == DMESH_DST ? OUTGOING : self->peer == DMESH_SRC ? INCOMING : ENDPOINT;
+    PyObject *generation = PyObject_GetAttr(group, self->names[GENERATION]);
+    PyObject *found = generation ? PyObject_GetAttr(generation, self->names[where]) : NULL;
     Py_XDECREF(generation);
-    if (found && self->spec->where != GROUP) {
+    if (found && self->peer) {
         /* A list with a place for each member. */
-        PyObject *list = found;
+        PyObject *list = found, *position = given[self->peer];
         found = NULL;
-        if (PyList_CheckExact(list) && PyLong_CheckExact(sorted[1])) {
-            const Py_ssize_t peer = PyLong_AsSsize_t(sorted[1]);
+        if (PyList_CheckExact(list) && PyLong_CheckExact(position)) {
+            const Py_ssize_t peer = PyLong_AsSsize_t(position);
             if (peer >= 0 && peer < PyList_GET_SIZE(list))
                 found = Py_NewRef(PyList_GET_ITEM(list, peer));
         }
@@ -120,7 +101,7 @@ static void fail_group(const dmesh_fast_path *self, PyObject *group, dmesh_endpo
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     PyObject *args[] = {group, (PyObject *)endpoint, value};
-    PyObject *done = PyObject_VectorcallMethod(self->interrupted, args, 3, NULL);
+    PyObject *done = PyObject_VectorcallMethod(self->names[INTERRUPTED], args, 3, NULL);
     if (done) {
         Py_DECREF(done);
         PyErr_Restore(type, value, trace);
@@ -136,10 +117,8 @@ static PyObject *call_function(const dmesh_fast_path *self, PyObject *const *arg
     if (self->resolve)
         return PyObject_Vectorcall(self->slow, args, nargsf, kwnames);
     const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
-    if (nargs < 1) {
-        PyErr_Format(PyExc_TypeError, "%s is a method of groups", self->spec->name);
-        return NULL;
-    }
+    if (nargs < 1)
+        return PyErr_Format(PyExc_TypeError, "%s is a method of groups", self->spec->name);
     PyObject **all = PyMem_Malloc((size_t)(nargs + named) * sizeof *all);
     PyObject *names = named ? PySequence_Concat(kwnames, self->only_group) : Py_NewRef(self->only_group);
     PyObject *result = NULL;
@@ -161,7 +140,7 @@ static PyObject *group_of(const dmesh_fast_path *self, PyObject *const *args, Py
         return nargs ? Py_NewRef(args[0]) : NULL;
     const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     for (Py_ssize_t n = 0; n < named; n++)
-        if (PyTuple_GET_ITEM(kwnames, n) == self->group && args[nargs + n] != Py_None)
+        if (PyTuple_GET_ITEM(kwnames, n) == self->names[GROUP] && args[nargs + n] != Py_None)
             return Py_NewRef(args[nargs + n]);
     PyObject *world = PyObject_CallOneArg(self->resolve, Py_None);
     if (!world)
@@ -172,39 +151,28 @@ static PyObject *group_of(const dmesh_fast_path *self, PyObject *const *args, Py
 static PyObject *fast_path_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     dmesh_fast_path *self = (dmesh_fast_path *)callable;
     const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), skipped = self->resolve ? 0 : 1;
-    PyObject *sorted[ARGUMENTS] = {0};
+    PyObject *given[DMESH_ARGUMENTS] = {NULL}, *group = NULL, *result;
     dmesh_endpoint *endpoint = NULL;
-    PyObject *group = NULL;
     int async = 0;
-    if (nargs >= skipped && sort(self, args + skipped, nargs - skipped, kwnames, sorted, &async) &&
+    if (nargs >= skipped && sort(self, args + skipped, nargs - skipped, kwnames, given, &async) &&
         (group = group_of(self, args, nargs, kwnames)))
-        endpoint = find(self, group, sorted);
+        endpoint = find(self, group, given);
     if (!endpoint) {
         Py_XDECREF(group);
         return call_function(self, args, nargsf, kwnames);
     }
-    Py_ssize_t count = self->spec->count;
-    if (self->spec->where != GROUP) { /* the endpoint knows its peer */
-        sorted[1] = sorted[2];
-        count--;
-    }
-    const enum where where = self->spec->where;
-    PyObject *result = (!async        ? self->spec->call
-                        : where == TO ? dmesh_endpoint_isend
-                                      : dmesh_endpoint_irecv)(endpoint, sorted, count);
+    result = dmesh_endpoint_call(endpoint, self->spec, given, !async);
     if (result == Py_NotImplemented) {
         Py_DECREF(result);
         result = call_function(self, args, nargsf, kwnames);
     } else {
-        if (result == (PyObject *)endpoint) {
-            Py_DECREF(result);
-            PyObject *both[] = {group, (PyObject *)endpoint};
-            result = PyObject_VectorcallMethod(async ? self->begun : self->go_on, both, 2, NULL);
-        } else if (async && result) {
+        const int begun = result == (PyObject *)endpoint;
+        if (begun || (async && result)) {
             PyObject *both[] = {group, result};
-            PyObject *future = PyObject_VectorcallMethod(self->completed, both, 2, NULL);
+            PyObject *name = self->names[!begun ? COMPLETED : async ? BEGUN : RESUME];
+            PyObject *answer = PyObject_VectorcallMethod(name, both, 2, NULL);
             Py_DECREF(result);
-            result = future;
+            result = answer;
         }
         if (!result)
             fail_group(self, group, endpoint);
@@ -214,34 +182,21 @@ static PyObject *fast_path_call(PyObject *callable, PyObject *const *args, size_
     return result;
 }
 
-static dmesh_fast_path *make(PyTypeObject *type, const struct spec *spec, PyObject *slow, PyObject *resolve) {
+static dmesh_fast_path *make(PyTypeObject *type, const struct dmesh_spec *spec, PyObject *slow, PyObject *resolve) {
     dmesh_fast_path *self = (dmesh_fast_path *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
     self->vectorcall = fast_path_call;
     self->spec = spec;
+    self->peer = spec->kind == DMESH_TRANSFER ? spec->arguments[1] : 0;
     self->slow = Py_NewRef(slow);
     self->resolve = Py_XNewRef(resolve);
     self->endpoint = (PyTypeObject *)Py_NewRef(dmesh_state_of(PyType_GetModule(type))->endpoint);
     int failed = 0;
-    for (int n = 0; n < spec->count; n++)
-        failed |= !(self->names[n] = PyUnicode_InternFromString(spec->names[n]));
-    failed |= !(self->timeout = PyUnicode_InternFromString("timeout"));
-    failed |= !(self->async_op = PyUnicode_InternFromString("async_op"));
-    if (spec->call == dmesh_endpoint_all_reduce)
-        failed |= !(self->compress = PyUnicode_InternFromString("compress"));
-    failed |= !(self->group = PyUnicode_InternFromString("group"));
-    failed |= !(self->only_group = self->group ? PyTuple_Pack(1, self->group) : NULL);
-    failed |= !(self->sum = PyUnicode_InternFromString("sum"));
+    for (int n = 0; n < NAME_COUNT; n++)
+        failed |= !(self->names[n] = PyUnicode_InternFromString(NAMES[n]));
+    failed |= !(self->only_group = self->names[GROUP] ? PyTuple_Pack(1, self->names[GROUP]) : NULL);
     failed |= !(self->zero = PyLong_FromLong(0));
-    failed |= !(self->generation = PyUnicode_InternFromString("_generation"));
-    failed |= !(self->endpoints = PyUnicode_InternFromString(spec->where == GROUP ? "endpoint"
-                                                         : spec->where == TO  ? "outgoing"
-                                                                              : "incoming"));
-    failed |= !(self->go_on = PyUnicode_InternFromString("_resume"));
-    failed |= !(self->interrupted = PyUnicode_InternFromString("_interrupted"));
-    failed |= !(self->completed = PyUnicode_InternFromString("_completed"));
-    failed |= !(self->begun = PyUnicode_InternFromString("_begun"));
     if (failed)
         Py_CLEAR(self);
     return self;
@@ -254,10 +209,10 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     static char *keywords[] = {"name", "function", "resolve", NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO", keywords, &name, &slow, &resolve))
         return NULL;
-    const struct spec *spec = NULL;
-    for (size_t n = 0; n < sizeof SPECS / sizeof *SPECS; n++)
-        if (strcmp(SPECS[n].name, name) == 0)
-            spec = &SPECS[n];
+    const struct dmesh_spec *spec = NULL;
+    for (int n = 0; n < DMESH_CALL_COUNT; n++)
+        if (strcmp(dmesh_specs[n].name, name) == 0)
+            spec = &dmesh_specs[n];
     if (!spec || !PyCallable_Check(slow) || !PyCallable_Check(resolve))
         return PyErr_Format(PyExc_ValueError, "no fast path for %s", name);
     dmesh_fast_path *self = make(type, spec, slow, resolve);
@@ -292,21 +247,10 @@ static void fast_path_dealloc(dmesh_fast_path *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     fast_path_clear(self);
-    for (int n = 0; n < ARGUMENTS; n++)
+    for (int n = 0; n < NAME_COUNT; n++)
         Py_XDECREF(self->names[n]);
-    Py_XDECREF(self->timeout);
-    Py_XDECREF(self->async_op);
-    Py_XDECREF(self->compress);
-    Py_XDECREF(self->group);
     Py_XDECREF(self->only_group);
-    Py_XDECREF(self->sum);
     Py_XDECREF(self->zero);
-    Py_XDECREF(self->generation);
-    Py_XDECREF(self->endpoints);
-    Py_XDECREF(self->go_on);
-    Py_XDECREF(self->interrupted);
-    Py_XDECREF(self->completed);
-    Py_XDECREF(self->begun);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -350,19 +294,10 @@ static PyType_Slot fast_path_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec fast_path_spec = {
+PyType_Spec dmesh_fast_path_spec = {
     .name = "dmesh._native.FastPath",
     .basicsize = sizeof(dmesh_fast_path),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_VECTORCALL |
              Py_TPFLAGS_METHOD_DESCRIPTOR,
     .slots = fast_path_slots,
 };
-
-int dmesh_fast_path_exec(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &fast_path_spec, NULL);
-    if (!type)
-        return -1;
-    const int failed = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return failed;
-}

@@ -1,10 +1,10 @@
-/* The module dmesh._native: `abi`, `build`, and the parts listed in module.h. */
+/* The module dmesh._native: `abi`, `build`, and the types. */
 #define DMESH_FILLS_NUMPY_TABLE
 #include "module.h"
 
 #include <pthread.h>
 
-/* The build loops the -fsanitize= flags' argument; the compiler's own macros do not advertise of all sanitizers. */
+/* The build passes the -fsanitize= flags' argument; the compiler's own macros do not tell of all sanitizers. */
 #ifndef DMESH_SANITIZERS
 #define DMESH_SANITIZERS ""
 #endif
@@ -36,27 +36,24 @@ unsigned dmesh_forks;
 
 static void count_fork(void) { dmesh_forks++; }
 
-PyDoc_STRVAR(module_doc,
-             "The native core of dmesh. Ask dmesh.native.core() for it, which decides whether it is used.");
-
 /* Returns the names in a list separated by commas as a tuple, or NULL with an exception set. */
-static PyObject *split_names(const char *names)
-{
-    PyObject *text = PyUnicode_FromString(names);
-    PyObject *comma = PyUnicode_FromString(",");
-    PyObject *list = NULL, *tuple = NULL;
-    if (text != NULL && comma != NULL)
-        list = *names == '\0' ? PyList_New(0) : PyUnicode_Split(text, comma, -1);
-    if (list != NULL)
-        tuple = PyList_AsTuple(list);
+static PyObject *split_names(const char *names) {
+    PyObject *text = *names ? PyUnicode_FromString(names) : NULL;
+    PyObject *list = *names ? text ? PyObject_CallMethod(text, "split", "s", ",") : NULL : PyList_New(0);
+    PyObject *tuple = list ? PyList_AsTuple(list) : NULL;
     Py_XDECREF(list);
-    Py_XDECREF(comma);
     Py_XDECREF(text);
     return tuple;
 }
 
-static int module_exec(PyObject *module)
-{
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
+    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type && PyModule_AddType(module, type) < 0)
+        Py_CLEAR(type);
+    return type;
+}
+
+static int module_exec(PyObject *module) {
     dmesh_state *state = dmesh_state_of(module);
     static int counts_forks; /* of the process: once for all interpreters */
     if (!counts_forks && pthread_atfork(NULL, NULL, count_fork) != 0) {
@@ -67,44 +64,36 @@ static int module_exec(PyObject *module)
     /* Returns at once if another interpreter did it before: NumPy's table is the process's. */
     if (PyArray_ImportNumPyAPI() < 0)
         return -1;
+    PyTypeObject *fast_path = NULL;
+    if (!(state->registered = add_type(module, &dmesh_registered_spec)) ||
+        !(state->endpoint = add_type(module, &dmesh_endpoint_spec)) || !(fast_path = add_type(module, &dmesh_fast_path_spec)))
+        return -1;
+    Py_DECREF(fast_path);
     PyObject *sanitizers = split_names(DMESH_SANITIZERS);
-    if (sanitizers == NULL)
-        return -1;
-    state->build = Py_BuildValue("{s:s, s:s, s:N}", "compiler", DMESH_COMPILER, "simd", DMESH_SIMD, "sanitizers",
-                                 sanitizers);
-    if (state->build == NULL)
-        return -1;
-    if (PyModule_AddObjectRef(module, "build", state->build) < 0)
-        return -1;
-    return PyModule_AddIntConstant(module, "abi", DMESH_NATIVE_ABI);
+    PyObject *build = sanitizers ? Py_BuildValue("{s:s, s:s, s:N}", "compiler", DMESH_COMPILER, "simd", DMESH_SIMD,
+                                                 "sanitizers", sanitizers)
+                                 : NULL;
+    const int failed = !build || PyModule_AddObjectRef(module, "build", build) < 0;
+    Py_XDECREF(build);
+    return failed ? -1 : PyModule_AddIntConstant(module, "abi", DMESH_NATIVE_ABI);
 }
 
-static int module_traverse(PyObject *module, visitproc visit, void *arg)
-{
-    Py_VISIT(dmesh_state_of(module)->build);
+static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(dmesh_state_of(module)->registered);
     Py_VISIT(dmesh_state_of(module)->endpoint);
     return 0;
 }
 
-static int module_clear(PyObject *module)
-{
-    Py_CLEAR(dmesh_state_of(module)->build);
+static int module_clear(PyObject *module) {
     Py_CLEAR(dmesh_state_of(module)->registered);
     Py_CLEAR(dmesh_state_of(module)->endpoint);
     return 0;
 }
 
-static void module_free(void *module)
-{
-    (void)module_clear((PyObject *)module);
-}
-
-#define DMESH_PART_SLOT(name) {Py_mod_exec, dmesh_##name##_exec},
+static void module_free(void *module) { (void)module_clear((PyObject *)module); }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
-    DMESH_PARTS(DMESH_PART_SLOT)
 #ifdef Py_mod_multiple_interpreters
     /* Not one GIL for each: NumPy's C API does not allow it. */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_SUPPORTED},
@@ -119,7 +108,7 @@ static PyModuleDef_Slot module_slots[] = {
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "dmesh._native",
-    .m_doc = module_doc,
+    .m_doc = "The native core of dmesh. Ask dmesh.native.core() for it, which decides whether it is used.",
     .m_size = sizeof(dmesh_state),
     .m_slots = module_slots,
     .m_traverse = module_traverse,
@@ -127,7 +116,4 @@ static struct PyModuleDef module_definition = {
     .m_free = module_free,
 };
 
-PyMODINIT_FUNC PyInit__native(void)
-{
-    return PyModuleDef_Init(&module_definition);
-}
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_definition); }

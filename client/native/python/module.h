@@ -1,11 +1,4 @@
-/* Common header of the bindings, with the list of the module's parts.
- *
- * A part is a C file NAME.c that defines
- *
- *     int dmesh_NAME_exec(PyObject *module);
- *
- * which adds the part's functions, types and constants to the module, and returns 0, or -1 with a Python exception set.
- * A new part is added to DMESH_PARTS and declared in client/dmesh/_native.pyi. Every *.c of core/ and python/ is compiled.
+/* Common header of the bindings.
  *
  * Variables that change are in dmesh_state, because several interpreters may load the module; dmesh_forks belongs to the
  * process. Data that threads share without the GIL is atomic. Floating point follows the build's flags
@@ -29,27 +22,20 @@
 #include <numpy/arrayobject.h>
 
 /* Grows with every change after which Python code written for the old module would misuse the new one, or the other
- * mode round. dmesh/native.py has the same number and refuses a module with another one. */
+ * way round. dmesh/native.py has the same number and refuses a module with another one. */
 #define DMESH_NATIVE_ABI 6
 
-#define DMESH_PARTS(PART) PART(endpoint) PART(registered_memory) PART(fast_path)
-
-#define DMESH_DECLARE_PART(name) int dmesh_##name##_exec(PyObject *module);
-DMESH_PARTS(DMESH_DECLARE_PART)
-
-/* State of one interpreter's copy of the module. New members go into traverse and clear in module.c, too. */
+/* Types of one interpreter's copy of the module. New members go into traverse and clear in module.c, too. */
 typedef struct {
-    PyObject *build;     /* the dict behind the attribute `build` */
-    PyObject *registered; /* the type */
-    PyObject *endpoint;      /* the type */
+    PyTypeObject *registered, *endpoint;
 } dmesh_state;
 
 /* Forks between the process that loaded the module and this one. */
 extern unsigned dmesh_forks;
 
-static inline dmesh_state *dmesh_state_of(PyObject *module)
-{
-    return (dmesh_state *)PyModule_GetState(module);
-}
+static inline dmesh_state *dmesh_state_of(PyObject *module) { return (dmesh_state *)PyModule_GetState(module); }
+
+/* Types of the module; client/dmesh/_native.pyi declares them for Python. */
+extern PyType_Spec dmesh_registered_spec, dmesh_endpoint_spec, dmesh_fast_path_spec;
 
 #endif

@@ -1,4 +1,5 @@
-/* The type `dmesh._native.RegisteredMemory`: shared segments with arrays, for all endpoints of a client. */
+/* The type `dmesh._native.RegisteredMemory`: shared segments with arrays, for all endpoints of a client.
+ * `dmesh.native.RegisteredMemory` documents it. */
 #include "endpoint.h"
 
 static int nonce_of(PyObject *bytes, unsigned char *nonce) {
@@ -17,8 +18,6 @@ static void release(void *owner) {
     }
 }
 
-PyDoc_STRVAR(add_doc, "add(memory, nonce, descriptor, own): registers a segment that this process shares, or has mapped. It "
-                      "stays mapped until it is dropped.");
 static PyObject *registered_add(dmesh_registered_object *self, PyObject *args) {
     PyObject *memory, *nonce;
     int descriptor, own;
@@ -43,7 +42,6 @@ static PyObject *registered_add(dmesh_registered_object *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(drop_doc, "drop(nonce): removes a segment.");
 static PyObject *registered_drop(dmesh_registered_object *self, PyObject *argument) {
     unsigned char nonce[DMESH_NONCE];
     if (nonce_of(argument, nonce) < 0)
@@ -52,7 +50,6 @@ static PyObject *registered_drop(dmesh_registered_object *self, PyObject *argume
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(contains_doc, "contains(array): whether an array's memory is in a segment of this process.");
 static PyObject *registered_contains(dmesh_registered_object *self, PyObject *argument) {
     if (!PyArray_Check(argument))
         return PyErr_Format(PyExc_TypeError, "expected an array, got %s", Py_TYPE(argument)->tp_name);
@@ -63,8 +60,6 @@ static PyObject *registered_contains(dmesh_registered_object *self, PyObject *ar
     return PyBool_FromLong(dmesh_registered_locate(&self->registered, PyArray_DATA(array), nbytes).where != DMESH_PRIVATE);
 }
 
-PyDoc_STRVAR(reads_doc, "can_read(process, address, expected): whether this process may read another one's memory, and finds "
-                        "these bytes there.");
 static PyObject *registered_reads(dmesh_registered_object *self, PyObject *args) {
     (void)self;
     int process;
@@ -99,32 +94,23 @@ static void registered_dealloc(dmesh_registered_object *self) {
 }
 
 static PyMethodDef registered_methods[] = {
-    {"add", (PyCFunction)registered_add, METH_VARARGS, add_doc},
-    {"drop", (PyCFunction)registered_drop, METH_O, drop_doc},
-    {"contains", (PyCFunction)registered_contains, METH_O, contains_doc},
-    {"can_read", (PyCFunction)registered_reads, METH_VARARGS, reads_doc},
+    {"add", (PyCFunction)registered_add, METH_VARARGS, NULL},
+    {"drop", (PyCFunction)registered_drop, METH_O, NULL},
+    {"contains", (PyCFunction)registered_contains, METH_O, NULL},
+    {"can_read", (PyCFunction)registered_reads, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot registered_slots[] = {
-    {Py_tp_doc, "Shared segments with arrays: those of this process, and those of others that it has mapped."},
     {Py_tp_new, registered_new},
     {Py_tp_dealloc, registered_dealloc},
     {Py_tp_methods, registered_methods},
     {0, NULL},
 };
 
-static PyType_Spec registered_spec = {
+PyType_Spec dmesh_registered_spec = {
     .name = "dmesh._native.RegisteredMemory",
     .basicsize = sizeof(dmesh_registered_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = registered_slots,
 };
-
-int dmesh_registered_memory_exec(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &registered_spec, NULL);
-    if (!type)
-        return -1;
-    dmesh_state_of(module)->registered = type;
-    return PyModule_AddType(module, (PyTypeObject *)type);
-}

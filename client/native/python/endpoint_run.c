@@ -1,0 +1,350 @@
+/* Calls under way: begins them, goes on with them and completes them, and maps the arrays that ranks access in place. */
+#include "endpoint.h"
+
+/* Nanoseconds that a whole call waits here for others, before Python waits, which asks the missing ranks, reports, and times
+ * out; and 20 times as long for large ones. */
+enum { BUDGET = 1000 * 1000 };
+enum { LARGE = 64 * 1024 };         /* bytes from which a call over TCP is large */
+enum { SLICE = 100 * 1000 * 1000 }; /* nanoseconds of TCP traffic between looks at Python's signals */
+
+/* ---- arrays that ranks access in place ---------------------------------------------------------------------- */
+
+static int is_attached(const dmesh_endpoint *self, const unsigned char *nonce) {
+    for (size_t n = 0; n < self->attachments; n++)
+        if (memcmp(self->attached[n], nonce, DMESH_NONCE) == 0)
+            return 1;
+    return 0;
+}
+
+/* Maps a segment, and keeps it mapped as long as the endpoint lives. */
+static int attach(dmesh_endpoint *self, int member, const struct dmesh_location *location) {
+    PyObject *done = PyObject_CallFunction(self->attach, "iy#Ki", member, (const char *)location->nonce,
+                                           (Py_ssize_t)DMESH_NONCE, (unsigned long long)location->nbytes,
+                                           (int)location->descriptor);
+    if (!done)
+        return -1;
+    Py_DECREF(done);
+    unsigned char(*grown)[DMESH_NONCE] = PyMem_Realloc(self->attached, (self->attachments + 1) * sizeof *grown);
+    if (!grown) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->attached = grown;
+    memcpy(self->attached[self->attachments++], location->nonce, DMESH_NONCE);
+    return 0;
+}
+
+/* Returns the location of this rank's array: in shared memory, or in this process if it is large and peers may read it. */
+static struct dmesh_location locate(const dmesh_endpoint *self, const void *data, size_t nbytes) {
+    struct dmesh_location location = {.where = DMESH_PRIVATE};
+    if (data && self->registered)
+        location = dmesh_registered_locate(&self->registered->registered, data, nbytes);
+    if (data && location.where == DMESH_PRIVATE && self->processes && nbytes >= self->single_copy_from)
+        location = (struct dmesh_location){.where = DMESH_IN_PROCESS, .offset = (uintptr_t)data, .nbytes = nbytes};
+    return location;
+}
+
+/* Maps a member's array of `nbytes` bytes; NULL if it is private. `owner`: the process in which that is an address, or 0
+ * for this one. Returns -1 with an exception set if it cannot be mapped. */
+static int resolve(dmesh_endpoint *self, int member, const struct dmesh_location *location, size_t nbytes,
+                   unsigned char **found, int *owner) {
+    *found = NULL;
+    *owner = 0;
+    if (location->where == DMESH_PRIVATE)
+        return 0;
+    if (location->where == DMESH_IN_PROCESS) {
+        if (!self->processes || location->nbytes < nbytes) {
+            PyErr_Format(PyExc_RuntimeError, "member %d offers %llu bytes of its process, and %zu were to be read%s",
+                         member, (unsigned long long)location->nbytes, nbytes,
+                         self->processes ? "" : ", which this process may not");
+            return -1;
+        }
+        *found = (unsigned char *)(uintptr_t)location->offset;
+        *owner = self->processes[member];
+        return 0;
+    }
+    if (!self->registered) {
+        PyErr_Format(PyExc_RuntimeError, "member %d offers an array, but shares none with this one", member);
+        return -1;
+    }
+    if (!is_attached(self, location->nonce) && attach(self, member, location) < 0)
+        return -1;
+    *found = dmesh_registered_resolve(&self->registered->registered, location, nbytes);
+    if (!*found)
+        PyErr_Format(PyExc_RuntimeError, "member %d offers an array that is not in the memory that it shares", member);
+    return *found ? 0 : -1;
+}
+
+/* Maps the arrays that the members of a group have offered; -1 with an exception set if that fails. */
+static int resolve_all(dmesh_endpoint *self) {
+    struct dmesh_staged *staged = &self->staged;
+    const size_t nbytes = staged->call.contribution;
+    for (int member = 0; member < self->shm.size; member++) {
+        struct dmesh_peer_arrays *peer = &staged->peers[member];
+        if (member == self->shm.me) {
+            peer->source = staged->source.where ? staged->call.source : NULL;
+            peer->target = staged->target.where ? staged->call.target : NULL;
+            continue;
+        }
+        struct dmesh_location locations[2]; /* a copy that nobody changes while it is checked */
+        memcpy(locations, dmesh_staged_locations(&self->shm, member), sizeof locations);
+        unsigned char *source;
+        int written;
+        if (resolve(self, member, &locations[0], nbytes, &source, &peer->owner) < 0 ||
+            resolve(self, member, &locations[1], nbytes, &peer->target, &written) < 0)
+            return -1;
+        if (written) {
+            PyErr_Format(PyExc_RuntimeError, "member %d offers its process to be written to", member);
+            return -1;
+        }
+        peer->source = source;
+    }
+    dmesh_staged_resolved(&self->shm, staged);
+    return 0;
+}
+
+/* Maps the array that the sender of a transfer has offered. */
+static int resolve_sent(dmesh_endpoint *self) {
+    struct dmesh_transfer *transfer = &self->transfer;
+    unsigned char *from;
+    if (resolve(self, 0, &transfer->location, transfer->nbytes, &from, &transfer->owner) < 0)
+        return -1;
+    transfer->from = from;
+    if (!from)
+        PyErr_SetString(PyExc_RuntimeError, "the sender offers an array, but not its location");
+    return from ? 0 : -1;
+}
+
+void dmesh_endpoint_retire(dmesh_endpoint *self) {
+    if (!self->pending || !self->retire || self->is_p2p || !self->staged.steps ||
+        !dmesh_staged_is_exposed(&self->staged) || dmesh_is_forked(self))
+        return;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *done = PyObject_CallFunction(self->retire, "((OOOO))", self->source ? self->source : Py_None,
+                                           self->result ? self->result : Py_None,
+                                           self->data.obj ? self->data.obj : Py_None,
+                                           self->into.obj ? self->into.obj : Py_None);
+    if (!done)
+        PyErr_WriteUnraisable(self->retire);
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, trace);
+}
+
+/* Reads a list of process ids, one per member; NULL with an exception set if it is none. */
+static int *read_processes(const dmesh_endpoint *self, PyObject *list) {
+    if (PyList_GET_SIZE(list) != self->shm.size) {
+        PyErr_Format(PyExc_ValueError, "%zd processes for %d members", PyList_GET_SIZE(list), self->shm.size);
+        return NULL;
+    }
+    int *found = PyMem_Calloc((size_t)self->shm.size, sizeof *found);
+    if (!found) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (int member = 0; member < self->shm.size; member++) {
+        const long process = PyLong_AsLong(PyList_GET_ITEM(list, member));
+        if (process < 1 || process > INT_MAX) {
+            if (!PyErr_Occurred())
+                PyErr_Format(PyExc_ValueError, "%ld is no process", process);
+            PyMem_Free(found);
+            return NULL;
+        }
+        found[member] = (int)process;
+    }
+    return found;
+}
+
+PyObject *dmesh_endpoint_advertise(dmesh_endpoint *self, PyObject *args) {
+    PyObject *registered, *attach, *retire, *processes;
+    if (!PyArg_ParseTuple(args, "O!OOO!", dmesh_state_of(PyType_GetModule(Py_TYPE(self)))->registered, &registered,
+                          &attach, &retire, &PyList_Type, &processes))
+        return NULL;
+    int *found = NULL;
+    if (PyList_GET_SIZE(processes) && !(found = read_processes(self, processes)))
+        return NULL;
+    PyMem_Free(self->processes);
+    self->processes = found;
+    Py_XSETREF(self->registered, (dmesh_registered_object *)Py_NewRef(registered));
+    Py_XSETREF(self->attach, Py_NewRef(attach));
+    Py_XSETREF(self->retire, Py_NewRef(retire));
+    Py_RETURN_NONE;
+}
+
+/* ---- calls -------------------------------------------------------------------------------------------------- */
+
+/* Begins a call; only `run` waits for others. */
+static void begin(dmesh_endpoint *self, const struct dmesh_call *call, uint64_t hash) {
+    const size_t nbytes = call->contribution;
+    self->call = *call;
+    self->staged.steps = 0;
+    if (self->tcp) {
+        dmesh_tcp_begin(self->tcp, call, hash);
+    } else if (self->is_p2p) {
+        const int sends = self->shm.me == 0;
+        dmesh_p2p_begin(&self->transfer, hash, sends ? (unsigned char *)call->source : call->target, nbytes);
+        if (self->registered && sends && nbytes > self->shm.slot_bytes)
+            self->transfer.location = locate(self, call->source, nbytes);
+    } else if (nbytes > self->shm.slot_bytes) {
+        dmesh_staged_init(&self->shm, &self->staged, call, hash);
+        if (self->registered)
+            dmesh_staged_offer(&self->staged, locate(self, call->source, nbytes), locate(self, call->target, nbytes));
+    } else {
+        dmesh_shm_begin(&self->shm, call, hash);
+    }
+}
+
+/* Goes on with the call until `deadline`, which for a call of one epoch may be 0: it does not wait then. */
+static enum dmesh_status advance(dmesh_endpoint *self, int64_t deadline) {
+    if (self->tcp)
+        return dmesh_tcp_run(self->tcp, deadline);
+    if (self->is_p2p)
+        return dmesh_p2p_run(&self->shm, &self->transfer, deadline);
+    if (self->staged.steps)
+        return dmesh_staged_run(&self->shm, &self->staged, deadline);
+    const enum dmesh_status status = dmesh_shm_wait(&self->shm, deadline);
+    if (status == DMESH_OK)
+        dmesh_shm_end(&self->shm, &self->call);
+    return status;
+}
+
+/* Goes on with the call for some nanoseconds, without the GIL. DMESH_ABORTED may come with an exception set. */
+static enum dmesh_status run(dmesh_endpoint *self, int64_t nanoseconds) {
+    const int64_t deadline = dmesh_now() + (self->tcp && nanoseconds > SLICE ? SLICE : nanoseconds);
+    for (;;) {
+        enum dmesh_status status;
+        Py_BEGIN_ALLOW_THREADS /* the arrays stay alive: the endpoint or its caller holds them */
+        status = advance(self, deadline);
+        Py_END_ALLOW_THREADS
+        if (self->tcp)
+            self->shm.culprit = self->tcp->culprit;
+        if (status != DMESH_RESOLVE)
+            return status;
+        if ((self->is_p2p ? resolve_sent(self) : resolve_all(self)) < 0)
+            return DMESH_ABORTED;
+    }
+}
+
+/* Completes a call that the endpoint took whole, and calls `on_complete`. Returns the result, which it takes, or None. */
+static PyObject *complete(dmesh_endpoint *self, unsigned long long number, PyObject *result) {
+    self->completed_at = dmesh_entry_of(self, number)->completed_at = dmesh_now();
+    self->completed = number;
+    if (!result)
+        result = Py_NewRef(Py_None);
+    if (self->on_complete == Py_None)
+        return result;
+    PyObject *on_complete = Py_NewRef(self->on_complete); /* another thread may replace it meanwhile */
+    PyObject *done = PyObject_CallNoArgs(on_complete);
+    Py_DECREF(on_complete);
+    if (!done)
+        Py_CLEAR(result);
+    Py_XDECREF(done);
+    return result;
+}
+
+PyObject *dmesh_endpoint_carry_out(dmesh_endpoint *self, struct dmesh_attempt *attempt, int waits) {
+    const unsigned long long number = ++self->issued;
+    const size_t nbytes = attempt->call.contribution;
+    struct dmesh_entry *entry = dmesh_entry_of(self, number);
+    entry->number = number;
+    entry->descriptor = attempt->descriptor;
+    entry->nbytes = (npy_intp)nbytes;
+    entry->completed_at = entry->waited_from = 0;
+    entry->began = dmesh_now();
+    self->whole = 1;
+    begin(self, &attempt->call, dmesh_descriptor_hash(&attempt->descriptor));
+    const int streams = self->tcp || nbytes > self->shm.slot_bytes;
+    self->status = streams ? DMESH_PENDING : advance(self, 0);
+    if (self->status == DMESH_PENDING) {
+        entry->waited_from = streams || self->is_p2p ? -1 : dmesh_now(); /* -1: waiting and moving data alternate */
+        if (waits || streams)
+            self->status = run(self, waits * (int64_t)BUDGET * ((self->tcp ? nbytes > LARGE : streams) ? 20 : 1));
+    }
+    if (self->status == DMESH_OK)
+        return complete(self, number, attempt->result);
+    self->source = Py_XNewRef((PyObject *)attempt->source);
+    self->result = attempt->result;
+    self->number = number;
+    self->pending = 1;
+    return PyErr_Occurred() ? NULL : Py_NewRef((PyObject *)self);
+}
+
+PyObject *dmesh_endpoint_progress(dmesh_endpoint *self, PyObject *argument) {
+    const double seconds = PyFloat_AsDouble(argument);
+    if (seconds == -1.0 && PyErr_Occurred())
+        return NULL;
+    if (!self->pending || dmesh_is_forked(self)) {
+        PyErr_SetString(PyExc_RuntimeError, "no call is under way in this endpoint");
+        return NULL;
+    }
+    self->status = run(self, seconds < 1e6 ? (int64_t)(seconds * 1e9) : (int64_t)1e15);
+    if (self->status != DMESH_OK)
+        return PyErr_Occurred() ? NULL : Py_NewRef((PyObject *)self);
+    self->pending = 0;
+    PyBuffer_Release(&self->data);
+    PyBuffer_Release(&self->into);
+    if (!self->whole)
+        Py_RETURN_NONE;
+    PyObject *result = self->result;
+    self->result = NULL;
+    Py_CLEAR(self->source);
+    return complete(self, self->number, result);
+}
+
+/* Begins a call between flat buffers of bytes, each of which may be None; `progress` goes on. */
+static PyObject *start(dmesh_endpoint *self, struct dmesh_call *call, uint64_t hash, PyObject *source, PyObject *target) {
+    if (self->pending || dmesh_is_forked(self)) {
+        PyErr_SetString(PyExc_RuntimeError, self->pending ? "a call is under way in this endpoint already"
+                                                          : "this endpoint belongs to the parent process");
+        return NULL;
+    }
+    if (source != Py_None && PyObject_GetBuffer(source, &self->data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (target != Py_None && PyObject_GetBuffer(target, &self->into, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&self->data);
+        return NULL;
+    }
+    call->source = self->data.obj ? self->data.buf : NULL;
+    call->target = self->into.obj ? self->into.buf : NULL;
+    if (call->kind == DMESH_TRANSFER)
+        call->contribution = (size_t)(source != Py_None ? self->data.len : self->into.len);
+    self->whole = 0;
+    self->pending = 1;
+    self->status = DMESH_PENDING;
+    begin(self, call, hash);
+    Py_RETURN_NONE;
+}
+
+PyObject *dmesh_endpoint_start(dmesh_endpoint *self, PyObject *args) {
+    int kind, op, dtype, root;
+    unsigned long long hash;
+    Py_ssize_t nbytes, block;
+    PyObject *source, *target;
+    if (!PyArg_ParseTuple(args, "iiiiKnnOO", &kind, &op, &dtype, &root, &hash, &nbytes, &block, &source, &target))
+        return NULL;
+    const int known = kind >= 0 && kind < DMESH_KINDS, reduces = known && dmesh_patterns[kind].reduces;
+    const dmesh_kernel *kernel = reduces ? dmesh_kernel_of(op, dtype) : NULL;
+    if (self->is_p2p || !known || kind == DMESH_TRANSFER || (reduces && !kernel) || (kind == DMESH_PERMUTE && self->tcp) ||
+        root >= self->shm.size || nbytes < 0 || block < 0)
+        return PyErr_Format(PyExc_ValueError, "no collective %d with op %d, dtype %d, root %d in this endpoint", kind, op,
+                            dtype, root);
+    struct dmesh_call call = {.kind = (enum dmesh_kind)kind, .root = root, .contribution = (size_t)nbytes,
+                              .block = (size_t)block, .kernel = kernel};
+    call.count = kernel ? dmesh_share(&call) / dmesh_kernel_input_size(kernel) : 0;
+    return start(self, &call, hash, source, target);
+}
+
+/* Begins to send or receive bytes, as the endpoint's position says. */
+PyObject *dmesh_endpoint_start_transfer(dmesh_endpoint *self, PyObject *args) {
+    struct dmesh_call call = {.kind = DMESH_TRANSFER};
+    const int sends = self->shm.me == 0;
+    unsigned long long hash;
+    PyObject *buffer;
+    if (!PyArg_ParseTuple(args, "KO", &hash, &buffer))
+        return NULL;
+    if (!self->is_p2p) {
+        PyErr_SetString(PyExc_RuntimeError, "this endpoint is not one for transfers");
+        return NULL;
+    }
+    return start(self, &call, hash, sends ? buffer : Py_None, sends ? Py_None : buffer);
+}
