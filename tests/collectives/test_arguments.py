@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import cluster
 
-from dmesh.collectives.reduction import OPS
+from dmesh.collectives.request import OPS
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 X = np.zeros((3, 4), np.float32)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.collectives.ranks import Cluster, cluster
 
 from dmesh.collectives.backends.shm.setup import Sizes
-from dmesh.collectives.reduction import OPS, resolve
+from dmesh.collectives.reduction import resolve
+from dmesh.collectives.request import OPS
 from dmesh.collectives.tuning import Tuning
 from dmesh.errors import CollectiveTypeError
 

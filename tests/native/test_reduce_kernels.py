@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.native.library import NAMES, STREAM, Kernels
 
-from dmesh.collectives.reduction import OPS, resolve
+from dmesh.collectives.reduction import resolve
+from dmesh.collectives.request import OPS
 from dmesh.errors import CollectiveTypeError
 
 pytestmark = pytest.mark.slow

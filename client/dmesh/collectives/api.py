@@ -209,7 +209,9 @@ def all_reduce(
         The result, of `x`'s shape.
     """
     members = resolve(group)
-    return members.call(members.requests.make("all_reduce", x, out, op, compress=compress), timeout, async_op)
+    return members.call(
+        members.requests.make("all_reduce", x, out, op=op, compress=compress), timeout, async_op
+    )
 
 
 @overload
@@ -242,7 +244,7 @@ def reduce(
         The result on the root, None on the others.
     """
     members = resolve(group)
-    return members.call(members.requests.make("reduce", x, out, op, root), timeout, async_op)
+    return members.call(members.requests.make("reduce", x, out, op=op, root=root), timeout, async_op)
 
 
 @overload
@@ -277,7 +279,7 @@ def reduce_scatter(
         This rank's row or block of the result.
     """
     members = resolve(group)
-    return members.call(members.requests.make("reduce_scatter", x, out, op, axis=axis), timeout, async_op)
+    return members.call(members.requests.make("reduce_scatter", x, out, op=op, axis=axis), timeout, async_op)
 
 
 @overload

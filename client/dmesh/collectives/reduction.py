@@ -24,70 +24,44 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.collectives.request import DTYPES, Reduction, describe_dtype
+from dmesh.collectives.request import DTYPES, OPS, Reduction, describe_dtype
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 _ALIASES = {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
-_UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "mean": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "any": np.logical_or,
-    "all": np.logical_and,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-}
-OPS: tuple[str, ...] = tuple(_UFUNCS)
-"""The reductions; `band`, `bor` and `bxor` are short for the bitwise ones."""
-
-# Kinds of dtypes as numpy's letters, and F and I for the short floats and integers of ml_dtypes.
-_MEANINGFUL = {
-    "sum": "biufcmFI",
-    "prod": "biufcFI",
-    "mean": "biufcmFI",
-    "min": "biufcmMFI",
-    "max": "biufcmMFI",
-    "any": "biufcmFI",
-    "all": "biufcmFI",
-    "bitwise_and": "biuI",
-    "bitwise_or": "biuI",
-    "bitwise_xor": "biuI",
+_TRUTH = np.dtype(np.bool_)
+# Functions, and the kinds of dtypes for which they have a meaning: numpy's letters, and F and I for the short
+# floats and integers of ml_dtypes.
+_REDUCED: dict[str, tuple[np.ufunc, str]] = {
+    "sum": (np.add, "biufcmFI"),
+    "prod": (np.multiply, "biufcFI"),
+    "mean": (np.add, "biufcmFI"),
+    "min": (np.minimum, "biufcmMFI"),
+    "max": (np.maximum, "biufcmMFI"),
+    "any": (np.logical_or, "biufcmFI"),
+    "all": (np.logical_and, "biufcmFI"),
+    "bitwise_and": (np.bitwise_and, "biuI"),
+    "bitwise_or": (np.bitwise_or, "biuI"),
+    "bitwise_xor": (np.bitwise_xor, "biuI"),
 }
 
 
-def canonical_op(op: str) -> str:
-    """Return the canonical name of a reduction.
-
-    Raises:
-        CollectiveValueError: There is no such reduction.
-    """
+def canonical_op(op: object) -> str:
+    """Return the canonical name of a reduction, or refuse it."""
     name = _ALIASES.get(op, op) if isinstance(op, str) else None
-    if name not in _UFUNCS:
+    if name not in _REDUCED:
         raise CollectiveValueError(f"unknown reduction {op!r}; it must be one of {', '.join(OPS)}")
     return name
 
 
 @lru_cache(maxsize=512)
 def resolve(op: str, dtype: np.dtype[Any]) -> Reduction:
-    """Return the reduction of a dtype, or refuse it before anything is sent.
-
-    Args:
-        op: Canonical name of the reduction.
-        dtype: Native dtype of the arrays.
-
-    Raises:
-        CollectiveTypeError: The reduction has no meaning for the dtype.
-    """
+    """Return the reduction of a canonical name for a dtype, or refuse it before anything is sent."""
     kind = _kind(dtype)
-    if kind not in _MEANINGFUL[op]:
+    ufunc, kinds = _REDUCED[op]
+    if kind not in kinds:
         raise CollectiveTypeError(f"{op!r} has no meaning for arrays of dtype {describe_dtype(dtype)}")
-    ufunc = _UFUNCS[op]
     if op in ("any", "all"):
-        boolean = np.dtype(np.bool_)
-        return Reduction(op, boolean, boolean, boolean, ufunc)
+        return Reduction(op, _TRUTH, _TRUTH, _TRUTH, ufunc)
     accumulator = result = dtype
     if op in ("sum", "prod") and kind == "b":
         accumulator = result = np.dtype(np.int64)
@@ -103,7 +77,7 @@ def resolve(op: str, dtype: np.dtype[Any]) -> Reduction:
 
 def plain_reduction(op: str, dtype: np.dtype[Any]) -> Reduction:
     """Return a reduction whose contributions travel, are folded and are returned in one dtype."""
-    return Reduction(op, dtype, dtype, dtype, _UFUNCS[op])
+    return Reduction(op, dtype, dtype, dtype, _REDUCED[op][0])
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
@@ -116,6 +90,6 @@ REDUCTIONS = {
     (name, dtype): resolve(canonical_op(name), dtype)
     for name in (*OPS, *_ALIASES)
     for dtype in DTYPES
-    if _kind(dtype) in _MEANINGFUL[canonical_op(name)]
+    if _kind(dtype) in _REDUCED[canonical_op(name)][1]
 }
 """Reductions of the usual dtypes, by name."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -79,9 +78,10 @@ DTYPES: tuple[np.dtype[Any], ...] = tuple(
 MOST_DIMENSIONS = 8
 """Largest number of dimensions of a descriptor in numbers."""
 
-_REDUCING = frozenset(KINDS.index(kind) for kind in ("all_reduce", "reduce", "reduce_scatter"))
-_ROOTED = frozenset(KINDS.index(kind) for kind in ("reduce", "broadcast", "gather", "scatter"))
-_SCATTERING = KINDS.index("reduce_scatter")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+"""Kinds that fold contributions."""
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+"""Kinds with a root."""
 _WORD = 2**64 - 1
 
 
@@ -143,7 +143,7 @@ class Buffers:
         return _bytes(self.result)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen, which would take twice the time; nobody changes one
 class Request:
     """Validated call of one rank: what all ranks must agree on, and this rank's arrays."""
 
@@ -191,7 +191,10 @@ class Request:
     @property
     def hash(self) -> int:
         """Descriptor as 64 bits, by which native endpoints compare calls."""
-        return hash_of_text(self.text) if self.descriptor is None else hash_of(self.descriptor)
+        if self.descriptor is not None:
+            return hash_of(self.descriptor)
+        digest = hashlib.blake2b(self.text.encode(), digest_size=8, person=b"dmesh call").digest()
+        return int.from_bytes(digest, "big")
 
     @property
     def nbytes(self) -> int:
@@ -202,7 +205,7 @@ class Request:
     def of(self, source: Any) -> Request:
         """Return the same call of another array."""
         made = object.__new__(Request)
-        made.__dict__.update(self.__dict__, source=source)  # eight times as fast as `replace`
+        made.__dict__.update(self.__dict__, source=source)  # much faster than `replace`
         return made
 
     def allocate(self, empty: Callable[..., Any] = np.empty) -> Buffers:
@@ -243,7 +246,7 @@ class Request:
         return bool(out.flags.c_contiguous and (self.device is not None or out.flags.aligned))
 
 
-class Requests(ABC):
+class Requests:
     """Requests of the calls of one rank of a group.
 
     A repeated call of a plain NumPy array without `out` is not validated again. Its request is that of the
@@ -255,63 +258,37 @@ class Requests(ABC):
         rank: This rank's position.
     """
 
+    validate: Callable[..., Request]
+    """Makes a request of the same arguments as `make`, after checking all of them."""
+
     def __init__(self, size: int, rank: int) -> None:
         self.size = size
         self.rank = rank
         self._known: dict[tuple[object, ...], tuple[np.dtype[Any], Request]] = {}
 
-    def make(
-        self,
-        kind: str,
-        x: Any = None,
-        out: Any = None,
-        op: Any = None,
-        root: Any = None,
-        axis: Any = None,
-        compress: Any = None,
-        pairs: Any = None,
-    ) -> Request:
-        """Return the request of a call, or refuse it.
+    def make(self, kind: str, x: Any = None, out: Any = None, **arguments: Any) -> Request:
+        """Return the request of a call of a function, or refuse it.
 
         Args:
-            kind: Name of the function; the others are its arguments.
-            x: Array.
+            kind: Name of the function.
+            x: Its array.
             out: Array for the result.
-            op: Reduction.
-            root: Position of the root, or of the other rank of a transfer.
-            axis: Axis.
-            compress: Dtype that travels.
-            pairs: (source, target) positions of a permutation.
+            arguments: Its other arguments; `root` is the other rank of a transfer, too.
         """
-        is_plain = type(x) is np.ndarray and out is None and compress is None and pairs is None
-        if not (is_plain and _EXACT.issuperset((type(op), type(root), type(axis)))):
-            return self.validate(kind, x, out, op, root, axis, compress, pairs)
-        key = (kind, x.dtype, x.shape, op, root, axis)
+        is_plain = type(x) is np.ndarray and out is None and x.flags.c_contiguous and x.flags.aligned
+        if not is_plain or not _EXACT.issuperset(map(type, arguments.values())):
+            return self.validate(kind, x, out, **arguments)
+        key = (kind, x.dtype, x.shape, *arguments.items())
         dtype, known = self._known.get(key, _UNKNOWN)
-        flags = x.flags
-        if known is not None and dtype is x.dtype and flags.c_contiguous and flags.aligned:
+        if known is not None and dtype is x.dtype:
             return known.of(x if known.contributes else None)
-        request = self.validate(kind, x, out, op, root, axis)
+        request = self.validate(kind, x, out, **arguments)
         is_known = request.source is x or not request.contributes
         if is_known and request.descriptor is not None and request.arrange is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[key] = x.dtype, request.of(None)
         return request
-
-    @abstractmethod
-    def validate(
-        self,
-        kind: str,
-        x: Any,
-        out: Any = None,
-        op: Any = None,
-        root: Any = None,
-        axis: Any = None,
-        compress: Any = None,
-        pairs: Any = None,
-    ) -> Request:
-        """Check the arguments of a call, and return its request; see `make`."""
 
 
 def _bytes(array: Array | None) -> NDArray[np.uint8] | None:
@@ -335,38 +312,49 @@ class Descriptor(NamedTuple):
 
 @lru_cache(maxsize=512)
 def describe(
-    kind: str, arguments: tuple[str, ...], dtype: np.dtype[Any] | None, shape: tuple[int, ...], number: int
+    kind: str,
+    dtype: np.dtype[Any] | None = None,
+    shape: tuple[int, ...] = (),
+    op: str = "",
+    root: int = 0,
+    axis: int | None = None,
+    pairs: tuple[tuple[int, int], ...] = (),
+    where: str = "",
 ) -> tuple[str, Descriptor | None]:
-    """Return the descriptor of a call as text and in numbers; no numbers for dtypes that have none.
+    """Return the descriptor of a call as text and in numbers; None for what the native core does not know.
 
-    Args:
-        kind: Operation.
-        arguments: Arguments that must agree, as short texts; of a reduction, its op comes first.
-        dtype: Dtype that must agree; None if there is no array.
-        shape: Shape that must agree.
-        number: The root, or the axis + 1 of a reduce-scatter.
+    Arguments that calls of the kind do not have are ignored.
     """
-    text = text_from(kind, arguments, dtype, shape)
+    arguments, number = [], 0
+    if kind in REDUCING:
+        arguments.append(op)
+    if kind in ROOTED:
+        arguments.append(f"root={root}")
+        number = root
+    elif kind == "reduce_scatter" and axis is not None:
+        arguments.append(f"axis={axis}")
+        number = axis + 1
+    elif kind == "permute":
+        arguments.append("[" + ", ".join(f"{source}->{target}" for source, target in pairs) + "]")
+    text = text_from(kind, arguments, dtype, shape, where)
     if dtype is None:
         return text, Descriptor(KINDS.index(kind), 0, 0, 0, ())
     # By value: NumPy has two types of 8 bytes on many systems, and compares them as equal.
-    code = DTYPES.index(dtype) if dtype in DTYPES else None
-    if code is None or kind == "permute" or len(shape) > MOST_DIMENSIONS:
+    if where or kind == "permute" or dtype not in DTYPES or len(shape) > MOST_DIMENSIONS:
         return text, None
-    op = OPS.index(arguments[0]) if arguments and arguments[0] in OPS else 0
-    return text, Descriptor(KINDS.index(kind), op, number, code, shape)
+    code = OPS.index(op) if kind in REDUCING else 0
+    return text, Descriptor(KINDS.index(kind), code, number, DTYPES.index(dtype), shape)
 
 
 def text_from(
-    kind: str,
-    arguments: Sequence[str],
-    dtype: np.dtype[Any] | None = None,
-    shape: tuple[int, ...] = (),
+    kind: str, arguments: Sequence[str], dtype: np.dtype[Any] | None, shape: tuple[int, ...], where: str = ""
 ) -> str:
     """Return the text of a call; see `describe`."""
     parts = list(arguments)
     if dtype is not None:
         parts += [describe_dtype(dtype), f"shape {shape}"]
+    if where:
+        parts.append(where)
     text = f"{kind}({', '.join(parts)})"
     if len(text) > MAX_LENGTH:
         digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
@@ -386,17 +374,10 @@ def describe_dtype(dtype: np.dtype[np.generic]) -> str:
 @lru_cache(maxsize=512)
 def text_of(descriptor: Descriptor) -> str:
     """Return the text of a call of a descriptor in numbers; the same as that of `describe`."""
-    kind = KINDS[descriptor.kind]
-    if kind == "barrier":
-        return text_from(kind, ())
-    arguments = []
-    if descriptor.kind in _REDUCING:
-        arguments.append(OPS[descriptor.op])
-    if descriptor.kind in _ROOTED:
-        arguments.append(f"root={descriptor.argument}")
-    if descriptor.kind == _SCATTERING and descriptor.argument:
-        arguments.append(f"axis={descriptor.argument - 1}")
-    return text_from(kind, arguments, DTYPES[descriptor.dtype], descriptor.shape)
+    kind, op, number, dtype, shape = descriptor
+    if KINDS[kind] == "barrier":
+        return describe("barrier")[0]
+    return describe(KINDS[kind], DTYPES[dtype], shape, OPS[op], number, number - 1 if number else None)[0]
 
 
 def hash_of(descriptor: Descriptor) -> int:
@@ -411,11 +392,6 @@ def hash_of(descriptor: Descriptor) -> int:
         number = ((number ^ word) * 0xBF58476D1CE4E5B9) & _WORD
         number ^= number >> 29
     return number
-
-
-def hash_of_text(text: str) -> int:
-    """Returns such bits for a call without a descriptor."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"dmesh call").digest(), "big")
 
 
 def as_called(text: str, is_sender: bool | None) -> str:

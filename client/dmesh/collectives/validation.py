@@ -21,9 +21,10 @@ from dmesh.collectives.backends.nccl import is_gpu_array
 from dmesh.collectives.backends.nccl.arrays import GpuArrays
 from dmesh.collectives.reduction import REDUCTIONS, canonical_op, resolve
 from dmesh.collectives.request import (
+    REDUCING,
+    ROOTED,
     TRANSFER,
     Array,
-    Descriptor,
     Reduction,
     Request,
     Requests,
@@ -38,8 +39,6 @@ _OVERLAP_EFFORT = 10_000
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_ROOTED = ("reduce", "broadcast", "gather", "scatter")
 _PEERS = {"send": "dst", "recv": "src"}
 _NUMPY_ONLY = ("gather", "scatter", "permute")
 
@@ -83,7 +82,7 @@ def check_out(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...], x: Any, wh
         raise CollectiveValueError(f"out= of {what} has shape {out.shape}, but the result's is {shape}")
     if not out.flags.writeable:
         raise CollectiveValueError(f"out= of {what} is read-only")
-    if isinstance(x, np.ndarray) and not _same_memory(x, out) and _overlap(x, out):
+    if isinstance(x, np.ndarray) and _overlap(x, out) and not _same_memory(x, out):
         raise CollectiveValueError(
             f"out= of {what} overlaps the input without being the same array; pass a separate array"
         )
@@ -94,6 +93,7 @@ class NumpyArrays:
 
     as_input = staticmethod(as_input)
     check_out = staticmethod(check_out)
+    where = ""
 
     def using(self, x: Any, what: str) -> AbstractContextManager[None]:
         """Do nothing: NumPy has no devices."""
@@ -105,12 +105,6 @@ class NumpyArrays:
         del what
         known = REDUCTIONS.get((op, dtype)) if isinstance(op, str) else None
         return known or resolve(canonical_op(op), dtype)
-
-    def describe(
-        self, kind: str, arguments: list[str], like: Any, number: int
-    ) -> tuple[str, Descriptor | None]:
-        """Return the wire descriptor as text and in numbers."""
-        return describe(kind, tuple(arguments), like.dtype, like.shape, number)
 
     def complete(self, request: Request) -> Request:
         """Return the request as it is."""
@@ -145,7 +139,7 @@ class RequestBuilder(Requests):
     ) -> Request:
         """Check everything that a caller passed, and return the request; see `Requests.make`."""
         if kind == "barrier":
-            return Request(kind, *describe(kind, (), None, (), 0))
+            return Request(kind, *describe(kind))
         if compress is not None:
             return self._compressed(x, op, out, compress)
         size, rank = self.size, self.rank
@@ -153,7 +147,7 @@ class RequestBuilder(Requests):
             root = check_position(root, size, _PEERS[kind], kind)
             if root == rank:
                 raise CollectiveValueError(f"{_PEERS[kind]}={root} of {kind} is this rank itself")
-        elif kind in _ROOTED:
+        elif kind in ROOTED:
             root = check_position(root, size, "root", kind)
         if kind in ("reduce", "gather") and out is not None and rank != root:
             raise CollectiveValueError(
@@ -171,7 +165,7 @@ class RequestBuilder(Requests):
         arrays = self._arrays(like, kind)
         with arrays.using(like, kind):
             array = arrays.as_input(like, kind)
-            reduction = arrays.reduction(op, array.dtype, kind) if kind in _REDUCING else None
+            reduction = arrays.reduction(op, array.dtype, kind) if kind in REDUCING else None
             dtype = array.dtype if reduction is None else reduction.result
             axis = 0 if kind == "all_to_all" else axis
             if axis is not None:
@@ -191,9 +185,13 @@ class RequestBuilder(Requests):
             if kind == "permute":
                 contributes = any(start == rank for start, _ in moves)
             parts = size if kind in ("reduce_scatter", "all_to_all") else 1
-            text, descriptor = arrays.describe(*_agreed(kind, reduction, root, axis, moves, array))
+            called = TRANSFER if kind in _PEERS else kind
+            name = "" if reduction is None else reduction.op
+            text, descriptor = describe(
+                called, array.dtype, array.shape, name, root or 0, axis, moves, arrays.where
+            )
             request = Request(
-                TRANSFER if kind in _PEERS else kind,
+                called,
                 text,
                 descriptor,
                 nbytes_per_rank=int(array.nbytes) * size if kind == "scatter" else int(source.nbytes),
@@ -207,7 +205,7 @@ class RequestBuilder(Requests):
                 shape=None if kind == "send" or (kind in ("reduce", "gather") and rank != root) else shape,
                 out=out,
                 arrange=arrange,
-                aliased=out is not None and not receives and _aliased(source, out),
+                aliased=out is not None and not receives and _same_memory(source, out),
                 needs_copy=kind in ("all_to_all", "permute"),
                 zero_fill=kind == "permute" and all(end != rank for _, end in moves),
             )
@@ -257,45 +255,24 @@ def _arranged(kind: str, x: Any, axis: int | None, size: int) -> tuple[Any, tupl
     return x, joined, arrange if axis else None
 
 
-def _agreed(
-    kind: str, reduction: Reduction | None, root: Any, axis: Any, moves: Iterable[tuple[int, int]], like: Any
-) -> tuple[str, list[str], Any, int]:
-    """Return what all ranks must agree on, as `describe` takes it."""
-    if kind in _PEERS:
-        return TRANSFER, [], like, 0
-    arguments, number = [] if reduction is None else [reduction.op], 0
-    if kind in _ROOTED:
-        arguments.append(f"root={root}")
-        number = root
-    elif kind == "reduce_scatter" and axis is not None:
-        arguments.append(f"axis={axis}")
-        number = axis + 1
-    elif kind == "permute":
-        arguments.append("[" + ", ".join(f"{start}->{end}" for start, end in moves) + "]")
-    return kind, arguments, like, number
-
-
-def _aliased(source: Any, out: Any) -> bool:
-    if isinstance(out, np.ndarray):
-        return _same_memory(source, out)
-    return bool(source.data.ptr == out.data.ptr)
-
-
-def _same_memory(x: NDArray[Any], out: NDArray[Any]) -> bool:
-    """Return whether two arrays have the same elements at the same places."""
-    return (
-        x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
-        and x.shape == out.shape
-        and x.strides == out.strides
-        and x.dtype == out.dtype
-    )
-
-
-def _overlap(x: NDArray[Any], out: NDArray[Any]) -> bool:
+def _overlap(x: Array, out: Array) -> bool:
     try:
         return np.shares_memory(x, out, max_work=_OVERLAP_EFFORT)  # type: ignore[arg-type]  # takes any int
     except np.exceptions.TooHardError:
         return True
+
+
+def _same_memory(x: Any, out: Any) -> bool:
+    """Return whether two arrays of one library have the same elements at the same places."""
+    if not isinstance(out, np.ndarray):
+        return bool(x.data.ptr == out.data.ptr)
+    return (
+        np.may_share_memory(x, out)  # first: it is quick
+        and x.__array_interface__["data"][0] == out.__array_interface__["data"][0]
+        and x.shape == out.shape
+        and x.strides == out.strides
+        and x.dtype == out.dtype
+    )
 
 
 def _as_integer(value: Any, error: str) -> int:
@@ -309,7 +286,7 @@ def _as_integer(value: Any, error: str) -> int:
 
 def check_position(value: Any, size: int, name: str, what: str) -> int:
     """Return a position in a group (`root`, `src`, `dst`) as an int, or refuse it."""
-    position = _as_integer(value, f"{name} of {what} must be an integer")
+    position = value if type(value) is int else _as_integer(value, f"{name} of {what} must be an integer")
     if not 0 <= position < size:
         raise CollectiveValueError(
             f"{name}={position} of {what} is not in the group: its {size} ranks have the positions "
@@ -324,15 +301,14 @@ def _check_pairs(pairs: Iterable[tuple[int, int]], size: int, what: str) -> tupl
         candidates = [(source, target) for source, target in pairs]
     except (TypeError, ValueError):
         raise CollectiveValueError(f"{what} needs a list of (source, target) pairs, got {pairs!r}") from None
-    names = ("source", "target")
     checked = sorted(
-        (check_position(source, size, names[0], what), check_position(target, size, names[1], what))
+        (check_position(source, size, "source", what), check_position(target, size, "target", what))
         for source, target in candidates
     )
-    for name, values in zip(names, zip(*checked, strict=True), strict=False):
-        twice = sorted({value for value in values if values.count(value) > 1})
-        if twice:
-            raise CollectiveValueError(f"{what} got position {twice[0]} more than once as a {name}")
+    for name, values in (("source", [s for s, _ in checked]), ("target", [t for _, t in checked])):
+        if len(set(values)) < len(values):
+            twice = min(value for value in values if values.count(value) > 1)
+            raise CollectiveValueError(f"{what} got position {twice} more than once as a {name}")
     return tuple(checked)
 
 

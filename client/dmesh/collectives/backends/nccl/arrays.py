@@ -12,11 +12,9 @@ import numpy as np
 
 from dmesh.collectives.backends.nccl import is_gpu_array
 from dmesh.collectives.reduction import canonical_op, plain_reduction
-from dmesh.collectives.request import Descriptor, Reduction, Request, describe_dtype, describe_type, text_from
+from dmesh.collectives.request import Reduction, Request, describe_dtype, describe_type
 from dmesh.errors import CollectiveTypeError, CollectiveValueError, MissingExtraError
 
-ON_GPUS = "on GPUs"
-"""Last argument of a descriptor of GPU arrays, so that the same call with NumPy arrays is another call."""
 _DTYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64",
 )  # fmt: skip
@@ -38,10 +36,13 @@ class Folding(NamedTuple):
 
 
 class GpuArrays:
-    """CuPy, for one rank of a group; see `request.Arrays`.
+    """CuPy, for one rank of a group; see `validation.NumpyArrays`.
 
     A group works with one device of each process, because an NCCL communicator does.
     """
+
+    where = "on GPUs"
+    """Last argument of a descriptor, so that the same call with NumPy arrays is another call."""
 
     def __init__(self) -> None:
         self._device: int | None = None
@@ -96,13 +97,6 @@ class GpuArrays:
     def reduction(self, op: str, dtype: np.dtype[Any], what: str) -> Reduction:
         """Return how NCCL folds contributions; raises where it cannot."""
         return resolve(op, dtype, what).reduction
-
-    def describe(
-        self, kind: str, arguments: list[str], like: Any, number: int
-    ) -> tuple[str, Descriptor | None]:
-        """Return the wire descriptor as text; there is none in numbers."""
-        del number
-        return text_from(kind, [*arguments, describe_dtype(like.dtype), f"shape {like.shape}", ON_GPUS]), None
 
     def complete(self, request: Request) -> Request:
         """Allocate the memory and record the event after which it may be used, on the current stream."""
