@@ -96,11 +96,7 @@ class Pool:
         self._loans: list[_Loan] = []
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array with arbitrary contents.
-
-        Raises:
-            SharedMemoryError: There is no more memory.
-        """
+        """Return an array with arbitrary contents; SharedMemoryError if there is no more memory."""
         wanted = np.dtype(dtype)
         lengths = (shape,) if isinstance(shape, int) else tuple(shape)
         nbytes = math.prod(lengths) * wanted.itemsize
@@ -111,10 +107,7 @@ class Pool:
     def take(self, nbytes: int) -> tuple[Bytes, Segment, int]:
         """Return bytes with arbitrary contents, their segment, and their offset in it, at a page.
 
-        They are given back when the array and all views of it are gone.
-
-        Raises:
-            SharedMemoryError: There is no more memory.
+        They are given back when the array and all views of it are gone. Raises SharedMemoryError.
         """
         size = _pages(nbytes)
         chunk, begin = self._take(size)
@@ -128,10 +121,7 @@ class Pool:
     ) -> tuple[Bytes, bytes]:
         """Lend memory of the pool to the group of `ranks`; return it, and its place for `borrow`.
 
-        A rank for which `gone` returns True leaves no mark.
-
-        Raises:
-            SharedMemoryError: There is none left.
+        A rank for which `gone` returns True leaves no mark. Raises SharedMemoryError.
         """
         with self._lending:
             self._loans = [loan for loan in self._loans if not loan.is_over()]

@@ -86,8 +86,7 @@ class Ticket:
 class Segment:
     """Memory that this process shares: `nbytes`, header included. Costs nothing before it is written to.
 
-    Raises:
-        OSError: The system cannot do that, or has no memory for it.
+    OSError if the system cannot do that, or has no memory for it.
     """
 
     def __init__(self, nbytes: int, host: Host | None = None) -> None:
@@ -211,7 +210,7 @@ class Region:
     ranks: tuple[int, ...]
     excused: set[int]
     """Positions that leave no mark: this client's, and those of clients that are gone."""
-    retired: list[tuple[dict[int, int], tuple[object, ...]]]
+    retired: list[tuple[dict[int, int], tuple[object, ...]]] = field(default_factory=list)
     """Process of each peer by position, and arrays of a failed call that they may still access. Appended to
     without locks: finalizers do it."""
     salt: int = field(default_factory=lambda: secrets.randbits(64))
@@ -290,7 +289,7 @@ class SharedMemoryRegistry:
 
     def region(self, ranks: Sequence[int], position: int) -> Region | str:
         """Return memory for a group of `ranks`, all flags zero, or why it gets none."""
-        sizes, members = self.sizes, len(ranks)
+        sizes = self.sizes
         self.release_retired()
         with self._lock:
             segment = self._segment
@@ -301,17 +300,18 @@ class SharedMemoryRegistry:
                     self.refusal = f"the system gives no shared memory: {error}"
             if self.refusal or segment is None:
                 return self.refusal
-            former = next(
-                (r for r in self._regions.values() if len(r.ranks) == members and r.is_free()), None
-            )
-            if former is not None:
-                former.clear_flags()
-            elif self._next + sizes.region(members) > len(segment.memory):
-                return "its shared memory is used up by other groups"
-            offset = self._next if former is None else former.offset
-            retired = [] if former is None else former.retired
-            self._next = max(self._next, offset + sizes.region(members))
-            region = self._regions[offset] = Region(segment, sizes, offset, tuple(ranks), {position}, retired)
+            region = Region(segment, sizes, self._next, tuple(ranks), {position})
+            for former in self._regions.values():
+                if len(former.ranks) == len(ranks) and former.is_free():
+                    former.clear_flags()
+                    region.offset, region.retired = former.offset, former.retired
+                    break
+            else:
+                end = region.offset + sizes.region(len(ranks))
+                if end > len(segment.memory):
+                    return "its shared memory is used up by other groups"
+                self._next = end
+            self._regions[region.offset] = region
             return region
 
     def _why_not(self) -> str:
@@ -418,26 +418,22 @@ class SharedMemoryGroup:
     def open_collectives(self) -> native.Endpoint:
         """Open this rank's endpoint for collectives."""
         sizes = self._shared_memory.sizes
-        regions = [(member.memory, member.offset) for member in self.members]
-        return self._open(regions, self.members, self._position, sizes.slot, sizes.staging)
+        return self._open([(m, 0) for m in self.members], self._position, sizes.slot, sizes.staging)
 
     def open_transfers(self, sender: int, receiver: int) -> native.Endpoint:
         """Open this rank's endpoint for transfers from one position to another, of which it is one."""
-        sizes, ends = self._shared_memory.sizes, [self.members[sender], self.members[receiver]]
-        offsets = sizes.outbox(len(self.members), receiver), sizes.inbox(sender)
-        regions = [(end.memory, end.offset + offset) for end, offset in zip(ends, offsets, strict=True)]
-        at = int(self._position == receiver)
-        return self._open(regions, ends, at, sizes.p2p_slot, sizes.p2p_staging, pipe=True)
+        sizes, members = self._shared_memory.sizes, self.members
+        outgoing = members[sender], sizes.outbox(len(members), receiver)
+        incoming = members[receiver], sizes.inbox(sender)
+        position = int(self._position == receiver)
+        return self._open([outgoing, incoming], position, sizes.p2p_slot, sizes.p2p_staging, pipe=True)
 
     def _open(
-        self,
-        regions: list[tuple[mmap.mmap, int]],
-        members: list[Member],
-        position: int,
-        slot: int,
-        staging: int,
-        pipe: bool = False,
+        self, ends: list[tuple[Member, int]], position: int, slot: int, staging: int, pipe: bool = False
     ) -> native.Endpoint:
+        """Open an endpoint of members, each with the offset in its region."""
+        members = [member for member, _ in ends]
+        regions = [(member.memory, member.offset + offset) for member, offset in ends]
         shared_memory, region = self._shared_memory, self.region
         assert shared_memory.core is not None
         peers = {at: member.ticket.pid for at, member in enumerate(self.members) if at != self._position}
