@@ -19,10 +19,11 @@ from dmesh.collectives.control import RELAY_LIMIT, ControlHandler
 from dmesh.collectives.control_messages import Farewell, Message, clean, encode
 from dmesh.collectives.events import EventRing
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.group import Group, group_id
+from dmesh.collectives.group import Group
 from dmesh.collectives.services import Barriers, WaitPolicy, ranks_text
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.validation import check_position
+from dmesh.collectives.work import group_id
 from dmesh.errors import (
     CollectiveError,
     CollectiveTimeoutError,

@@ -50,15 +50,14 @@ class CallRecord:
     group: str
     """Name of the group; empty for barriers of the coordination service."""
     sequence: int
-    """Number of the call in its stream."""
     call: str
     """Operation, dtype, shape and arguments."""
     nbytes: int
     """Bytes of the larger of input and output."""
     called: float
-    """Time of the call, in seconds of the monotonic clock."""
+    """Time of the call, in seconds of the monotonic clock, like `began` and `ended`."""
     began: float | None = None
-    """Time when it began; later than `called` for an asynchronous call that was queued."""
+    """Later than `called` for an asynchronous call that was queued."""
     waited: float = 0.0
     """Seconds spent waiting for peers."""
     ended: float | None = None
@@ -118,11 +117,7 @@ class EventReader(ABC):
 
 
 class EventRing:
-    """The last calls of a client. Any thread.
-
-    Args:
-        clock: Seconds, monotonic.
-    """
+    """The last calls of a client. Any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -185,10 +180,7 @@ class EventRing:
     def attach(self, stream: Stream, group: str, sends: bool | None) -> None:
         """Merge the calls that the native endpoint of a stream carries out, as long as the stream lives.
 
-        Args:
-            stream: The stream; it may get its endpoint later.
-            group: Name of its group.
-            sends: Whether this rank sends; None if the stream is not of transfers.
+        The stream may get its endpoint later. `sends`: of transfers, whether this rank is the sender.
         """
         tap = _Tap(self._fetch, stream, group, sends)
         with self._lock:

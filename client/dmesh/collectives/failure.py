@@ -5,12 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from dmesh.errors import (
-    CollectiveError,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    PeerLostError,
-)
+from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 
 class Cause(enum.Enum):
@@ -42,21 +37,15 @@ class Failure:
     """The first cause of a group's failure."""
 
     cause: Cause
-    """The kind."""
     message: str
     """Description for people, the same on every rank."""
     ranks: tuple[int, ...] = ()
-    """Ranks that it is about."""
     reason: str = ""
     """For a loss: how it was detected. For a skipped call: the barrier in which that rank waits;
     `ranks` begins with the rank that has made the call."""
 
     def during(self, what: str) -> CollectiveError:
-        """Return a new exception for the call that was under way.
-
-        Args:
-            what: The call, such as `all_reduce(...), collective #3 of group world`.
-        """
+        """Return a new exception for a call under way, such as `barrier(), collective #3 of group world`."""
         if self.cause in (Cause.MISMATCH, Cause.TIMEOUT):
             return self._error(self.message)
         return self._error(f"{self.message} (during {what})")
@@ -79,5 +68,5 @@ class Failure:
                 return CollectiveTimeoutError(message, self.ranks)
             case Cause.LOST | Cause.LEFT:
                 return PeerLostError(message, self.ranks[0] if self.ranks else -1)
-            case Cause.BROKEN | Cause.CLOSED | Cause.RENEWED | Cause.JOINING:
+            case _:
                 return CollectiveError(message)

@@ -32,7 +32,6 @@ _NAPS = 0.002, 0.02
 """Shortest and longest nap of the background thread, in seconds."""
 _IDLE = 1.0
 """Seconds without a pending transfer after which the background thread ends."""
-_NOTHING = object()
 
 Job = tuple["Future[Any]", Callable[[], Any]]
 HandOver = Callable[["Transfer", Endpoint], None]
@@ -135,8 +134,7 @@ class Transfer(Future[Any]):
         """The endpoint; None once the transfer is complete, or with the stream's thread."""
         self._hand_over: HandOver | None = hand_over
         self._driving = threading.Lock()
-        self._value: Any = _NOTHING
-        self._error: BaseException | None = None
+        self._outcome: tuple[Callable[[Future[Any], Any], None], Any] | None = None
 
     def cancel(self) -> bool:
         """Return False."""
@@ -162,15 +160,14 @@ class Transfer(Future[Any]):
 
     def _wait(self, timeout: float | None) -> float | None:
         """Drive the transfer for a while; return the rest of the time-out."""
-        if self._hand_over is None:
+        if self.endpoint is None:
             return timeout
         began = now = time.monotonic()
         until = began + (_DRIVEN if timeout is None else min(max(timeout, 0.0), _DRIVEN))
-        while self._hand_over is not None:
+        while True:
             # The other rank may wait for another transfer of this one, as this one waits for it.
             others = [transfer for transfer in tuple(_pending.transfers) if transfer is not self]
-            self._drive(min(_STEP, until - now) if others else until - now)
-            if self.endpoint is None:
+            if self._drive(min(_STEP, until - now) if others else until - now):
                 break
             now = time.monotonic()
             for transfer in others:
@@ -182,44 +179,45 @@ class Transfer(Future[Any]):
 
     def settle(self, seconds: float) -> None:
         """Drive the transfer for at most so long, then leave it to the stream's thread."""
-        self._drive(seconds)
-        if self._hand_over is None:
+        if self._drive(seconds):
             return
         with self._driving:
             endpoint, hand_over = self.endpoint, self._hand_over
-            if endpoint is not None and hand_over is not None and self._value is _NOTHING and not self._error:
-                self.endpoint = self._hand_over = None
-                _pending.transfers.discard(self)
+            if endpoint is not None and hand_over is not None and self._outcome is None:
+                self._release()
                 hand_over(self, endpoint)
 
-    def _drive(self, seconds: float) -> None:
-        """Go on for at most so long, in turns with other threads; complete the future if that is all."""
-        if self._hand_over is None:
-            return
-        with self._driving:  # a function that Ctrl-C ends at any place can be called again
+    def _release(self) -> None:
+        self.endpoint = self._hand_over = None
+        _pending.transfers.discard(self)
+
+    def _drive(self, seconds: float) -> bool:
+        """Go on for at most so long, in turns with other threads; False if that is not all.
+
+        A function that Ctrl-C ends at any place can be called again.
+        """
+        with self._driving:
             endpoint = self.endpoint
             if endpoint is None:
-                return
-            if self._value is _NOTHING and not self._error:
+                return True
+            if self._outcome is None:
                 try:
                     value = endpoint.progress(seconds)
                     if value is endpoint:
-                        return
-                    self._value = value
+                        return False
+                    self._outcome = Future.set_result, value
                 except BaseException as error:
                     if not endpoint.pending:
-                        self._error = error
+                        self._outcome = Future.set_exception, error
                     elif isinstance(error, Exception):
-                        return  # the stream's thread meets it again, and the group fails of it
+                        return False  # the stream's thread meets it again, and the group fails of it
                     else:
                         raise
+            complete, value = self._outcome
         with contextlib.suppress(InvalidStateError):  # another thread completes it at the same time
-            if self._error is None:
-                self.set_result(self._value)
-            else:
-                self.set_exception(self._error)
-        self.endpoint = self._hand_over = None
-        _pending.transfers.discard(self)
+            complete(self, value)
+        self._release()
+        return True
 
 
 class _Pending:
@@ -246,25 +244,25 @@ class _Pending:
         nap, idle_since = shortest, time.monotonic()
         while True:
             time.sleep(nap)
-            nap = min(2 * nap, longest)
-            transfer: Transfer | None
-            transfers = list(self.transfers)
-            for transfer in transfers:
-                if transfer.looked_at:
-                    transfer.settle(0.0)
-                    nap = shortest
-                transfer.looked_at = True
-            now = time.monotonic()
-            if transfers:
-                idle_since = now
-            elif now - idle_since > _IDLE:
+            nap = shortest if self._settle_old() else min(2 * nap, longest)
+            if self.transfers:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > _IDLE:
                 with self._lock:
-                    self.runs = False
+                    self.runs = False  # before the last look: who adds one later starts the thread again
                     if not self.transfers:
                         return
                     self.runs = True
-            transfer = None
-            del transfers
+
+    def _settle_old(self) -> bool:
+        """Settle the transfers that were pending at the last look already; False if there are none."""
+        transfers = list(self.transfers)
+        old = [transfer for transfer in transfers if transfer.looked_at]
+        for transfer in old:
+            transfer.settle(0.0)
+        for transfer in transfers:
+            transfer.looked_at = True
+        return bool(old)
 
 
 _pending = _Pending()

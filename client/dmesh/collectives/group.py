@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import weakref
@@ -20,7 +19,7 @@ from dmesh.collectives.connect import connect
 from dmesh.collectives.control_messages import clean
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.futures import Completed, Transfer, Worker, pend, settle
-from dmesh.collectives.request import TRANSFER, Request, as_called, check_timeout
+from dmesh.collectives.request import TRANSFER, Request, check_timeout
 from dmesh.collectives.services import Members, Pair, Services
 from dmesh.collectives.validation import RequestBuilder
 from dmesh.collectives.work import Generation, Stream, Work
@@ -29,14 +28,6 @@ from dmesh.native import Endpoint
 
 _ATTEMPTS = 5
 """Attempts to end a call that Ctrl-C interrupts again and again."""
-
-
-def group_id(*parts: object) -> int:
-    """Return the id that all members compute for themselves from what makes a group what it is."""
-    text = "\0".join(str(part) for part in parts)
-    return int.from_bytes(
-        hashlib.blake2b(text.encode(), digest_size=8, person=b"dmesh group").digest(), "big"
-    )
 
 
 class Group(ProcessGroup):
@@ -52,13 +43,6 @@ class Group(ProcessGroup):
 
     Groups are made by `dmesh.collectives.new_group` and `Mesh.group`. Their methods are the functions of
     `dmesh.collectives`, with `group=` this group.
-
-    Args:
-        communicator: Of this client.
-        number: The group's id, the same on all members.
-        ranks: Its members.
-        name: For people.
-        failure: Why it cannot be used from the beginning, if so.
     """
 
     all_reduce = method(api.all_reduce)
@@ -144,13 +128,7 @@ class Group(ProcessGroup):
     # -- calls -----------------------------------------------------------------------------------------------
 
     def call(self, request: Request, timeout: float | None, async_op: bool) -> Any:
-        """Give a validated call its number, and carry it out now or in the stream's thread.
-
-        Args:
-            request: The call.
-            timeout: Seconds; None for the cluster's limit.
-            async_op: Whether to return the future of the result at once.
-        """
+        """Give a validated call its number, and carry it out now or, if it is asynchronous, in a thread."""
         self.refuse_forked_child()
         seconds = check_timeout(timeout, self.communicator.timeout)
         generation = self._generation
@@ -162,18 +140,16 @@ class Group(ProcessGroup):
         try:
             with generation.lock:
                 refusal = generation.failure
-                stream = generation.streams.get(pair) or self._add_stream(generation, pair)
+                stream = generation.streams.get(pair) or generation.add_stream(pair)
                 if refusal is None:
                     before = stream.issued
                     number = stream.issue()
-                    work = self._work(
-                        generation, stream, number, request, request.text, request.nbytes, seconds
-                    )
+                    work = Work(generation, stream, number, request, request.text, request.nbytes, seconds)
                     stream.calls[number] = work
                     stream.callers.add(threading.get_ident())
             if work is None:
                 assert refusal is not None
-                raise self._refused(generation, refusal, self._as_called(pair, request.text))
+                raise self._refused(generation, refusal, pair, request.text)
             made = work
             if async_op:
                 self._worker(pair).submit(made, lambda: self._carry_out(made, made.run))
@@ -207,24 +183,6 @@ class Group(ProcessGroup):
             return None
         return (self.rank, request.root) if request.contributes else (request.root, self.rank)
 
-    def _as_called(self, pair: Pair | None, text: str) -> str:
-        return as_called(text, None if pair is None else pair[0] == self.rank)
-
-    def _work(
-        self,
-        generation: Generation,
-        stream: Stream,
-        number: int,
-        request: Request | None,
-        text: str,
-        nbytes: int,
-        timeout: float,
-    ) -> Work:
-        """Record a call that has its number, and return it."""
-        call = self._as_called(stream.pair, text)
-        record = self.communicator.events.called(self.members.name, number, call, nbytes, stream.number)
-        return Work(generation, stream, number, request, text, timeout, record)
-
     def _worker(self, pair: Pair | None) -> Worker:
         """Return the thread of a stream, so that no transfer waits behind other calls of the group."""
         worker = self._workers.get(pair)
@@ -233,17 +191,15 @@ class Group(ProcessGroup):
             worker = self._workers.setdefault(pair, Worker(name))
         return worker
 
-    def _add_stream(self, generation: Generation, pair: Pair | None) -> Stream:
-        assert pair is not None  # the stream of collectives is there from the beginning
-        return generation.add_stream(group_id(self.id, "transfers", pair), pair)
-
-    def _refused(self, generation: Generation, refusal: Failure, text: str) -> CollectiveError:
+    def _refused(
+        self, generation: Generation, refusal: Failure, pair: Pair | None, text: str
+    ) -> CollectiveError:
         generation.tell_of(refusal)
         if generation.reported:
             return refusal.afterwards(self.label)
         # To this rank's user it is the error of the call that failed elsewhere before it was made here.
         generation.reported = True
-        return refusal.during(f"{text} of {self.label}")
+        return refusal.during(f"{self.members.call_text(pair, self.world_rank, text)} of {self.label}")
 
     def _abandon(self, work: Work, error: BaseException, *, carried_out_elsewhere: bool) -> None:
         """End a call that has its number, so that others wait for it, but was interrupted out of turn.
@@ -281,7 +237,7 @@ class Group(ProcessGroup):
             if stream is None:
                 raise CollectiveError(f"call #{number} of {self.label} is over: its members have changed")
             text, nbytes = stream.recorded(number)
-            work = self._work(generation, stream, number, None, text, nbytes, self.communicator.timeout)
+            work = Work(generation, stream, number, None, text, nbytes, self.communicator.timeout)
             stream.calls[number] = work
             stream.callers.add(threading.get_ident())
             endpoint.forget(number)
@@ -365,12 +321,7 @@ class Group(ProcessGroup):
         self._generation.fail(failure, tell=tell)
 
     def renew(self, generation: int, over: Failure) -> None:
-        """Begin anew, in a new generation.
-
-        Args:
-            generation: Its number.
-            over: Failure of the former generation's calls that are still under way.
-        """
+        """Begin a new generation; calls of the former one that are under way fail as `over` says."""
         former = self._generation
         self._generation = self._begin(generation)
         former.fail(over, tell=False)

@@ -6,6 +6,7 @@ transfers of each pair of ranks are counted in a `Stream`, and each call under w
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from collections import deque
@@ -18,10 +19,9 @@ from typing import Any, Protocol
 
 from dmesh.collectives.backends.base import Backend, Operation
 from dmesh.collectives.control_messages import Abort, Position
-from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.inquiry import Inquiry
-from dmesh.collectives.request import Descriptor, Request, text_of
+from dmesh.collectives.request import Descriptor, Request, as_called, text_of
 from dmesh.collectives.services import Members, Pair
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.coordination.waiting import Bell
@@ -31,6 +31,14 @@ _SENT = 64
 """Transfers whose descriptors are kept: the receiver may come to one when its sender is several further."""
 _LAST_LOOKS = 0.02
 """Seconds between looks for the last answers, when time has run out."""
+
+
+def group_id(*parts: object) -> int:
+    """Return the id that all members compute for themselves from what makes a group what it is."""
+    text = "\0".join(str(part) for part in parts)
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8, person=b"dmesh group").digest(), "big"
+    )
 
 
 class Stream:
@@ -228,10 +236,11 @@ class Generation:
 
     # -- streams and backends --------------------------------------------------------------------------------
 
-    def add_stream(self, number: int, pair: Pair) -> Stream:
+    def add_stream(self, pair: Pair | None) -> Stream:
         """Begin to count the transfers of a pair; with the lock held."""
+        assert pair is not None  # the stream of collectives is there from the beginning
         members = self.members
-        stream = self.streams[pair] = Stream(number, pair)
+        stream = self.streams[pair] = Stream(group_id(members.group, "transfers", pair), pair)
         members.services.events.attach(stream, members.name, pair[0] == members.rank)
         if self._connection is not None:
             self._settle(stream, self._connection)
@@ -368,13 +377,19 @@ class Work(Future[Any]):
     """The call; None for one that a native endpoint has taken already."""
     text: str
     """Wire descriptor."""
+    nbytes: int
     timeout: float
     """Seconds that it may take once it has begun."""
-    record: CallRecord
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._services = self.generation.members.services
+        members, pair = self.generation.members, self.stream.pair
+        self._services = members.services
+        called = as_called(self.text, None if pair is None else pair[0] == members.rank)
+        self.record = self._services.events.called(
+            members.name, self.sequence, called, self.nbytes, self.stream.number
+        )
+        """Its entry in the event ring."""
         self._operation: Operation | None = None
         self._deadline = 0.0
         self._inquiry: Inquiry | None = None
