@@ -62,9 +62,14 @@ class Table:
         for nbytes, row in self.seconds.items():
             yield f"{nbytes:>12}" + "".join(f"{1e6 * seconds:>12.1f}" for seconds in row)
 
-    def column(self, way: int) -> list[float]:
-        """Return the seconds of one alternative, by rising sizes."""
-        return [row[way] for row in self.seconds.values()]
+    def columns(self) -> list[tuple[float, ...]]:
+        """Return the seconds of each alternative, by rising sizes."""
+        return list(zip(*self.seconds.values(), strict=True))
+
+    def limit(self) -> int:
+        """Return the largest bytes for which the first of two alternatives is better; 0 if there are none."""
+        count = crossover(*self.columns())
+        return list(self.seconds)[count - 1] if count else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ class Step:
 
 
 Tell = Callable[[str | Table | Step], None]
+_FLAT_ONLY = Tuning(rows=MOST_BYTES)
+"""Uses dedicated connections alone, even if hierarchical all-reduces are possible."""
 
 
 def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
@@ -86,156 +93,188 @@ def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
     Args:
         communicator: Of this client.
         seconds: Approximate duration; rank 0's value counts. Each alternative runs a few times in any case.
-        tell: Told what came out, lines and tables, and how far it is; a program prints it on one rank.
+        tell: Gets lines and tables of the outcome, and the progress; a program prints them on one rank.
 
     Raises:
         CollectiveError: The clients share memory, so there is nothing to tune.
         CollectiveValueError: There is but one client.
     """
-    before = communicator.tuning
+    before, shared_memory = communicator.tuning, communicator.shared_memory
     if communicator.world.size == 1:
         raise CollectiveValueError("there is only one client; collectives are measured between two or more")
-    part = seconds / _PARTS
+    race = _Race(communicator, seconds / _PARTS, tell)
     try:
-        # Dedicated connections alone, even if hierarchical all-reduces are possible.
-        suiting = _group(communicator, Tuning(rows=MOST_BYTES))
-        endpoint = suiting.endpoint
+        endpoint = race.group(_FLAT_ONLY).endpoint
         if endpoint is None:
-            tell(
+            tuning = SHIPPED
+            race.tell(
                 f"flat = {SHIPPED.flat}, piece = {SHIPPED.piece}, rows = {SHIPPED.rows}, "
                 f"streams = {SHIPPED.streams}: shipped defaults, not measured: the clients have no dedicated "
                 "connections, and exchange messages. A log line of level INFO says why"
             )
-            tell("")
-            tuning = SHIPPED
         elif not endpoint.over_tcp:
             raise CollectiveError(
                 "the clients share memory, so there is nothing to tune; DMESH_SHARED_MEMORY=0 keeps clients "
                 "of one host from it"
             )
         else:
-            tuning = _measure_connections(communicator, endpoint.slot_bytes, part, tell)
-        return _measure_messages(communicator, tuning, part, tell)
+            tuning = _measure_connections(race, endpoint.slot_bytes)
+        # Groups without shared memory and dedicated connections exchange messages.
+        communicator.shared_memory = None
+        return _measure_messages(race, tuning)
     finally:
-        communicator.tuning = before
+        communicator.tuning, communicator.shared_memory = before, shared_memory
 
 
-def _measure_connections(communicator: Communicator, share: int, part: float, tell: Tell) -> Tuning:
-    """Return the best values for dedicated connections.
+class _Race:
+    """Measures alternatives in turns.
 
     Args:
         communicator: Of this client.
-        share: Bytes of the pieces that 0 stands for with this number of members.
-        part: Seconds for each of the values, twice for pieces.
-        tell: Told what came out.
+        part: Seconds for a table.
+        tell: See `measure`.
     """
-    flat_only = Tuning(rows=MOST_BYTES)
-    others = communicator.world.size - 1
-    tunings = {"0": flat_only} | {str(p): replace(flat_only, piece=p) for p in _PIECES if p != share}
-    groups = {way: _group(communicator, tuning) for way, tuning in tunings.items()}
-    pieces = _race(communicator, tell, "all-reduce by bytes of a piece", groups, _LARGE, 2 * part)
-    piece = int(pieces.ways[best([pieces.column(way) for way in range(len(pieces.ways))], _MARGIN)])
+
+    def __init__(self, communicator: Communicator, part: float, tell: Tell) -> None:
+        self.world = communicator.world
+        self._communicator = communicator
+        self._part = part
+        self._tell = tell
+
+    def tell(self, *what: str | Table) -> None:
+        """Tell what came out, and end the paragraph."""
+        for item in (*what, ""):
+            self._tell(item)
+
+    def group(self, tuning: Tuning) -> Group:
+        """Make a group of all clients, with a tuning."""
+        self._communicator.tuning = tuning
+        group = self._communicator.new_group(self.world.ranks, "tune")
+        group.barrier()  # a group's first call chooses its backends
+        return group
+
+    def run(
+        self,
+        title: str,
+        tunings: Mapping[str, Tuning],
+        sizes: Sequence[int],
+        *,
+        parts: int = 1,
+        broadcast: bool = False,
+    ) -> Table:
+        """Measure all-reduces, or broadcasts, of arrays of some sizes with each tuning."""
+        groups = [self.group(tuning) for tuning in tunings.values()]
+        slot = parts * self._part / (_ROUNDS * len(groups) * len(sizes))
+        times: dict[int, list[list[float]]] = {nbytes: [[] for _ in groups] for nbytes in sizes}
+        total = (_ROUNDS + 1) * len(sizes)
+        for turn in range(_ROUNDS + 1):
+            for number, nbytes in enumerate(sizes):
+                self._tell(Step(title, turn * len(sizes) + number, total))
+                x = np.ones(nbytes // 4, np.float32)
+                for group, found in zip(groups, times[nbytes], strict=True):
+                    first = _batch(group, x, 1, broadcast)
+                    mine = max(1, min(_MOST_CALLS, int(slot / first)))
+                    count = int(self.world.broadcast(np.array(mine)))
+                    each = _batch(group, x, count, broadcast)
+                    if turn:  # the first round warms up
+                        found.append(each)
+        medians = np.array([[statistics.median(found) for found in times[nbytes]] for nbytes in sizes])
+        slowest = self.world.all_reduce(medians, "max").tolist()
+        return Table(title, tuple(tunings), dict(zip(sizes, map(tuple, slowest), strict=True)))
+
+
+def _batch(group: Group, x: Floats, count: int, broadcast: bool) -> float:
+    """Return the seconds of one call, as the mean of some calls in a row."""
+    group.barrier()
+    began = time.perf_counter()
+    for _ in range(count):
+        if broadcast:
+            group.broadcast(x, 0, out=x)
+        else:
+            group.all_reduce(x, "max", out=x)
+    return (time.perf_counter() - began) / count
+
+
+def _measure_connections(race: _Race, share: int) -> Tuning:
+    """Return the best values for dedicated connections.
+
+    Args:
+        race: Measures.
+        share: Bytes of the pieces that 0 stands for with this number of members.
+    """
+    others = race.world.size - 1
+    tunings = {"0": _FLAT_ONLY} | {str(p): replace(_FLAT_ONLY, piece=p) for p in _PIECES if p != share}
+    pieces = race.run("all-reduce by bytes of a piece", tunings, _LARGE, parts=2)
+    piece = int(pieces.ways[best(pieces.columns(), _MARGIN)])
     suits = "" if piece else f": chosen by the number of members, here {share}"
-    _tell(tell, pieces, f"piece = {piece}{suits}")
+    race.tell(pieces, f"piece = {piece}{suits}")
 
-    tunings = {str(count): replace(flat_only, piece=piece, streams=count) for count in _STREAMS}
-    groups = {way: _group(communicator, tuning) for way, tuning in tunings.items()}
-    counts = _race(communicator, tell, "all-reduce by streams for each pair", groups, _LARGE[1:], part)
-    streams = _STREAMS[most_worth([counts.column(way) for way in range(len(_STREAMS))], _STREAMS_MARGIN)]
-    _tell(tell, counts, f"streams = {streams}: connections between each pair of ranks")
+    tunings = {str(count): replace(_FLAT_ONLY, piece=piece, streams=count) for count in _STREAMS}
+    counts = race.run("all-reduce by streams for each pair", tunings, _LARGE[1:])
+    streams = _STREAMS[most_worth(counts.columns(), _STREAMS_MARGIN)]
+    race.tell(counts, f"streams = {streams}: connections between each pair of ranks")
 
-    cut = replace(flat_only, piece=piece, streams=streams)
-    groups = {
-        "one step": _group(communicator, replace(cut, flat=MOST_BYTES)),
-        "two steps": _group(communicator, replace(cut, flat=0)),
-    }
-    sizes = _doublings(piece or share)
-    steps = _race(communicator, tell, "all-reduce in one step and in two", groups, sizes, part)
-    flat = _limit(steps) * others
-    _tell(tell, steps, f"flat = {flat}: bytes to all of {others} others, up to which it is one step")
-    rows = _measure_hierarchy(communicator, replace(cut, flat=flat), part, tell)
-    return replace(cut, flat=flat, rows=rows)
+    cut = replace(_FLAT_ONLY, piece=piece, streams=streams)
+    tunings = {"one step": replace(cut, flat=MOST_BYTES), "two steps": replace(cut, flat=0)}
+    steps = race.run("all-reduce in one step and in two", tunings, _doublings(piece or share))
+    flat = steps.limit() * others
+    race.tell(steps, f"flat = {flat}: bytes to all of {others} others, up to which it is one step")
+    tuning = replace(cut, flat=flat)
+    return replace(tuning, rows=_measure_hierarchy(race, tuning))
 
 
-def _measure_hierarchy(communicator: Communicator, tuning: Tuning, part: float, tell: Tell) -> int:
-    groups = {
-        "flat": _group(communicator, tuning),
-        "hierarchical": _group(communicator, replace(tuning, rows=LEAST_ROWS)),
-    }
-    hierarchy = groups["hierarchical"].backend("hierarchical")
+def _measure_hierarchy(race: _Race, tuning: Tuning) -> int:
+    tunings = {"flat": tuning, "hierarchical": replace(tuning, rows=LEAST_ROWS)}
+    hierarchy = race.group(tunings["hierarchical"]).backend("hierarchical")
     if not isinstance(hierarchy, HierarchicalBackend):
-        tell(
+        race.tell(
             f"rows = {SHIPPED.rows}: shipped default, not measured: hierarchical all-reduces need several "
             "hosts with equally many clients, at least two"
         )
-        tell("")
         return SHIPPED.rows
     members = len(hierarchy.intra_ranks)
-    sizes = [nbytes * members for nbytes in _ROWS]
-    table = _race(
-        communicator,
-        tell,
-        "all-reduce, flat and hierarchical (intra-host, then inter-host)",
-        groups,
-        sizes,
-        part,
-    )
-    count = crossover(table.column(0), table.column(1))
+    title = "all-reduce, flat and hierarchical (intra-host, then inter-host)"
+    table = race.run(title, tunings, [nbytes * members for nbytes in _ROWS])
+    count = crossover(*table.columns())
     rows = _ROWS[count] if count < len(_ROWS) else 2 * _ROWS[-1]
-    _tell(
-        tell,
-        table,
-        f"rows = {rows}: bytes for each of {members} ranks of a host, from which on it is hierarchical",
+    race.tell(
+        table, f"rows = {rows}: bytes for each of {members} ranks of a host, from which on it is hierarchical"
     )
     return rows
 
 
-def _measure_messages(communicator: Communicator, tuning: Tuning, part: float, tell: Tell) -> Tuning:
+def _measure_messages(race: _Race, tuning: Tuning) -> Tuning:
     """Return a tuning with the best values for messages."""
-    size = communicator.world.size
+    size = race.world.size
     if size == 2:
-        tell(
+        race.tell(
             f"message_flat = {SHIPPED.message_flat}, message_tree = {SHIPPED.message_tree}: shipped "
             "defaults, not measured: between two clients, all alternatives send equally much"
         )
-        tell("")
         return tuning
-    # Groups without shared memory and dedicated connections exchange messages.
-    shared_memory, communicator.shared_memory = communicator.shared_memory, None
-    try:
-        groups = {
-            "one step": _group(communicator, replace(tuning, message_flat=MOST_BYTES)),
-            "two steps": _group(communicator, replace(tuning, message_flat=0)),
-        }
-        sizes = _doublings(max(_SMALLEST, FLAT_TOTAL_LIMIT // (size - 1)))
-        steps = _race(
-            communicator, tell, "all-reduce by messages, in one step and in two", groups, sizes, part
-        )
-        flat = _limit(steps)
-        _tell(tell, steps, f"message_flat = {flat}: bytes of an array, up to which it is one step")
-        groups = {
-            "tree": _group(communicator, replace(tuning, message_tree=MOST_BYTES)),
-            "dealt out": _group(communicator, replace(tuning, message_tree=0)),
-        }
-        title = "broadcast by messages, through a tree and dealt out"
-        trees = _race(communicator, tell, title, groups, _TREES, part, _broadcast)
-        tree = _limit(trees)
-        _tell(tell, trees, f"message_tree = {tree}: bytes of an array, up to which it goes through a tree")
-        return replace(tuning, message_flat=flat, message_tree=tree)
-    finally:
-        communicator.shared_memory = shared_memory
+    tunings = {
+        "one step": replace(tuning, message_flat=MOST_BYTES),
+        "two steps": replace(tuning, message_flat=0),
+    }
+    sizes = _doublings(max(_SMALLEST, FLAT_TOTAL_LIMIT // (size - 1)))
+    steps = race.run("all-reduce by messages, in one step and in two", tunings, sizes)
+    flat = steps.limit()
+    race.tell(steps, f"message_flat = {flat}: bytes of an array, up to which it is one step")
+    tunings = {
+        "tree": replace(tuning, message_tree=MOST_BYTES),
+        "dealt out": replace(tuning, message_tree=0),
+    }
+    title = "broadcast by messages, through a tree and dealt out"
+    trees = race.run(title, tunings, _TREES, broadcast=True)
+    tree = trees.limit()
+    race.tell(trees, f"message_tree = {tree}: bytes of an array, up to which it goes through a tree")
+    return replace(tuning, message_flat=flat, message_tree=tree)
 
 
 def _doublings(most: int) -> list[int]:
     """Return sizes of arrays from the smallest one on."""
     sizes = (_SMALLEST << shift for shift in itertools.count())
     return list(itertools.takewhile(lambda nbytes: nbytes <= most, sizes))
-
-
-def _limit(table: Table) -> int:
-    """Return the largest bytes for which the first of two alternatives is better; 0 if there are none."""
-    count = crossover(table.column(0), table.column(1))
-    return list(table.seconds)[count - 1] if count else 0
 
 
 def crossover(small: Sequence[float], large: Sequence[float]) -> int:
@@ -279,63 +318,3 @@ def most_worth(times: Sequence[Sequence[float]], margin: float) -> int:
         if all(its * margin < former for its, former in zip(found, times[taken], strict=True)):
             taken = way
     return taken
-
-
-def _group(communicator: Communicator, tuning: Tuning) -> Group:
-    """Make a group of all clients, with a tuning."""
-    communicator.tuning = tuning
-    group = communicator.new_group(communicator.world.ranks, "tune")
-    group.barrier()  # a group's first call chooses its backends
-    return group
-
-
-def _all_reduce(group: Group, x: Floats) -> None:
-    group.all_reduce(x, "max", out=x)
-
-
-def _broadcast(group: Group, x: Floats) -> None:
-    group.broadcast(x, 0, out=x)
-
-
-def _race(
-    communicator: Communicator,
-    tell: Tell,
-    title: str,
-    groups: Mapping[str, Group],
-    sizes: Sequence[int],
-    seconds: float,
-    do: Callable[[Group, Floats], None] = _all_reduce,
-) -> Table:
-    """Measure calls with arrays of some sizes in some groups, in turns."""
-    slot = seconds / (_ROUNDS * len(groups) * len(sizes))
-    times: dict[int, list[list[float]]] = {nbytes: [[] for _ in groups] for nbytes in sizes}
-    total = (_ROUNDS + 1) * len(sizes)
-    for turn in range(_ROUNDS + 1):
-        for number, nbytes in enumerate(sizes):
-            tell(Step(title, turn * len(sizes) + number, total))
-            x = np.ones(nbytes // 4, np.float32)
-            for group, found in zip(groups.values(), times[nbytes], strict=True):
-                first = _batch(group, x, 1, do)
-                mine = max(1, min(_MOST_CALLS, int(slot / first)))
-                count = int(communicator.world.broadcast(np.array(mine)))
-                each = _batch(group, x, count, do)
-                if turn:  # the first round warms up
-                    found.append(each)
-    medians = np.array([[statistics.median(found) for found in times[nbytes]] for nbytes in sizes])
-    slowest = communicator.world.all_reduce(medians, "max")
-    seconds_of = {nbytes: tuple(row) for nbytes, row in zip(sizes, slowest.tolist(), strict=True)}
-    return Table(title, tuple(groups), seconds_of)
-
-
-def _batch(group: Group, x: Floats, count: int, do: Callable[[Group, Floats], None]) -> float:
-    """Return the seconds of one call, as the mean of some calls in a row."""
-    group.barrier()
-    began = time.perf_counter()
-    for _ in range(count):
-        do(group, x)
-    return (time.perf_counter() - began) / count
-
-
-def _tell(tell: Tell, table: Table, choice: str) -> None:
-    for what in (table, choice, ""):
-        tell(what)
