@@ -12,7 +12,7 @@ from tests.collectives.ranks import LIMIT, Cluster, cluster
 
 from dmesh import native
 from dmesh.collectives import trace as tracing
-from dmesh.collectives.trace import Trace, head_of
+from dmesh.collectives.trace import Trace
 from dmesh.errors import ConfigurationError
 
 WAYS = [(), *([("native",), ("wired",)] if native.core() is not None else [])]
@@ -22,7 +22,7 @@ def begin(ranks: Cluster, directory: Path) -> list[Trace]:
     traces = []
     for communicator in ranks.communicators:
         trace = Trace(str(directory), communicator.rank)
-        trace.start(head_of(communicator.rank, "h", "boot", "run"))
+        trace.start("h", "boot", "run")
         communicator.events.add_reader(trace)
         traces.append(trace)
     return traces

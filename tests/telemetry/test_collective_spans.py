@@ -17,7 +17,7 @@ from tests.collectives.ranks import LIMIT, Cluster, cluster
 
 from dmesh import native
 from dmesh.collectives.events import _Tap
-from dmesh.collectives.trace import Trace, head_of
+from dmesh.collectives.trace import Trace
 from dmesh.telemetry import collective_spans
 from dmesh.telemetry.collective_spans import CollectiveSpans, _epoch, _named, _Pace
 
@@ -129,7 +129,7 @@ def test_a_trace_in_a_file_and_spans_are_made_side_by_side(ranks: Cluster, tmp_p
     traces = []
     for communicator in ranks.communicators:
         writer = Trace(str(tmp_path), communicator.rank)
-        writer.start(head_of(communicator.rank, "h", "boot", "run"))
+        writer.start("h", "boot", "run")
         communicator.events.add_reader(writer)
         traces.append(writer)
     ranks.all(lambda c: [c.world.all_reduce(np.zeros(2)) for _ in range(700)])

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dmesh.collectives.api import Async, ProcessGroup, Sync
 from dmesh.collectives.api import resolve as resolve_group
-from dmesh.collectives.group import Group
 from dmesh.collectives.reduction import canonical_op, resolve
 from dmesh.collectives.request import Array
 from dmesh.collectives.validation import as_input, check_out
@@ -28,42 +27,29 @@ BUCKET_BYTES = 8 << 20
 """Bytes of a bucket, unless the caller says otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Arrays that are reduced together."""
-
-    members: tuple[int, ...]
-    """Their positions in the caller's list, in its order."""
-    dtype: np.dtype[Any]
-    """Of all of them."""
-    size: int
-    """Elements of all of them together."""
-
-
-def fill_buckets(arrays: Sequence[Array], limit: int) -> list[Bucket]:
-    """Distributes arrays over buckets: those of one dtype together, as many as fit, in their order.
+def fill_buckets(arrays: Sequence[Array], limit: int) -> list[list[int]]:
+    """Distribute arrays over buckets: those of one dtype together, as many as fit, in their order.
 
     Depends on dtypes and sizes alone, so that all ranks come to the same buckets in the same order.
 
     Args:
         arrays: The arrays.
         limit: Bytes of a bucket; an array that is larger has one of its own.
+
+    Returns:
+        For each bucket, the positions of its arrays.
     """
     filling: dict[np.dtype[Any], list[int]] = {}
     filled: list[list[int]] = []
     room: dict[np.dtype[Any], int] = {}
     for position, array in enumerate(arrays):
-        bucket = filling.get(array.dtype)
-        if bucket is None or array.nbytes > room[array.dtype]:
-            bucket = filling[array.dtype] = []
+        if array.nbytes > room.get(array.dtype, -1):
+            filling[array.dtype] = []
             room[array.dtype] = limit
-            filled.append(bucket)
-        bucket.append(position)
+            filled.append(filling[array.dtype])
+        filling[array.dtype].append(position)
         room[array.dtype] -= array.nbytes
-    return [
-        Bucket(tuple(found), arrays[found[0]].dtype, sum(arrays[position].size for position in found))
-        for found in filled
-    ]
+    return filled
 
 
 @overload
@@ -71,28 +57,24 @@ def all_reduce_many(
     arrays: Iterable[ArrayLike],
     op: str = "sum",
     *,
-    group: Group | None = None,
     out: Sequence[Array] | None = None,
     bucket_bytes: int = BUCKET_BYTES,
-    timeout: float | None = None,
-    async_op: Literal[False] = False,
+    **options: Unpack[Sync],
 ) -> list[Array]: ...
 @overload
 def all_reduce_many(
     arrays: Iterable[ArrayLike],
     op: str = "sum",
     *,
-    group: Group | None = None,
     out: Sequence[Array] | None = None,
     bucket_bytes: int = BUCKET_BYTES,
-    timeout: float | None = None,
-    async_op: Literal[True],
+    **options: Unpack[Async],
 ) -> Future[list[Array]]: ...
 def all_reduce_many(
     arrays: Iterable[ArrayLike],
     op: str = "sum",
     *,
-    group: Group | None = None,
+    group: ProcessGroup | None = None,
     out: Sequence[Array] | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     timeout: float | None = None,
@@ -137,23 +119,22 @@ def all_reduce_many(
         check_out(target, result, array.shape, x if isinstance(x, np.ndarray) else None, _WHAT)
     buckets = fill_buckets(inputs, bucket_bytes)
 
-    def begin(bucket: Bucket, later: bool) -> Any:
-        first = bucket.members[0]
-        if len(bucket.members) == 1:
+    def begin(bucket: list[int], later: bool) -> Any:
+        first = bucket[0]
+        if len(bucket) == 1:
             return members.all_reduce(inputs[first], op, out=wanted[first], timeout=timeout, async_op=later)
-        flat = np.empty(bucket.size, bucket.dtype)
-        np.concatenate([inputs[position].reshape(-1) for position in bucket.members], out=flat)
-        target = flat if results[first] == bucket.dtype else None
+        flat = np.concatenate([inputs[position].reshape(-1) for position in bucket])
+        target = flat if results[first] == flat.dtype else None
         return members.all_reduce(flat, op, out=target, timeout=timeout, async_op=later)
 
     def end(reduced: Sequence[Array]) -> list[Array]:
         found: dict[int, Array] = {}
         for bucket, flat in zip(buckets, reduced, strict=True):
-            if len(bucket.members) == 1:
-                found[bucket.members[0]] = flat
+            if len(bucket) == 1:
+                found[bucket[0]] = flat
                 continue
             offset = 0
-            for position in bucket.members:
+            for position in bucket:
                 array, target = inputs[position], wanted[position]
                 piece = flat[offset : offset + array.size].reshape(array.shape)
                 offset += array.size

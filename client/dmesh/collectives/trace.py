@@ -48,21 +48,22 @@ class Trace(EventReader):
             ) from error
         self._rank = rank
         self._size = 0
-        self._written = 0
         self._left_out = 0
         self._broken = False
         self._threads: dict[int, int] = {}
 
-    def start(self, head: Mapping[str, object]) -> None:
-        """Write the head. Calls follow, see `EventRing.add_reader`.
+    def start(self, host: str, boot_id: str, run: str) -> None:
+        """Write the head, for people and `dmesh trace merge`. Calls follow, see `EventRing.add_reader`.
 
         Args:
-            head: Facts of the process for `dmesh trace merge` and people; see `head_of`.
+            host: The host's name.
+            boot_id: Id of the running kernel: processes with the same one have the same clock.
+            run: Id of the run, the same for all its clients.
         """
         clocks = {"monotonic": time.monotonic(), "wall": time.time()}
-        name = f"rank {self._rank} (host {head.get('host', '?')}, pid {head.get('pid', '?')})"
-        self._describe(HEAD, {"format": FORMAT, "rank": self._rank, **clocks, **head})
-        self._describe("process_name", {"name": name})
+        process = {"host": host, "pid": os.getpid(), "boot_id": boot_id, "run": run}
+        self._describe(HEAD, {"format": FORMAT, "rank": self._rank, **clocks, **process})
+        self._describe("process_name", {"name": f"rank {self._rank} (host {host}, pid {os.getpid()})"})
         self._describe("process_sort_index", {"sort_index": self._rank})
 
     def close(self) -> None:
@@ -76,12 +77,11 @@ class Trace(EventReader):
 
     def finish(self) -> None:
         """Write the end."""
+        self._save(self._end)
 
-        def end() -> None:
-            self._describe("dmesh_trace_end", {"left_out": self._left_out, "lost": self.lost})
-            self._file.write(b"\n]\n")
-
-        self._save(end)
+    def _end(self) -> None:
+        self._describe("dmesh_trace_end", {"left_out": self._left_out, "lost": self.lost})
+        self._file.write(b"\n]\n")
 
     def _save(self, write: Callable[[], object]) -> None:
         if self._broken:
@@ -124,29 +124,15 @@ class Trace(EventReader):
         )
 
     def _thread_of(self, stream: int, group: str) -> int:
-        number = self._threads.get(stream)
-        if number is None:
-            number = self._threads[stream] = len(self._threads) + 1
-            self._describe("thread_name", {"name": group}, number)
-        return number
+        if stream not in self._threads:
+            self._threads[stream] = len(self._threads) + 1
+            self._describe("thread_name", {"name": group}, self._threads[stream])
+        return self._threads[stream]
 
     def _describe(self, name: str, about: Mapping[str, object], thread: int = 0) -> None:
         self._write({"name": name, "ph": "M", "pid": self._rank, "tid": thread, "args": about})
 
     def _write(self, event: Mapping[str, object]) -> None:
-        line = (b",\n" if self._written else b"[\n") + json.dumps(event, separators=(",", ":")).encode()
+        line = (b",\n" if self._size else b"[\n") + json.dumps(event, separators=(",", ":")).encode()
         self._file.write(line)
-        self._written += 1
         self._size += len(line)
-
-
-def head_of(rank: int, host: str, boot_id: str, run: str) -> dict[str, object]:
-    """Return the facts of this process for the head of a trace.
-
-    Args:
-        rank: The client's id.
-        host: The host's name.
-        boot_id: Id of the running kernel: processes with the same one have the same clock.
-        run: Id of the run, the same for all its clients.
-    """
-    return {"rank": rank, "host": host, "pid": os.getpid(), "boot_id": boot_id, "run": run}

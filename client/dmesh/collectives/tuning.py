@@ -49,6 +49,14 @@ On shared memory, dedicated connections and messages alike, so that a program wh
 before they receive behaves the same everywhere."""
 LEAST_ROWS = 64
 """Smallest `rows`: each rank of a host has some elements to fold."""
+_LIMITS = {
+    "flat": (0, MOST_BYTES),
+    "piece": (0, LARGEST_PIECE),
+    "rows": (LEAST_ROWS, MOST_BYTES),
+    "message_flat": (0, MOST_BYTES),
+    "message_tree": (0, MOST_BYTES),
+    "streams": (1, MOST_STREAMS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +87,7 @@ class Tuning:
     of one connection. Arrays of one piece use only one."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("flat", 0, MOST_BYTES),
-            ("piece", 0, LARGEST_PIECE),
-            ("rows", LEAST_ROWS, MOST_BYTES),
-            ("message_flat", 0, MOST_BYTES),
-            ("message_tree", 0, MOST_BYTES),
-            ("streams", 1, MOST_STREAMS),
-        ):
+        for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise ConfigurationError(
@@ -129,49 +130,45 @@ def default_path(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def read(path: Path, origin: str | None = None) -> Tuning:
-    """Read a file.
-
-    Args:
-        path: The file.
-        origin: How errors name it; its path if None.
+    """Read a file, which errors call `origin`, or by its path.
 
     Raises:
         ConfigurationError: It cannot be read or understood; names the file, and the field if it is one.
     """
-    origin = f"the tuning file {origin or path}"
+
+    def refusal(what: str) -> ConfigurationError:
+        return ConfigurationError(f"the tuning file {origin or path}{what}; {_ADVICE}")
+
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigurationError(f"{origin} is not a file; {_ADVICE}")
+                raise refusal(" is not a file")
             content = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{origin} cannot be read: {error.strerror}; {_ADVICE}") from error
-    except ValueError as error:  # a name with a NUL
-        raise ConfigurationError(f"{origin} cannot be read: {error}; {_ADVICE}") from error
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise refusal(f" cannot be read: {getattr(error, 'strerror', error)}") from error
     if len(content) > _LARGEST_FILE:
-        raise ConfigurationError(f"{origin} has more than {_LARGEST_FILE} bytes; {_ADVICE}")
+        raise refusal(f" has more than {_LARGEST_FILE} bytes")
     try:
         found = json.loads(content.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, numbers or nesting beyond all bounds
-        raise ConfigurationError(f"{origin} is not JSON as expected: {error}; {_ADVICE}") from error
+        raise refusal(f" is not JSON as expected: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{origin} is not a JSON object; {_ADVICE}")
-    expected = {"format", *asdict(SHIPPED)}
-    for what, names in (("has no field", expected - found.keys()), ("has a field", found.keys() - expected)):
+        raise refusal(" is not a JSON object")
+    expected = {"format", *_LIMITS}
+    for what, names in (
+        (" has no field", expected - found.keys()),
+        (" has a field", found.keys() - expected),
+    ):
         if names:
-            raise ConfigurationError(
-                f"{origin} {what} {_shown(min(names))}; expected {', '.join(sorted(expected))}; {_ADVICE}"
-            )
+            raise refusal(f"{what} {_shown(min(names))}; expected {', '.join(sorted(expected))}")
     version = found.pop("format")
     if type(version) is not int or version != _FORMAT:
-        raise ConfigurationError(
-            f"{origin}: its format is {_shown(version)}; this version of dmesh knows {_FORMAT}; {_ADVICE}"
-        )
+        raise refusal(f": its format is {_shown(version)}; this version of dmesh knows {_FORMAT}")
     try:
         return Tuning(**found)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{origin}: {error}; {_ADVICE}") from None
+        raise refusal(f": {error}") from None
 
 
 def write(path: Path, tuning: Tuning) -> None:
@@ -197,12 +194,11 @@ def write(path: Path, tuning: Tuning) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the field {_shown(twice)} is there twice")
-    return found
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the field {_shown(name)} is there twice")
+    return dict(pairs)
 
 
 def _shown(value: object) -> str:

@@ -23,7 +23,7 @@ from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.progress import CollectiveReports
-from dmesh.collectives.trace import Trace, head_of
+from dmesh.collectives.trace import Trace
 from dmesh.collectives.tuning import Tuning
 from dmesh.collectives.tuning import find as find_tuning
 from dmesh.config.addresses import join_address
@@ -110,7 +110,7 @@ def _begin_trace(client: Client, trace: Trace | None, run: str) -> None:
     if trace is None:
         return
     process = this_process()
-    trace.start(head_of(client.settings.client_id, process.host, process.boot_id, run))
+    trace.start(process.host, process.boot_id, run)
     client.trace = trace
     events = client.communicator.events
     events.add_reader(trace)
