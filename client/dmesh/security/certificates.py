@@ -5,6 +5,7 @@ Shared by clients, servers and peers. Needs nothing but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ssl
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def check_identity(files: IdentityFiles, what: str, ca: Path | None = None) -> V
         else:  # the certificate itself is what is trusted
             client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             client.load_verify_locations(cadata=cert.decode("ascii"))
-        info = _handshake(client, server)
+        info = handshake_in_memory(client, server)
     except ssl.SSLCertVerificationError as error:
         raise ConfigurationError(
             f"{what}: the certificate {files.cert} cannot be used: {reason(error)}"
@@ -173,19 +174,23 @@ def reason(error: ssl.SSLCertVerificationError) -> str:
     return words
 
 
-def _handshake(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:
-    """Connects two contexts in memory; returns what the client sees of the server's certificate."""
+def handshake_in_memory(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:
+    """Connects two contexts in memory; returns what the client sees of the server's certificate.
+
+    Raises:
+        ssl.SSLError: One of them does not accept the other.
+        ValueError: The handshake does not end.
+    """
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(down, up)
-    server = server_context.wrap_bio(up, down, server_side=True)
+    waiting = [client, server_context.wrap_bio(up, down, server_side=True)]
     for _ in range(10):
-        for side in (client, server):
-            try:
+        for side in tuple(waiting):
+            with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-            if side is client:
-                return dict(client.getpeercert() or {})
+                waiting.remove(side)
+        if not waiting:
+            return dict(client.getpeercert() or {})
     raise ValueError("the handshake does not end")
 
 

@@ -95,7 +95,7 @@ def check_alive(cluster: Cluster, ranks: tuple[int, ...] = (0, 1)) -> None:
 
 
 def unproven(cluster: Cluster, rank: int) -> int:
-    return len(cluster.transports[rank]._admission._unproven)
+    return len(cluster.transports[rank]._admission.unproven)
 
 
 # -- outsiders -------------------------------------------------------------------------------------

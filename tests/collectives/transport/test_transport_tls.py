@@ -177,7 +177,7 @@ def test_outsiders_without_a_certificate_of_the_authority_are_refused_with_one_l
         assert "CERTIFICATE_REQUIRED" in knock(cluster, 0, visitor(None)).upper().replace(" ", "_")
         assert "UNKNOWN_CA" in knock(cluster, 0, visitor(other)).upper().replace(" ", "_")
     check_alive(cluster)
-    eventually(lambda: not cluster.transports[0]._admission._unproven, "no unproven connection")
+    eventually(lambda: not cluster.transports[0]._admission.unproven, "no unproven connection")
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["rank 0: refused a connection: it showed no certificate (from 127.0.0.1)"]
 

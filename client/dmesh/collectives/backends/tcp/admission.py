@@ -16,25 +16,20 @@ from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Acceptor, Credentials, Refused, Status
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, claimed_rank, explain, speaks_tls
 
-_LOG_INTERVAL: Final = 10.0
-_MOST_HOSTS: Final = 256
-_MANY: Final = "many hosts"
 _ACCEPTS_AT_ONCE: Final = 32
-_PAUSE: Final = 0.2
+_ACCEPT_PAUSE: Final = 0.2
 _YOUNG: Final = 0.25
 _FIRST_BYTES: Final = 4 * 1024
 _MOST_LEFTOVERS: Final = 64 * 1024
+_LOG_INTERVAL: Final = 10.0
+_MOST_HOSTS: Final = 256
+_MANY: Final = "many hosts"
 
 
 class RefusalLog:
     """Log of refused connections: at most one line per host and interval, with the number of lines left out.
 
-    The coordination server follows the same rule. Used by one thread at a time.
-
-    Args:
-        rank: This client's id, with which lines begin.
-        interval: Seconds between two lines about the same host.
-        clock: Monotonic seconds.
+    The coordination server follows the same rule. Used by one thread at a time; lines begin with the rank.
     """
 
     def __init__(
@@ -59,36 +54,26 @@ class RefusalLog:
         logger.warning("rank %d: %s", self._rank, message)
 
     def _expire(self, now: float) -> None:
-        while self._logged:
-            host, when = next(iter(self._logged.items()))
+        for host, when in tuple(self._logged.items()):
             if now - when < self._interval:
                 return
             del self._logged[host]
-            count = self._left_out.pop(host, 0)
-            if count:
+            if count := self._left_out.pop(host, 0):
                 logger.warning("rank %d: refused %d more connections from %s", self._rank, count, host)
 
 
 class Admission:
-    """Accepts connections for one client. Everything happens on the loop's thread.
+    """Accepts connections for one client, and lets those in that prove to come from a peer.
 
     An unproven connection costs a socket and a few hundred bytes (some ten kilobytes and about a millisecond
     of this thread's time with TLS) for a few seconds, and can do nothing to the cluster: it is only ever
     refused. When there are too many, the oldest is closed: a peer's handshake takes milliseconds, so a crowd
     of silent connections does not keep peers out.
 
-    Args:
-        loop: Waits for the sockets.
-        listener: Bound and listening; closed by `close`.
-        credentials: This client's.
-        incarnations: Random number of each peer's process, 0 if unknown.
-        options: Limits.
-        tls: Encrypts connections; None for plain ones.
-        may_enter: Returns whether a proven peer (rank, incarnation, number) is still expected.
-        on_admitted: Called with the peer's rank, the number of a dedicated connection (0 for frames) and the
-            proven connection.
-        on_tls_mismatch: Called with a peer's rank if a dialer that claims it disagrees with this client about
-            TLS. That proves nothing; but asking the true peer will, on both sides.
+    `may_enter` tells if a proven peer (rank, incarnation, number) is still expected; `on_admitted` takes its
+    rank, the number of a dedicated connection (0 for frames) and the connection. `on_tls_mismatch` takes a
+    peer's rank if a dialer that claims it disagrees with this client about TLS. That proves nothing; but
+    asking the true peer will, on both sides.
     """
 
     def __init__(
@@ -105,16 +90,16 @@ class Admission:
         on_tls_mismatch: Callable[[int], None],
     ) -> None:
         self.refusals: dict[int, str] = {}
+        self.loop = loop
         self.options = options
         self.tls = tls
         self.admit = on_admitted
-        self._loop = loop
+        self.unproven: dict[_Unproven, None] = {}  # in the order of their coming
         self._listener = listener
         self._credentials = credentials
         self._incarnations = dict(incarnations)
         self._may_enter = may_enter
         self._on_tls_mismatch = on_tls_mismatch
-        self._unproven: dict[_Unproven, None] = {}  # in the order of their coming
         self._log = RefusalLog(credentials.rank)
         self._closed = False
 
@@ -122,7 +107,7 @@ class Admission:
         """Begin to accept."""
         if not self._closed:
             self._listener.setblocking(False)
-            self._loop.watch(self._listener, selectors.EVENT_READ, self._on_connections)
+            self.loop.watch(self._listener, selectors.EVENT_READ, self._on_connections)
 
     def expect(self, incarnations: Mapping[int, int]) -> None:
         """Set the peers' processes of a new generation."""
@@ -135,9 +120,9 @@ class Admission:
         if self._closed:
             return
         self._closed = True
-        self._loop.watch(self._listener, 0, self._on_connections)
+        self.loop.watch(self._listener, 0, self._on_connections)
         self._listener.close()
-        for unproven in tuple(self._unproven):
+        for unproven in tuple(self.unproven):
             unproven.close()
 
     def _on_connections(self, _: int) -> None:
@@ -149,58 +134,51 @@ class Admission:
             except OSError as error:
                 # Out of files or memory: to try again at once would only burn time.
                 self._log.note("", f"cannot accept a connection: {error.strerror or error}")
-                self._loop.watch(self._listener, 0, self._on_connections)
-                self._loop.after(_PAUSE, self.begin)
+                self.loop.watch(self._listener, 0, self._on_connections)
+                self.loop.after(_ACCEPT_PAUSE, self.begin)
                 return
-            if len(self._unproven) >= self.options.most_unproven:
-                oldest = next(iter(self._unproven))
+            if len(self.unproven) >= self.options.most_unproven:
+                oldest = next(iter(self.unproven))
                 if time.monotonic() - oldest.began < _YOUNG:
                     sock.close()  # all have just come: a whole cluster may be connecting at once
                     continue
                 oldest.close()
             sock.setblocking(False)
-            self._unproven[_Unproven(self, self._loop, sock, str(address[0]))] = None
-
-    # -- called by unproven connections ------------------------------------------------------------
+            self.unproven[_Unproven(self, sock, str(address[0]))] = None
 
     def acceptor(self, *, tls_only: bool) -> Acceptor:
         """Return a new handshake."""
         return Acceptor(self._credentials, self._incarnations, tls_only=tls_only, may_enter=self._may_enter)
 
-    def forget(self, unproven: _Unproven) -> None:
-        """Remove a connection whose handshake is over."""
-        self._unproven.pop(unproven, None)
-
     def refused(self, error: Refused, claimed: int | None, host: str) -> None:
-        """Log a refusal."""
+        """Log a refusal, and remember it for the peer that it claims to be."""
         if error.status is Status.NOT_YET:
             return  # nothing is wrong, it will try again
-        # Only ranks that exist: an outsider's claims must not fill memory.
-        known = claimed if claimed in self._incarnations else None
-        if known is not None:
-            self.refusals[known] = str(error)
         self._log.note(host, f"{error} (from {host})")
-        if known is not None and error.status in ABOUT_TLS:
-            self._on_tls_mismatch(known)
+        # Only ranks that exist: an outsider's claims must not fill memory.
+        if claimed is not None and claimed in self._incarnations:
+            self.refusals[claimed] = str(error)
+            if error.status in ABOUT_TLS:
+                self._on_tls_mismatch(claimed)
 
 
 class _Unproven(Opening[Acceptor]):
     """An accepted connection that has not proven to come from a peer."""
 
-    def __init__(self, admission: Admission, loop: EventLoop, sock: socket.socket, host: str) -> None:
-        super().__init__(loop)
+    def __init__(self, admission: Admission, sock: socket.socket, host: str) -> None:
+        super().__init__(admission.loop)
         self.began = time.monotonic()
         self._admission = admission
         self._socket = self._stream = sock
         self._host = host
         self._claimed: int | None = None
         self._most_leftovers = _MOST_LEFTOVERS
-        self._timer = loop.after(admission.options.handshake_timeout, self.close)
-        loop.watch(sock, selectors.EVENT_READ, self._on_first_bytes)
+        self._timer = self._loop.after(admission.options.handshake_timeout, self.close)
+        self._loop.watch(sock, selectors.EVENT_READ, self._on_first_bytes)
 
     def close(self) -> None:
         """Close the connection."""
-        self._admission.forget(self)
+        self._admission.unproven.pop(self, None)
         self._discard()
 
     def _on_first_bytes(self, _: int) -> None:
@@ -224,12 +202,10 @@ class _Unproven(Opening[Acceptor]):
             self._claimed = claimed_rank(start)
             self._begin(tls.accept(self._socket), handshake)
 
-    def _on_proven(self, handshake: Acceptor) -> None:
-        self._admission.forget(self)
-        stream = self._release()
-        assert stream is not None
-        assert handshake.peer is not None
+    def _on_proven(self, handshake: Acceptor, stream: Stream) -> None:
+        self._admission.unproven.pop(self, None)
         tune(stream, self._admission.options.silence)
+        assert handshake.peer is not None
         self._admission.admit(handshake.peer, handshake.number, stream)
 
     def _on_failed(self, handshake: Acceptor, error: OSError) -> None:
@@ -254,11 +230,10 @@ class _Unproven(Opening[Acceptor]):
     def _on_leftovers(self, _: int) -> None:
         try:
             count = len(self._socket.recv(4096))
-            self._most_leftovers -= count
-            if count and self._most_leftovers > 0:
-                return
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            pass
-        self.close()
+            count = 0
+        self._most_leftovers -= count
+        if not count or self._most_leftovers <= 0:
+            self.close()

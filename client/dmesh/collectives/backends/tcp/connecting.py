@@ -24,41 +24,32 @@ from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connection import bound_flight, is_silent, tune
 from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
 from dmesh.collectives.backends.tcp.handshake import Acceptor, Credentials, Dialer, Refused, Status
-from dmesh.collectives.backends.tcp.tls import PeerTls, SecureSocket, Stream, Unencrypted, explain
+from dmesh.collectives.backends.tcp.tls import CLOSED, PeerTls, SecureSocket, Stream, Unencrypted, explain
 from dmesh.collectives.backends.tcp.transport import UNEXPECTED_LIMIT, OnDialed
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
 _BUSY_RETRY_FOR: Final = 10.0
 _IN_PROGRESS: Final = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR)
-_CLOSED: Final = "the connection was closed during the handshake"
 _SHUTTING_DOWN: Final = "this client is shutting down"
 
 Side = TypeVar("Side", Dialer, Acceptor)
-Resolved = tuple[socket.AddressFamily, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TcpOptions:
-    """Limits of the TCP transport; the defaults suit everything but tests."""
+    """Limits of the TCP transport, in seconds or bytes; the defaults suit everything but tests."""
 
-    unexpected_limit: int = UNEXPECTED_LIMIT
-    """Bytes buffered for each peer before a receive is posted; beyond it the peer is not read for a while."""
-    retry_for: float = 1.0
-    """Seconds for which a refused connection is tried again before the peer counts as lost."""
-    connect_timeout: float = 60.0
-    """Seconds in which an address must answer at all."""
-    dedicated_timeout: float = 5.0
-    """The same for dedicated connections, without which a group can do."""
-    most_unproven: int = 128
-    """Most connections at a time that have not proven to come from a peer."""
-    handshake_timeout: float = 5.0
-    """Seconds that such a connection has for its proof, with the handshake of TLS before it."""
-    grace: float = 0.5
-    """Seconds that a peer's other connection has to bring its last frames after one has ended."""
+    unexpected_limit: int = UNEXPECTED_LIMIT  # buffered for each peer; beyond it the peer is not read
+    retry_for: float = 1.0  # for which a refused connection is tried again before the peer counts as lost
+    connect_timeout: float = 60.0  # in which an address must answer at all
+    dedicated_timeout: float = 5.0  # the same for dedicated connections, without which a group can do
+    most_unproven: int = 128  # connections at a time that have not proven to come from a peer
+    handshake_timeout: float = 5.0  # for such a connection's proof, with the handshake of TLS before it
+    grace: float = 0.5  # for a peer's other connection to bring its last frames after one has ended
+    # For which a peer's host may answer nothing, also while the connection is idle, before the peer counts as
+    # lost: about the longest time that a partition of the network stays unnoticed.
     silence: float = 60.0
-    """Seconds for which a peer's host may answer nothing, also while the connection is idle, before the peer
-    counts as lost: about the longest time that a partition of the network stays unnoticed."""
 
 
 class Opening(ABC, Generic[Side]):
@@ -72,8 +63,8 @@ class Opening(ABC, Generic[Side]):
         self._timer: Timer | None = None
 
     @abstractmethod
-    def _on_proven(self, handshake: Side) -> None:
-        """The other side is a peer; `_release` returns the connection."""
+    def _on_proven(self, handshake: Side, stream: Stream) -> None:
+        """Take the connection: the other side is a peer."""
 
     @abstractmethod
     def _on_failed(self, handshake: Side, error: OSError) -> None:
@@ -97,23 +88,22 @@ class Opening(ABC, Generic[Side]):
             _say(stream, greeting)
             data = stream.recv(handshake.wanted)
             if not data:
-                raise ConnectionAbortedError(_CLOSED)
+                raise ConnectionAbortedError(CLOSED)
             _say(stream, handshake.feed(data))
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._on_failed(handshake, error)
-        else:
-            if handshake.done:
-                self._on_proven(handshake)
+            return
+        if handshake.done:
+            self._release()
+            self._on_proven(handshake, stream)
 
     def _release(self) -> Stream | None:
-        """End the waiting; return the connection, which the caller takes over."""
+        """End all waiting; return the connection."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        self._handshake = None
-        stream, self._stream = self._stream, None
+        stream, self._stream, self._handshake, self._timer = self._stream, None, None, None
         if stream is not None:
             self._loop.watch(stream, 0, self._on_readable)
         return stream
@@ -130,7 +120,7 @@ def _say(stream: Stream, message: bytes) -> None:
     except OSError:
         complete = False
     if not complete:
-        raise ConnectionAbortedError(_CLOSED)
+        raise ConnectionAbortedError(CLOSED)
 
 
 class Dial(Opening[Dialer]):
@@ -142,15 +132,7 @@ class Dial(Opening[Dialer]):
     because it has not reached the same generation (it will, or its process will end), nor for one that has
     accepted and says nothing yet.
 
-    Args:
-        loop: Waits for the sockets; everything happens on its thread.
-        credentials: This client's.
-        peer: The peer.
-        options: Time limits.
-        on_connected: Called with the proven connection.
-        on_failed: Called with the last problem, and with the refusal if that was one.
-        tls: Encrypts the connection; None for a plain one.
-        number: Number of a dedicated connection that the peer expects; 0 for frames.
+    `on_connected` takes the proven connection; `on_failed` the last problem, and the refusal if that was one.
     """
 
     def __init__(
@@ -182,7 +164,7 @@ class Dial(Opening[Dialer]):
         self._where = ""
         self._refused: Refused | None = None
         self._interrupted = False
-        self._over = False
+        self._cancelled = False
 
     def begin(self) -> None:
         """Try all addresses, one after the other."""
@@ -193,7 +175,7 @@ class Dial(Opening[Dialer]):
         if self._addresses:
             self._attempt()
         else:
-            self._give_up(f"{self._peer.description} has no address")
+            self._on_unreachable(f"{self._peer.description} has no address", None)
 
     def extend(self, seconds: float) -> None:
         """Try for `seconds` from now on, if that is longer."""
@@ -207,13 +189,12 @@ class Dial(Opening[Dialer]):
 
     def check(self) -> None:
         """Give up an attempt if the address has accepted, but does not answer any more."""
-        stream = self._stream
-        if stream is not None and self._handshake is not None and is_silent(stream, self._silence):
+        if self._stream and self._handshake and is_silent(self._stream, self._silence):
             self._fail(f"its host has not answered for {self._silence:g} s")
 
     def cancel(self) -> None:
         """Give up without a callback."""
-        self._over = True
+        self._cancelled = True
         self._discard()
 
     def _attempt(self) -> None:
@@ -229,33 +210,30 @@ class Dial(Opening[Dialer]):
                 target=self._look_up, args=(host, port), name="dmesh-resolve", daemon=True
             ).start()
         else:
-            self._connect(found)
+            self._connect(*found)
 
     def _look_up(self, host: str, port: int) -> None:
         try:
             found = _resolve(host, port)
         except OSError as error:
             problem = f"no address of {host}: {error}"
-            self._loop.call(lambda: None if self._over else self._fail(problem))
+            self._loop.call(lambda: None if self._cancelled else self._fail(problem))
         else:
-            self._loop.call(lambda: None if self._over else self._connect(found))
+            self._loop.call(lambda: None if self._cancelled else self._connect(*found))
 
-    def _connect(self, to: Resolved) -> None:
-        family, address = to
+    def _connect(self, family: socket.AddressFamily, address: Any) -> None:
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = self._stream = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
             self._fail(error.strerror or str(error))
             return
-        self._stream = sock
         sock.setblocking(False)
         code = sock.connect_ex(address)
         if code not in _IN_PROGRESS:
             self._fail(os.strerror(code))
             return
-        self._timer = self._loop.after(
-            self._connect_timeout, lambda: self._fail(f"no answer within {self._connect_timeout:g} s")
-        )
+        limit = self._connect_timeout
+        self._timer = self._loop.after(limit, lambda: self._fail(f"no answer within {limit:g} s"))
         self._loop.watch(sock, selectors.EVENT_WRITE, lambda _: self._on_writable(sock))
 
     def _on_writable(self, sock: socket.socket) -> None:
@@ -276,18 +254,13 @@ class Dial(Opening[Dialer]):
             Dialer(credentials, peer.rank, peer.incarnation, peer.description, number=self._number),
         )
 
-    def _on_proven(self, handshake: Dialer) -> None:
-        self._over = True
-        stream = self._release()
-        assert stream is not None
+    def _on_proven(self, handshake: Dialer, stream: Stream) -> None:
         self._on_connected(stream)
 
     def _on_failed(self, handshake: Dialer, error: OSError) -> None:
         if isinstance(error, Unencrypted):
             error = handshake.refuse(Status.PLAIN_ONLY)
-        elif isinstance(
-            error, ssl.SSLError
-        ):  # in TLS 1.3 an acceptor checks our certificate after we are done
+        elif isinstance(error, ssl.SSLError):  # in TLS 1.3 our certificate is checked when we are done
             error = handshake.refuse(Status.TLS_FAILED, explain(error))
         if isinstance(error, Refused):
             self._refused = error
@@ -305,14 +278,10 @@ class Dial(Opening[Dialer]):
         if self._refused is not None:
             retry_for = math.inf if self._refused.status is Status.NOT_YET else 0.0
         if time.monotonic() - self._began >= retry_for:
-            self._give_up(f"cannot connect to {self.problem}")
+            self._on_unreachable(f"cannot connect to {self.problem}", self._refused)
             return
         self._timer = self._loop.after(self._pause, self.begin)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-    def _give_up(self, problem: str) -> None:
-        self._over = True
-        self._on_unreachable(problem, self._refused)
 
 
 def _split(text: str) -> tuple[str, int]:
@@ -323,7 +292,7 @@ def _split(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _resolve(host: str, port: int, flags: int = 0) -> Resolved:
+def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily, Any]:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
     return family, address
 
@@ -369,29 +338,17 @@ class DedicatedConnections:
         """Close all unclaimed connections, and expect no more."""
         with self._lock:
             self._closed = True
-            unclaimed = list(self._arrived.values())
-            self._arrived.clear()
+            unclaimed, self._arrived = self._arrived, {}
             self._expected.clear()
-        for sock in unclaimed:
+        for sock in unclaimed.values():
             sock.close()
 
 
 class TcpConnector(DedicatedConnections):
-    """Dedicated connections of one client; see `Connector`. Not for TLS, whose state lives in this process.
-
-    Args:
-        loop: Waits for connections that are being made.
-        credentials: This client's.
-        peer_of: Returns the peer of a rank.
-        options: Time limits.
-    """
+    """Dedicated connections of one client; see `Connector`. Not within TLS, whose state lives in Python."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        credentials: Credentials,
-        peer_of: Callable[[int], Peer],
-        options: TcpOptions,
+        self, loop: EventLoop, credentials: Credentials, peer_of: Callable[[int], Peer], options: TcpOptions
     ) -> None:
         super().__init__()
         self._loop = loop
@@ -428,14 +385,7 @@ class TcpConnector(DedicatedConnections):
             del self._dials[dial]
             on_dialed(None, problem)
 
-        dial = Dial(
-            self._loop,
-            self._credentials,
-            peer,
-            self._options,
-            on_connected=connected,
-            on_failed=failed,
-            number=number,
-        )
+        arguments = self._loop, self._credentials, peer, self._options
+        dial = Dial(*arguments, on_connected=connected, on_failed=failed, number=number)
         self._dials[dial] = on_dialed
         dial.begin()

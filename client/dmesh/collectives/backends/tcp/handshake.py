@@ -15,8 +15,7 @@ proves itself first: an outsider who can only dial learns nothing that was compu
 TLS the proofs also cover the identity of that one TLS connection (`Handshake.binding`), so that nobody can
 sit between two peers and pass their proofs on.
 
-A refusal carries its reason in one byte. Nothing here does any input or output: bytes go in by `feed`, which
-returns the bytes to send.
+A refusal carries its reason in one byte. Nothing here does any input or output.
 """
 
 from __future__ import annotations
@@ -97,15 +96,11 @@ class Credentials:
     """Identity and secret of a client."""
 
     rank: int
-    """Its client id."""
-    incarnation: int
-    """Random number of its process; 0 if processes are not told apart."""
-    cluster_id: bytes
-    """Names this run of the cluster; the same for all its clients."""
-    secret: Callable[[], bytes] = field(repr=False)
-    """Returns the secret that all clients of the cluster share."""
+    incarnation: int  # random number of its process; 0 if processes are not told apart
+    cluster_id: bytes  # names this run of the cluster
+    secret: Callable[[], bytes] = field(repr=False)  # shared by all clients of the cluster
+    # How new its knowledge of the others' processes is.
     generation: Callable[[], int] = field(default=lambda: 0, repr=False)
-    """Returns its current generation, which tells how new its knowledge of the others' processes is."""
 
     @property
     def cluster_digest(self) -> bytes:
@@ -124,12 +119,7 @@ class Credentials:
 
 
 class Refused(PeerAuthenticationError):
-    """Failure of a handshake.
-
-    Attributes:
-        status: The reason.
-        answer: Bytes to send to the other side before the connection is closed; may be empty.
-    """
+    """Failure of a handshake; `answer` is to be sent before the connection is closed."""
 
     def __init__(self, message: str, status: Status, answer: bytes = b"") -> None:
         super().__init__(message)
@@ -179,10 +169,6 @@ class Handshake(ABC):
         return self._take(message)
 
     @abstractmethod
-    def refuse(self, status: Status, problem: str) -> Refused:
-        """Return the refusal of the other side, or by it."""
-
-    @abstractmethod
     def _take(self, message: bytes) -> bytes:
         """Take a complete message; return the answer."""
 
@@ -191,16 +177,7 @@ class Handshake(ABC):
 
 
 class Dialer(Handshake):
-    """The side that connects.
-
-    Args:
-        credentials: This client's.
-        peer: The rank that should answer.
-        incarnation: The random number of its process; 0 if unknown.
-        description: Its name for messages.
-        nonce: For tests; random otherwise.
-        number: The number of a dedicated connection that the other side expects; 0 for frames.
-    """
+    """The side that connects, to a process (0: any) of a peer; `number` asks for a dedicated connection."""
 
     def __init__(
         self,
@@ -230,7 +207,7 @@ class Dialer(Handshake):
         )
 
     def refuse(self, status: Status, problem: str = "") -> Refused:
-        """See `Handshake.refuse`."""
+        """Return the refusal by the acceptor, or of it."""
         problem = problem or status.problem
         return Refused(f"the handshake with rank {self.peer} = {self._description} failed: {problem}", status)
 
@@ -275,9 +252,6 @@ class Acceptor(Handshake):
         nonce: For tests; random otherwise.
         tls_only: The dialer should encrypt and does not: it is refused once it has said who it is.
         may_enter: Returns whether a proven peer (rank, incarnation, number) is expected.
-
-    Attributes:
-        number: The number of the dedicated connection that the dialer asks for; 0 for frames.
     """
 
     def __init__(
@@ -290,8 +264,7 @@ class Acceptor(Handshake):
         may_enter: Callable[[int, int, int], bool] = lambda rank, incarnation, number: True,
     ) -> None:
         super().__init__(credentials, HELLO_SIZE)
-        self.number = 0
-        self._incarnation = 0
+        self.number = self._incarnation = 0
         self._incarnations = incarnations
         self._nonce = nonce or secrets.token_bytes(_NONCE)
         self._tls_only = tls_only
@@ -306,7 +279,7 @@ class Acceptor(Handshake):
         return super().feed(data)
 
     def refuse(self, status: Status, problem: str) -> Refused:
-        """See `Handshake.refuse`."""
+        """Return the refusal of the dialer."""
         if status is Status.TLS_FAILED:
             answer = b""  # TLS has sent an alert
         elif self._said:
@@ -325,8 +298,8 @@ class Acceptor(Handshake):
         return self._on_proof(message) if self._said else self._on_hello(message)
 
     def _on_hello(self, message: bytes) -> bytes:
-        (_, version, zero, rank, wanted_rank, number, incarnation, expected, generation, cluster, _) = (
-            _HELLO.unpack(message)
+        _, version, zero, rank, wanted, number, incarnation, expected, generation, cluster, _ = _HELLO.unpack(
+            message
         )
         own = self._credentials
         if version != PROTOCOL:
@@ -336,8 +309,8 @@ class Acceptor(Handshake):
         if not hmac.compare_digest(cluster, own.cluster_digest):
             raise self.refuse(Status.WRONG_CLUSTER, _OTHER_CLUSTER)
         self.peer = rank
-        if wanted_rank != own.rank:
-            raise self.refuse(Status.WRONG_RANK, f"it looks for rank {wanted_rank}, this is {own.rank}")
+        if wanted != own.rank:
+            raise self.refuse(Status.WRONG_RANK, f"it looks for rank {wanted}, this is {own.rank}")
         if rank not in self._incarnations:
             raise self.refuse(Status.UNKNOWN_RANK, f"there is no peer of rank {rank}")
         if self._tls_only:

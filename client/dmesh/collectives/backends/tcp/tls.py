@@ -24,6 +24,7 @@ from dmesh._log import logger
 from dmesh.errors import ConfigurationError
 from dmesh.security.certificates import (
     IdentityFiles,
+    handshake_in_memory,
     load_authority,
     load_identity,
     read_pem,
@@ -40,6 +41,7 @@ _SMALL_READ: Final = 4 * 1024
 _HANDSHAKE_LIMIT: Final = 64 * 1024
 """Most bytes before the TLS handshake is over; long chains of certificates have 10,000."""
 _HANDSHAKE, _ALERT = 0x16, 0x15
+CLOSED: Final = "the connection was closed during the handshake"
 _IDENTITY: Final = "DMESH_TLS_CERT/DMESH_TLS_KEY"
 _AUTHORITY: Final = "DMESH_TLS_CA"
 _NAME: Final = re.compile(rb"rank-([0-9]{1,9})\.dmesh\.invalid")
@@ -59,7 +61,7 @@ class Unencrypted(ConnectionError):
 
 
 def speaks_tls(start: bytes) -> bool:
-    """Return whether the first bytes of a connection are TLS. No other message begins like that."""
+    """Return True if the first bytes of a connection are TLS. No other message begins like that."""
     return start[0] in (_HANDSHAKE, _ALERT)
 
 
@@ -75,12 +77,6 @@ class SecureSocket:
 
     TLS's own close_notify is not used: the transport's goodbye comes through the encryption, so a connection
     that an attacker cuts is not mistaken for one that its owner ended.
-
-    Args:
-        sock: The connection, non-blocking; belongs to this object from now on.
-        context: The certificates.
-        server_side: True on the side that accepted the connection.
-        server_name: Name of this client, sent unencrypted; see `claimed_rank`.
     """
 
     def __init__(
@@ -92,13 +88,11 @@ class SecureSocket:
         server_name: str | None = None,
     ) -> None:
         self.established = False
-        """True once the TLS handshake is over."""
-        self.hidden = False
-        """True if there may be more to read than the selector can see, because it is here already."""
+        self.hidden = False  # there may be more to read than the selector can see, because it is here already
+        # Identity of the established connection. Both ends know it, and an attacker between two connections
+        # cannot make them the same: it is the dialer's Finished message, a MAC over the whole handshake with
+        # a key of this connection alone.
         self.binding = b""
-        """Identity of the established connection. Both ends know it, and an attacker between two connections
-        cannot make them the same: it is the dialer's Finished message, a MAC over the whole handshake with a
-        key of this connection alone."""
         self._socket = sock
         # The rest is as with any socket; closing it sends no alert.
         self.fileno, self.shutdown, self.close = sock.fileno, sock.shutdown, sock.close
@@ -109,7 +103,6 @@ class SecureSocket:
             self._incoming, self._outgoing, server_side=server_side, server_hostname=server_name
         )
         self._received = 0
-        self._ended = False
         self._failure: OSError | None = None
         self._unsent = memoryview(b"")  # encrypted, and not yet taken by the kernel
         self._owed = 0  # plaintext bytes covered by the records that are not flushed yet
@@ -117,13 +110,10 @@ class SecureSocket:
     # -- the handshake ---------------------------------------------------------------------------------
 
     def handshake(self) -> None:
-        """Continue the TLS handshake until it is over.
+        """Continue the TLS handshake until it is over; raises BlockingIOError if more must come first.
 
-        Raises:
-            BlockingIOError: More must come first; call again then.
-            Unencrypted: The first bytes are not TLS.
-            ssl.SSLError: One side does not accept the other. The other has been told, if possible.
-            OSError: The connection ended.
+        Raises `Unencrypted` if the first bytes are not TLS, and ssl.SSLError if one side does not accept the
+        other, which has been told, if possible.
         """
         with self._lock:
             while not self.established:
@@ -132,9 +122,7 @@ class SecureSocket:
                 except ssl.SSLWantReadError:
                     self._flush()
                     if not self._take(_SMALL_READ):
-                        raise ConnectionAbortedError(
-                            "the connection was closed during the handshake"
-                        ) from None
+                        raise ConnectionAbortedError(CLOSED) from None
                 except ssl.SSLError:
                     self._send_alert()
                     raise
@@ -160,12 +148,7 @@ class SecureSocket:
         return self.recvmsg_into([view])[0]
 
     def recvmsg_into(self, views: Sequence[memoryview]) -> tuple[int, ...]:
-        """Read the available bytes into one view after the other; return their number as a tuple's first.
-
-        Raises:
-            BlockingIOError: There is nothing yet.
-            OSError: The connection broke, or was tampered with.
-        """
+        """Read the available bytes into one view after the other; return their number as a tuple's first."""
         total = 0
         self.hidden = True
         with self._lock:
@@ -205,11 +188,8 @@ class SecureSocket:
 
     def _take(self, size: int) -> bool:
         """Pass received bytes to OpenSSL; return False if the connection has ended."""
-        if self._ended:
-            return False
         data = self._socket.recv(size)
         if not data:
-            self._ended = True
             return False
         if not self.established:
             if not self._received and not speaks_tls(data):
@@ -231,10 +211,6 @@ class SecureSocket:
 
         Encrypted bytes cannot be taken back. So after a BlockingIOError the next call must begin with the
         same bytes: it does not encrypt them again, and counts them once the kernel has taken them all.
-
-        Raises:
-            BlockingIOError: The kernel does not take all of it now.
-            OSError: The connection is broken.
         """
         with self._lock:
             if not self._owed:
@@ -284,16 +260,10 @@ Stream = socket.socket | SecureSocket
 
 
 class PeerTls:
-    """TLS connections between peers, both of which show a certificate.
+    """TLS connections between peers, both of which show a certificate of the authority `ca`.
 
-    Replaced files are read again for the next connection. Used by one thread at a time.
-
-    Args:
-        identity: This client's certificate and key.
-        ca: The authority of all clients' certificates.
-
-    Raises:
-        ConfigurationError: They cannot be used in one of the two roles that every peer has.
+    Replaced files are read again for the next connection. Used by one thread at a time. It is a
+    ConfigurationError if the certificate cannot be used in one of the two roles that every peer has.
     """
 
     def __init__(self, identity: IdentityFiles, ca: Path) -> None:
@@ -334,15 +304,27 @@ class PeerTls:
             # Every connection has keys of its own: nothing is resumed, renegotiated or compressed.
             context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         server.num_tickets = 0
-        _check_both_roles(client, server, self._identity.cert)
+        cert = self._identity.cert
+        try:
+            # With itself, so that a bad certificate is found before any peer finds it.
+            handshake_in_memory(client, server)
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigurationError(
+                f"{_IDENTITY}: peers could not accept the certificate {cert}: {reason(error)}. With "
+                "DMESH_PEER_TLS it must be signed by the authority in DMESH_TLS_CA, for servers and for "
+                "clients"
+            ) from None
+        except (ssl.SSLError, ValueError) as error:
+            why = getattr(error, "reason", None) or error
+            raise ConfigurationError(f"{_IDENTITY}: {cert} is not usable ({why})") from None
         return client, server
 
 
 def claimed_rank(start: bytes) -> int | None:
     """Return the rank that a dialer claims, unproven, in its first TLS message.
 
-    TLS sends the server name unencrypted. It is only searched for, not parsed: the message is an outsider's,
-    and the rank is used for nothing but to say which peer to ask.
+    It is only searched for, not parsed: the message is an outsider's, and the rank is used for nothing but to
+    say which peer to ask.
     """
     found = _NAME.search(start)
     return None if found is None else int(found[1])
@@ -359,25 +341,3 @@ def explain(error: ssl.SSLError) -> str:
     if alert and kind in _ALERTS:
         return f"it does not accept this client's certificate: {_ALERTS[kind]}"
     return f"TLS failed ({words.replace('_', ' ').lower()})"
-
-
-def _check_both_roles(client_context: ssl.SSLContext, server_context: ssl.SSLContext, cert: Path) -> None:
-    """Connect this client with itself, so that a bad certificate is found before any peer finds it."""
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    waiting = [client_context.wrap_bio(down, up), server_context.wrap_bio(up, down, server_side=True)]
-    try:
-        for _ in range(10):
-            for side in tuple(waiting):
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    side.do_handshake()
-                    waiting.remove(side)
-            if not waiting:
-                return
-    except ssl.SSLCertVerificationError as error:
-        raise ConfigurationError(
-            f"{_IDENTITY}: peers could not accept the certificate {cert}: {reason(error)}. With "
-            "DMESH_PEER_TLS it must be signed by the authority in DMESH_TLS_CA, for servers and for clients"
-        ) from None
-    except ssl.SSLError as error:
-        raise ConfigurationError(f"{_IDENTITY}: {cert} is not usable ({error.reason or error})") from None
-    raise ConfigurationError(f"{_IDENTITY}: {cert} is not usable: a TLS handshake with itself does not end")
