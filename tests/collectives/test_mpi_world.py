@@ -161,7 +161,7 @@ class User:
 
 @pytest.fixture
 def world():
-    return mpi_world.MpiWorld(FakeMpi, Network(1).mpi(0).COMM_WORLD, 0, (0,), b"token")  # without its thread
+    return mpi_world.MpiWorld(FakeMpi, Network(1).mpi(0).COMM_WORLD, (0,), b"token")  # without its thread
 
 
 def held(world: mpi_world.MpiWorld, done: bool | Exception) -> weakref.ref[User]:

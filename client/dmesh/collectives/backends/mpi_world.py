@@ -58,19 +58,16 @@ class MpiWorld:
         mpi: The module `mpi4py.MPI`.
         comm: Communicator of all clients that nothing else uses. Its errors are exceptions. It is never
             freed, because MPI could give its number, and messages for it, to a later one.
-        client: This client's id.
         clients: The client at each MPI rank.
         token: Random number of this launch, the same on all its clients.
     """
 
-    def __init__(self, mpi: Any, comm: Any, client: int, clients: Sequence[int], token: bytes) -> None:
+    def __init__(self, mpi: Any, comm: Any, clients: Sequence[int], token: bytes) -> None:
         self.mpi = mpi
         self.comm = comm
-        self.client = client
         self.token = token
         self._ranks = {client: rank for rank, client in enumerate(clients)}
-        self._held: set[MemoryUser] = set()
-        self._retired: list[MemoryUser] = []
+        self._held: dict[MemoryUser, bool] = {}  # True if retired
         self._closed = False
 
     def group_of(self, clients: Sequence[int]) -> Any:
@@ -78,10 +75,7 @@ class MpiWorld:
         return self.comm.Get_group().Incl([self._ranks[client] for client in clients])
 
     def start(self) -> None:
-        """Start the thread that keeps MPI going while this process does something else.
-
-        MPI sends what it has accepted only when it is called.
-        """
+        """Start the thread that keeps MPI going: MPI sends what it has accepted only when it is called."""
         Worker(self._keep_going, "dmesh-mpi-progress").start()
 
     def close(self) -> None:
@@ -90,15 +84,25 @@ class MpiWorld:
 
     def hold(self, user: MemoryUser) -> None:
         """Keep a user's memory until it is released, or retired and let go by MPI. Any thread."""
-        self._held.add(user)
+        self._held[user] = False
 
     def release(self, user: MemoryUser) -> None:
         """Let go of memory that MPI does not use any more. Any thread."""
-        self._held.discard(user)
+        self._held.pop(user, None)
 
     def retire(self, user: MemoryUser) -> None:
         """Let go of memory as soon as MPI does, which may be never. Any thread."""
-        self._retired.append(user)
+        self._held[user] = True
+
+    def sweep(self) -> None:
+        """Let go of retired memory that MPI has let go of. The world's thread."""
+        for user in list(self._held):
+            if self._held.get(user):
+                try:
+                    if user.is_done_with_memory():
+                        self.release(user)
+                except self.mpi.Exception:
+                    self.hold(user)  # for good
 
     def _keep_going(self) -> None:
         try:
@@ -108,18 +112,6 @@ class MpiWorld:
                 self.sweep()
         except self.mpi.Exception as error:  # the calls of groups find out for themselves
             logger.debug("MPI has failed: %s", error)
-
-    def sweep(self) -> None:
-        """Let go of retired memory that MPI has let go of. The world's thread."""
-        for user in tuple(self._retired):
-            try:
-                is_done = user.is_done_with_memory()
-            except self.mpi.Exception:
-                self._retired.remove(user)  # for good: it stays held
-                continue
-            if is_done:
-                self._retired.remove(user)
-                self._held.discard(user)
 
 
 def load() -> Any:
@@ -145,11 +137,7 @@ def load() -> Any:
 
 
 def check_threads(mpi: Any) -> None:
-    """Refuse an MPI that several threads may not use: every call uses it on its own thread.
-
-    Raises:
-        ConfigurationError: MPI is not running, or does not allow several threads at once.
-    """
+    """Raise ConfigurationError unless MPI runs and several threads may use it: each call has its own."""
     if not mpi.Is_initialized() or mpi.Is_finalized():
         state = "has ended already" if mpi.Is_initialized() else "has not been started"
         raise ConfigurationError(
@@ -157,26 +145,16 @@ def check_threads(mpi: Any) -> None:
             "or call MPI.Init_thread(MPI.THREAD_MULTIPLE) before dmesh is initialized"
         )
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-        names = {
-            mpi.THREAD_SINGLE: "MPI_THREAD_SINGLE",
-            mpi.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
-            mpi.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
-        }
+        levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED")}
         raise ConfigurationError(
-            f"the mpi backend needs MPI_THREAD_MULTIPLE, but MPI was started with or offers no more than "
-            f"{names.get(mpi.Query_thread(), mpi.Query_thread())}. Leave mpi4py.rc.thread_level as it is "
+            "the mpi backend needs MPI_THREAD_MULTIPLE, but MPI was started with or offers no more than "
+            f"MPI_THREAD_{levels[mpi.Query_thread()]}. Leave mpi4py.rc.thread_level as it is "
             "('multiple'), and use an MPI library that was built with support for threads"
         )
 
 
 def join(mpi: Any, client: int, jobs: Sequence[str], timeout: float) -> MpiWorld:
-    """Meet all other clients; all of them must call it.
-
-    Args:
-        mpi: Result of `load`.
-        client: This client's id.
-        jobs: The address of every client, as in `DTENSOR_JOBS`.
-        timeout: Seconds in which all must have come.
+    """Meet all other clients within some seconds; all of them must call it.
 
     Raises:
         ConfigurationError: The MPI ranks are not the clients of `DTENSOR_JOBS`, once each.
@@ -207,23 +185,19 @@ def join(mpi: Any, client: int, jobs: Sequence[str], timeout: float) -> MpiWorld
         raise CollectiveError(f"MPI cannot bring its {size} ranks together: {error}") from error
     finally:
         _UNFINISHED.extend(begun)  # the others may come when this client has given up
-    clients = check_cards([_CARD.unpack_from(table, rank * _CARD.size)[:3] for rank in range(size)])
-    world = MpiWorld(mpi, comm, client, clients, hashlib.blake2b(table, digest_size=TOKEN_BYTES).digest())
+    clients = _check([_CARD.unpack_from(table, rank * _CARD.size)[:3] for rank in range(size)])
+    world = MpiWorld(mpi, comm, clients, hashlib.blake2b(table, digest_size=TOKEN_BYTES).digest())
     world.start()
     return world
 
 
-def check_cards(cards: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]:
-    """Return the client at each MPI rank.
+def _check(cards: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    """Return the client at each MPI rank, unless they are not the clients of one job, once each.
 
-    Args:
-        cards: By MPI rank: the client's id, the number of its job list's entries, and their hash.
-
-    Raises:
-        ConfigurationError: They are not the clients of one job, once each.
-        JobMismatchError: They have different job lists.
+    A card has the client's id, the number of its job list's entries, and their hash.
     """
     size = len(cards)
+    clients = tuple(client for client, _, _ in cards)
     for rank, (_, count, _) in enumerate(cards):
         if count != size:
             raise ConfigurationError(
@@ -237,7 +211,6 @@ def check_cards(cards: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]:
                 f"the clients at the MPI ranks 0 and {rank} have different DTENSOR_JOBS: all must have the "
                 f"same. {_HOW_TO_START}"
             )
-    clients = tuple(client for client, _, _ in cards)
     for client in clients:
         twice = [str(rank) for rank, other in enumerate(clients) if other == client]
         if len(twice) > 1:
@@ -251,11 +224,7 @@ def check_cards(cards: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]:
 def create(channel: Channel, world: MpiWorld, ranks: tuple[int, ...], name: str) -> Waits[Any]:
     """Make a group's communicator, in its first call; return it, or why that failed, as text.
 
-    Args:
-        channel: Channel of the call.
-        world: The MPI launch, which has all members.
-        ranks: The members, by position.
-        name: Name of the group in its generation, the same on all members and of no other group.
+    The group's name in its generation is the same on all members, and of no other group.
     """
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
     # In a thread, because MPI has no way of making a communicator that does not block.
@@ -301,7 +270,6 @@ def _await(request: Any, what: str, deadline: float, timeout: float) -> None:
         if now >= reported + _REPORT_EVERY:
             reported = now
             announce(
-                f"has waited {now - began:.0f} s (of {timeout:g} s) for {what}; MPI cannot say which are "
-                "missing"
+                f"has waited {now - began:.0f} s (of {timeout:g} s) for {what}; MPI cannot say which are missing"
             )
         time.sleep(_NAP)
