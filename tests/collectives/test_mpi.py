@@ -12,7 +12,7 @@ from tests.collectives.process_worker import check
 from tests.collectives.ranks import LIMIT, Cluster, cluster
 from tests.mpi.mpi_worker import OPERATIONS
 
-from dmesh.collectives.backends import mpi, mpi_operation, mpi_world
+from dmesh.collectives.backends import mpi, mpi_world
 from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.collectives.validation import RequestBuilder
@@ -163,7 +163,7 @@ def test_a_large_call_is_complete_only_when_all_are_done_with_their_arrays(ranks
         return request
 
     monkeypatch.setattr(Comm, "Ibarrier", begin)
-    monkeypatch.setattr(mpi_operation, "_EXPLAINED_WITHIN", 0.1)
+    monkeypatch.setattr(mpi, "_EXPLAINED_WITHIN", 0.1)
     monkeypatch.setattr(Comm, "_together", _late(Comm._together))
     errors = ranks.run(lambda communicator: communicator.world.all_reduce(np.ones(LARGE), timeout=LIMIT))
     assert all(isinstance(error, CollectiveError) for error in errors), errors
@@ -197,6 +197,9 @@ def test_small_sends_are_buffered_up_to_a_limit(ranks, monkeypatch):
     for _ in range(fits + 1):
         assert (receiver.world.recv(np.empty_like(array), 0) == array).all()
     more.result(LIMIT)
+    assert ranks.wait_until(lambda: not ranks.worlds[0]._held)
+    for _ in range(fits):  # there is room again
+        sender.world.send(array, 1, timeout=LIMIT)
 
 
 def test_a_large_send_waits_for_its_receiver(ranks):

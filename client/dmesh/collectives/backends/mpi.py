@@ -17,20 +17,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Generator, Sequence
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
-from dmesh.collectives.backends.mpi_operation import MismatchedCall, MpiOperation, Steps
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.request import Buffers, Reduction, Request
 from dmesh.collectives.schedules import bounds
 from dmesh.collectives.tuning import SEND_BUFFER
+from dmesh.errors import CollectiveError
 
 Array = NDArray[Any]
+Steps = Generator[Sequence[Any], None, Sequence[Any]]
+"""Yields the MPI requests that must be complete before the next step; returns those that outlive the call."""
 SMALL = 1 << 16
 """Largest contribution, in bytes, that is copied before MPI gets it."""
 MOST_BUFFERED = 1 << 20
@@ -40,6 +45,21 @@ _SPARE_BYTES = 1 << 25
 """Largest memory that is kept from one call for the next."""
 _MAX_COUNT = 2**31 - 1
 """Largest count, and largest displacement, in MPI 3."""
+_ALONE = 0.0001
+"""Seconds of waiting in which a call keeps the processor; then others may have it between two looks."""
+_SPIN = 0.0003
+"""Seconds of waiting for other ranks before the first nap."""
+_LONGEST_NAP = 0.015
+"""Longest nap, in seconds, while waiting for other ranks: that takes about one percent of a core."""
+_MOVING_SPIN = 0.02
+"""Seconds of waiting before the first nap while data moves, which it does only when MPI is called."""
+_MOVING_NAP = 0.00005
+_EXPLAINED_WITHIN = 2.0
+"""Seconds in which the group finds out which rank is gone, after an error of MPI's."""
+_ANSWERED_WITHIN = 5.0
+"""Seconds in which the other ranks say what they called, after a mismatch."""
+_ARRIVES_WITHIN = 5.0
+"""Seconds in which data of a rank arrives after the rank's goodbye."""
 _HEADER, _READY, _DATA, _DONE = range(4)
 """MPI tags."""
 _INTEGER_OPS = {
@@ -50,6 +70,118 @@ _BOOL_OPS = {
     "any": "LOR", "max": "LOR", "bitwise_or": "LOR", "all": "LAND", "min": "LAND", "bitwise_and": "LAND",
     "bitwise_xor": "LXOR",
 }  # fmt: skip
+
+
+class _MismatchedCall(Exception):
+    """Another rank has called something else."""
+
+
+class MpiOperation(Operation):
+    """A call under way in MPI.
+
+    Args:
+        world: The MPI launch.
+        begin: Given a list for all memory that MPI gets, returns the steps of the call.
+        others: The other ranks that take part.
+        on_mismatch: Called again and again while another rank is there with another call.
+    """
+
+    def __init__(
+        self,
+        world: MpiWorld,
+        begin: Callable[[list[Any]], Steps],
+        others: tuple[int, ...],
+        on_mismatch: Callable[[], None],
+    ) -> None:
+        self._world = world
+        self._memory: list[Any] = []
+        self._steps = begin(self._memory)
+        self._others = others
+        self._on_mismatch = on_mismatch
+        self._requests: list[Any] = []
+        self._unknown = False  # whether MPI may have a request that is not in the list
+        self._complete = False
+        self._mismatched = False
+        self._trouble: CollectiveError | None = None  # raised if the group does not find out more in time
+        self._found_out_within = _EXPLAINED_WITHIN
+        self._error: BaseException | None = None
+        self._since = time.monotonic()  # beginning of the step, or of the trouble
+        self._goodbyes: dict[int, float] = {}
+        world.hold(self)
+
+    def progress(self, seconds: float) -> bool:
+        """See `Operation.progress`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._go_on():
+                return True
+            now = time.monotonic()
+            quiet = now - self._since
+            if self._trouble is not None and quiet > self._found_out_within:
+                raise self._trouble
+            if now >= deadline:
+                return False
+            moving = len(self._memory) > 1  # at first, the descriptor alone
+            if quiet > (_MOVING_SPIN if moving else _SPIN):
+                nap = _MOVING_NAP if moving else min(quiet / 10, _LONGEST_NAP)
+                time.sleep(min(nap, deadline - now))
+            elif quiet > _ALONE:
+                os.sched_yield()
+
+    def _go_on(self) -> bool:
+        """Begin all steps that can begin; return whether the last one is complete."""
+        if self._mismatched:
+            self._on_mismatch()
+        if self._trouble is not None:
+            return False
+        try:
+            while not self._complete:
+                self._requests = [request for request in self._requests if not request.Test()]
+                if self._requests:
+                    return False
+                self._unknown = True  # Ctrl-C may come when MPI has begun, and this list is empty
+                try:
+                    self._requests = list(next(self._steps))
+                except StopIteration as end:
+                    self._requests, self._complete = list(end.value), True
+                self._unknown = False
+                self._since = time.monotonic()
+        except _MismatchedCall:
+            self._mismatched, self._unknown, self._since = True, False, time.monotonic()
+            self._found_out_within = _ANSWERED_WITHIN
+            self._trouble = CollectiveError("a rank has called something else, and does not say what")
+        except self._world.mpi.Exception as error:
+            self._unknown, self._since = True, time.monotonic()
+            self._trouble = CollectiveError(f"MPI has failed: {error}")
+            self._trouble.__cause__ = error
+        return self._complete
+
+    def missing(self) -> tuple[int, ...]:
+        """Return all other ranks: MPI does not say whose data is missing."""
+        return () if self._complete else self._others
+
+    def fail(self, error: BaseException) -> None:
+        """See `Operation.fail`."""
+        self._error = self._error or error
+
+    def may_still_come(self, rank: int) -> bool:
+        """Return whether MPI may still deliver data of a rank whose goodbye has come over TCP."""
+        now = time.monotonic()
+        return now - self._goodbyes.setdefault(rank, now) < _ARRIVES_WITHIN
+
+    def revoke(self) -> None:
+        """End the operation; memory that MPI still uses is kept, and none of it is the caller's to write."""
+        if not self._unknown:
+            (self._world.retire if self._requests else self._world.release)(self)
+
+    def is_done_with_memory(self) -> bool:
+        """Return whether MPI has let go of a revoked operation's memory; see `MpiWorld.retire`."""
+        self._requests = [request for request in self._requests if not request.Test()]
+        if not self._requests:
+            self._memory.clear()
+        return not self._requests
 
 
 class MpiBackend(Backend):
@@ -81,7 +213,7 @@ class MpiBackend(Backend):
         self._buffered: dict[int, list[list[Any]]] = {}  # memory of sends to each position; empty when sent
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
-        """Return whether MPI can count the elements; see `Backend.supports`."""
+        """Return whether MPI can count the elements."""
         if request.device is not None or not stream.uses_endpoint(sequence):
             return False
         if (reduction := request.reduction) is None:
@@ -92,24 +224,18 @@ class MpiBackend(Backend):
         return (elements + len(self._ranks)) * width <= _MAX_COUNT
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
-        """Begin a call; see `Backend.start`."""
+        """See `Backend.start`."""
         text = f"{call.stream.number} {call.sequence} {request.text}"
         number = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint64)
         pair = call.stream.pair
-        others = tuple(rank for position, rank in enumerate(self._ranks) if position != self._rank)
-        if pair is None:
-            return MpiOperation(
-                self._world,
-                lambda memory: self._collective(request, buffers, number, memory),
-                others,
-                call.ask_everybody,
-            )
-        peer = pair[1] if pair[0] == self._rank else pair[0]
-        carry = self._send if pair[0] == self._rank else self._receive
+        steps = self._collective
+        if pair is not None:
+            steps = partial(self._send if pair[0] == self._rank else self._receive, sum(pair) - self._rank)
+        positions = range(len(self._ranks)) if pair is None else pair
         return MpiOperation(
             self._world,
-            lambda memory: carry(peer, request, buffers, number, memory),
-            (self._ranks[peer],),
+            partial(steps, request, buffers, number),
+            tuple(self._ranks[position] for position in positions if position != self._rank),
             call.ask_everybody,
         )
 
@@ -121,7 +247,7 @@ class MpiBackend(Backend):
         memory.append(agreed)
         yield [comm.Iallreduce(mpi.IN_PLACE, [agreed, mpi.UINT64_T], mpi.MIN)]
         if agreed[0] != ~agreed[1]:  # the least and the greatest number
-            raise MismatchedCall
+            raise _MismatchedCall
         if not request.count:
             return []
         is_small = request.nbytes_per_rank <= SMALL
@@ -135,7 +261,7 @@ class MpiBackend(Backend):
         else:
             assert source is not None
             if (op := _native_op(reduction)) is not None:
-                yield self._reduce(request, reduction, source, result, getattr(mpi, op))
+                yield self._reduce(request, source, result, op)
             else:
                 yield from self._fold(request, reduction, source, result, memory)
         if not is_small:
@@ -146,14 +272,14 @@ class MpiBackend(Backend):
     def _move(self, request: Request, source: Array | None, result: Array) -> list[Any]:
         """Begin a collective that moves data."""
         comm, root, me = self._comm, request.root, self._rank
-        unit = _unit(request.count * request.dtype.itemsize)
-        give = None if source is None else [_octets(source), self._datatype(unit)]
-        take = None if not result.size else [_octets(result), self._datatype(unit)]
+        datatype = self._datatype(request.count * request.dtype.itemsize)
+        give = None if source is None else [_octets(source), datatype]
+        take = None if not result.size else [_octets(result), datatype]
         match request.kind:
             case "broadcast":
                 if source is not None:
                     _copy(source, result)
-                return [comm.Ibcast(take if give is None else give, root)]
+                return [comm.Ibcast(give or take, root)]
             case "all_gather":
                 return [comm.Iallgather(give, take)]
             case "gather":
@@ -173,15 +299,13 @@ class MpiBackend(Backend):
                 begun.append(comm.Isend(give, taker, _DATA))
         return begun
 
-    def _reduce(
-        self, request: Request, reduction: Reduction, source: Array, result: Array, op: Any
-    ) -> list[Any]:
+    def _reduce(self, request: Request, source: Array, result: Array, name: str) -> list[Any]:
         """Begin a reduction of MPI's own: its order does not matter to integers."""
         comm, root, size = self._comm, request.root, source.dtype.itemsize
         datatype = self._datatype(size)  # sums and products of signed integers have the same bits, and wrap
-        if source.dtype.kind == "i" and reduction.op in ("min", "max"):
+        if source.dtype.kind == "i" and name in ("MIN", "MAX"):
             datatype = getattr(self._mpi, f"INT{8 * size}_T")
-        give, take = [_octets(source), datatype], [_octets(result), datatype]
+        give, take, op = [_octets(source), datatype], [_octets(result), datatype], getattr(self._mpi, name)
         match request.kind:
             case "all_reduce":
                 return [comm.Iallreduce(give, take, op)]
@@ -197,45 +321,39 @@ class MpiBackend(Backend):
         Every rank gets its part of all contributions, folds it, and passes the result on.
         """
         comm, size, me, count = self._comm, len(self._ranks), self._rank, request.count
-        is_flat = request.kind != "reduce_scatter" and source.nbytes * size <= SMALL
-        if is_flat:  # every rank gets all contributions: one step, for short arrays
+        if request.kind == "reduce_scatter":
+            parts = [(rank * count, (rank + 1) * count) for rank in range(size)]
+        elif source.nbytes * size <= SMALL:  # every rank gets all contributions: one step, for short arrays
             stage = self._scratch(size * count, reduction.wire)
             memory.append(stage)
-            unit = self._datatype(_unit(reduction.wire.itemsize))
-            yield [comm.Iallgather([_octets(source), unit], [_octets(stage), unit])]
-            if not result.size:
-                return
-            rows, target = list(stage.reshape(size, count)), result
-        else:
-            parts = [(rank * count, (rank + 1) * count) for rank in range(size)]
-            if request.kind != "reduce_scatter":
-                parts = [bounds(count, size, rank) for rank in range(size)]
-            start, stop = parts[me]
-            others = [part if rank != me else (0, 0) for rank, part in enumerate(parts)]
-            stage = self._scratch((size - 1) * (stop - start), reduction.wire)
-            rows = list(stage.reshape(size - 1, stop - start))
-            places = [(at * (stop - start), (at + 1) * (stop - start)) for at in range(size - 1)]
-            places.insert(me, (0, 0))
-            target = result if request.kind == "reduce_scatter" else result[start:stop]
-            if not result.size:
-                target = np.empty(stop - start, reduction.result)
-            memory += [stage, target]
-            yield [comm.Ialltoallv(self._parts(source, others), self._parts(stage, places))]
-            rows.insert(me, source[start:stop])
-        accumulator = target
-        if reduction.accumulator != reduction.result:
-            accumulator = np.empty(target.size, reduction.accumulator)
-        for rank, row in enumerate(rows):
-            reduction.fold(row, accumulator, rank == 0)
-        reduction.finish(accumulator, target, size)
-        self._give_back(stage)
-        if is_flat or request.kind == "reduce_scatter":
+            datatype = self._datatype(reduction.wire.itemsize)
+            yield [comm.Iallgather([_octets(source), datatype], [_octets(stage), datatype])]
+            if result.size:
+                _fold_rows(reduction, list(stage.reshape(size, count)), result)
+            self._give_back(stage)
             return
+        else:
+            parts = [bounds(count, size, rank) for rank in range(size)]
+        start, stop = parts[me]
+        length = stop - start
+        stage = self._scratch((size - 1) * length, reduction.wire)
+        rows = list(stage.reshape(size - 1, length))
+        places = [(at * length, (at + 1) * length) for at in range(size - 1)]
+        places.insert(me, (0, 0))
+        target = result if request.kind == "reduce_scatter" else result[start:stop]
+        if not result.size:
+            target = np.empty(length, reduction.result)
+        memory += [stage, target]
+        others = [part if rank != me else (0, 0) for rank, part in enumerate(parts)]
+        yield [comm.Ialltoallv(self._parts(source, others), self._parts(stage, places))]
+        rows.insert(me, source[start:stop])
+        _fold_rows(reduction, rows, target)
+        self._give_back(stage)
         take = self._parts(result, parts) if result.size else None
-        give = [_octets(target), self._datatype(_unit(target.dtype.itemsize))]
+        give = [_octets(target), self._datatype(target.dtype.itemsize)]
         if request.kind == "all_reduce":
             yield [comm.Iallgatherv(self._mpi.IN_PLACE, take)]
-        else:
+        elif request.kind == "reduce":
             yield [comm.Igatherv(self._mpi.IN_PLACE if take else give, take, request.root)]
 
     def _writable(self, request: Request, buffers: Buffers) -> Array:
@@ -248,7 +366,7 @@ class MpiBackend(Backend):
     def _copy_out(self, result: Array, into: Array) -> None:
         """Copy a complete result to the caller's memory, if it is not there."""
         if result is not into:
-            _octets(into)[...] = _octets(result)
+            _copy(result, into)
             self._give_back(result)
 
     def _scratch(self, count: int, dtype: np.dtype[Any]) -> Array:
@@ -269,19 +387,20 @@ class MpiBackend(Backend):
 
     def _parts(self, array: Array, parts: Sequence[tuple[int, int]]) -> list[Any]:
         """Return MPI's view of an array of which each rank has a part, given in elements."""
-        unit = _unit(array.dtype.itemsize)
-        width = array.dtype.itemsize // unit
+        width = array.dtype.itemsize // _unit(array.dtype.itemsize)
         counts = [(stop - start) * width for start, stop in parts]
-        return [_octets(array), counts, [start * width for start, _ in parts], self._datatype(unit)]
+        starts = [start * width for start, _ in parts]
+        return [_octets(array), counts, starts, self._datatype(array.dtype.itemsize)]
 
     def _datatype(self, nbytes: int) -> Any:
-        return getattr(self._mpi, f"UINT{8 * nbytes}_T")
+        """Return MPI's type of the largest integers that fit exactly into some bytes."""
+        return getattr(self._mpi, f"UINT{8 * _unit(nbytes)}_T")
 
     # -- transfers -------------------------------------------------------------------------------------------
 
     def _send(self, peer: int, request: Request, buffers: Buffers, number: Array, memory: list[Any]) -> Steps:
         """Send: small data with the descriptor, large data once the receiver has called the same."""
-        comm, source = self._comm, buffers.source
+        comm, source, nothing = self._comm, buffers.source, [None, 0, self._mpi.BYTE]
         assert source is not None
         is_small = request.nbytes_per_rank <= SEND_BUFFER
         header = np.concatenate([_octets(number), _octets(source)]) if is_small else _octets(number)
@@ -294,10 +413,10 @@ class MpiBackend(Backend):
                 return [sent]
             yield [sent]
             return []
-        yield [sent, comm.Irecv([None, 0, self._mpi.BYTE], peer, _READY)]
+        yield [sent, comm.Irecv(nothing, peer, _READY)]
         memory.append(source)
-        yield [comm.Isend([_octets(source), self._datatype(_unit(source.nbytes))], peer, _DATA)]
-        yield [comm.Isend([None, 0, self._mpi.BYTE], peer, _DONE)]
+        yield [comm.Isend([_octets(source), self._datatype(source.nbytes)], peer, _DATA)]
+        yield [comm.Isend(nothing, peer, _DONE)]
         return []
 
     def _receive(
@@ -308,14 +427,14 @@ class MpiBackend(Backend):
         header = np.empty(number.nbytes + SEND_BUFFER, np.uint8)
         memory.append(header)
         yield [comm.Irecv([header, self._mpi.BYTE], peer, _HEADER)]
-        if bytes(header[: number.nbytes]) != number.tobytes():
-            raise MismatchedCall
+        if header[: number.nbytes].tobytes() != number.tobytes():
+            raise _MismatchedCall
         if (nbytes := request.nbytes_per_rank) <= SEND_BUFFER:
             _octets(buffers.result)[...] = header[number.nbytes : number.nbytes + nbytes]
             return []
         result = self._writable(request, buffers)
         memory.append(result)
-        received = comm.Irecv([_octets(result), self._datatype(_unit(nbytes))], peer, _DATA)
+        received = comm.Irecv([_octets(result), self._datatype(nbytes)], peer, _DATA)
         yield [received, comm.Isend(nothing, peer, _READY), comm.Irecv(nothing, peer, _DONE)]
         self._copy_out(result, buffers.result)
         return []
@@ -331,8 +450,17 @@ def _native_op(reduction: Reduction) -> str | None:
     return _INTEGER_OPS.get(reduction.op) if dtype.kind in "iu" else None
 
 
+def _fold_rows(reduction: Reduction, rows: Sequence[Array], target: Array) -> None:
+    """Fold all ranks' contributions, in their order."""
+    accumulator = target
+    if reduction.accumulator != reduction.result:
+        accumulator = np.empty(target.size, reduction.accumulator)
+    for rank, row in enumerate(rows):
+        reduction.fold(row, accumulator, rank == 0)
+    reduction.finish(accumulator, target, len(rows))
+
+
 def _unit(nbytes: int) -> int:
-    """Return the size of the largest integers that fit exactly into some bytes."""
     return next(size for size in (8, 4, 2, 1) if nbytes % size == 0)
 
 

@@ -270,6 +270,7 @@ def _await(request: Any, what: str, deadline: float, timeout: float) -> None:
         if now >= reported + _REPORT_EVERY:
             reported = now
             announce(
-                f"has waited {now - began:.0f} s (of {timeout:g} s) for {what}; MPI cannot say which are missing"
+                f"has waited {now - began:.0f} s (of {timeout:g} s) for {what}; MPI cannot say which are "
+                "missing"
             )
         time.sleep(_NAP)
