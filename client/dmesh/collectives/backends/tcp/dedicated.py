@@ -8,6 +8,7 @@ member agrees, from its second call on.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import struct
@@ -57,13 +58,7 @@ def open_connections(
 ) -> Waits[Connections | str]:
     """Connect the members of a group; return the connections, or why there are none.
 
-    Must be called by all members, which all can use them.
-
-    Args:
-        exchange: Among all members.
-        connector: Makes the connections.
-        tuning: The group's.
-        transfers: Whether transfers get connections, too.
+    Must be called by all members, which all can use them. `transfers`: these get connections, too.
     """
     assert connector is not None
     ranks, position = exchange.ranks, exchange.position
@@ -80,19 +75,14 @@ def open_connections(
         wanted = {member: list(offer.unpack(offers[member])) for member in range(position + 1, len(ranks))}
         refusal = yield from _dial(exchange.channel, connector, ranks, wanted, found)
         agreement = yield from exchange.agree(not refusal)
-        for member, expected in tuple(numbers.items()):
+        for member in tuple(numbers):
             # A dialer agrees once it has been let in, so its connections are here by then.
-            claimed = _claim(connector, expected)
-            del numbers[member]
-            if len(claimed) == len(expected):
-                found[member] = claimed
-            else:
-                close_all(claimed)
+            found[member] = _claim(connector, numbers.pop(member))
         if not agreement.level:
             return refusal or f"rank {agreement.against} could not connect with all of the group"
-        if len(found) != len(ranks) - 1:
-            missing = next(m for m in range(len(ranks)) if m != position and m not in found)
-            raise AssertionError(f"rank {ranks[missing]} says that it has connected, but has not")
+        for member, sockets in found.items():
+            if len(sockets) != each:
+                raise AssertionError(f"rank {ranks[member]} says that it has connected, but has not")
         connected, found = Connections(found, tuning, agreement), {}
         return connected
     finally:
@@ -111,62 +101,54 @@ def _dial(
     channel: Channel, connector: Connector, ranks: Sequence[int], wanted: dict[int, list[int]], found: Sockets
 ) -> Waits[str]:
     """Dial members under their numbers; return the problem, if any. Raises the group's failure."""
-    results: queue.SimpleQueue[tuple[int, int, socket | None, str]] = queue.SimpleQueue()
-    given_up: list[None] = []
-    connected: dict[tuple[int, int], socket] = {}
-
-    def dialed(member: int, which: int, sock: socket | None, problem: str) -> None:
-        results.put((member, which, sock, problem))
-        if given_up:
-            _drain(results)
-
-    for member, numbers in wanted.items():
-        for which, number in enumerate(numbers):
-            connector.dial(ranks[member], number, partial(dialed, member, which))
-    missing = {(member, which) for member, numbers in wanted.items() for which in range(len(numbers))}
-    refusal = ""
+    dials = [(member, number) for member, numbers in wanted.items() for number in numbers]
+    results: queue.SimpleQueue[tuple[int, socket | None, str]] = queue.SimpleQueue()
+    connected: dict[int, socket] = {}  # by index of the dial
+    refusal, given_up = "", False
     give_up_at = time.monotonic() + _CONNECT_WITHIN
+
+    def dialed(index: int, sock: socket | None, problem: str) -> None:
+        results.put((index, sock, problem))
+        if given_up:
+            close_late()
+
+    def close_late() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                sock = results.get_nowait()[1]
+                if sock is not None:
+                    sock.close()
 
     def arrived(seconds: float) -> bool:
         """Take the outcome of one dial; raise the group's failure."""
         nonlocal refusal
         try:
-            member, which, sock, problem = take(results, min(seconds, _CHECK_EVERY))
+            index, sock, problem = take(results, min(seconds, _CHECK_EVERY))
         except queue.Empty:
             channel.wait([], 0.0)
             if time.monotonic() > give_up_at:
-                late = ranks[min(missing)[0]]
+                late = next(ranks[member] for at, (member, _) in enumerate(dials) if at not in connected)
                 refusal = f"there is no connection with rank {late} after {_CONNECT_WITHIN:g} s"
             return bool(refusal)
-        missing.discard((member, which))
         if sock is None:
-            refusal = f"there is no connection with rank {ranks[member]}: {problem}"
+            refusal = f"there is no connection with rank {ranks[dials[index][0]]}: {problem}"
         else:
-            connected[member, which] = sock
+            connected[index] = sock
         return True
 
     try:
-        while missing and not refusal:
+        for index, (member, number) in enumerate(dials):
+            connector.dial(ranks[member], number, partial(dialed, index))
+        while len(connected) < len(dials) and not refusal:
             yield arrived
         if not refusal:
-            for member, numbers in wanted.items():
-                found[member] = [connected[member, which] for which in range(len(numbers))]
-            connected.clear()
+            for index, (member, _) in enumerate(dials):
+                found.setdefault(member, []).append(connected.pop(index))
     finally:
-        given_up.append(None)
-        _drain(results)
+        given_up = True
+        close_late()
         close_all(connected.values())
     return refusal
-
-
-def _drain(results: queue.SimpleQueue[tuple[int, int, socket | None, str]]) -> None:
-    while True:
-        try:
-            sock = results.get_nowait()[2]
-        except queue.Empty:
-            return
-        if sock is not None:
-            sock.close()
 
 
 def close_all(sockets: Iterable[socket]) -> None:
@@ -184,13 +166,7 @@ class _TransferSockets:
 
 
 class TcpEndpoints:
-    """Opens the endpoints of a group with dedicated connections; see `generation.EndpointOpener`.
-
-    Args:
-        core: The native core.
-        position: This client's position in the group.
-        found: The connections, which belong to the endpoints from now on.
-    """
+    """Opens the endpoints of a group with dedicated connections, which belong to them from now on."""
 
     def __init__(self, core: Core, position: int, found: Connections) -> None:
         self._core = core

@@ -45,14 +45,8 @@ class FrameReader:
     """Reads the frames of a peer that has proven its identity.
 
     Headers and small payloads go through a buffer, so that one system call reads many; a large payload is
-    read straight into the posted memory, together with the header that follows it.
-
-    Args:
-        sock: The connection, non-blocking.
-        peer: Rank of the sender.
-        message_queue: Takes the frames.
-        on_goodbye: Called with the GOODBYE frame.
-        only_goodbye: The other side, which accepted this connection, may send nothing else on it.
+    read straight into the posted memory, together with the header that follows it. `only_goodbye`: the other
+    side, which accepted this connection, may send nothing else on it.
     """
 
     def __init__(
@@ -101,29 +95,23 @@ class FrameReader:
     def _receive(self) -> int:
         destination = self._destination
         if destination is None:
-            self._compact()
+            rest = bytes(self._buffer[self._start : self._end])
+            self._buffer[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
             count = self._socket.recv_into(self._buffer[self._end :])
             self._end += count
             return count
         # The buffer is empty, or its bytes would have gone to the destination.
-        rest = destination.size - self._filled
         self._start = self._end = 0
         with destination.guard:
             view = destination.view
-            target = _DISCARD[:rest] if view is None else view[self._filled :]
+            left = destination.size - self._filled
+            target = _DISCARD[:left] if view is None else view[self._filled :]
             count = self._socket.recvmsg_into([target, self._ahead])[0]
         payload = min(count, len(target))
         self._end = count - payload
         self._fill(payload)
         return count
-
-    def _compact(self) -> None:
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._start:
-            rest = bytes(self._buffer[self._start : self._end])
-            self._buffer[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
 
     def _parse(self) -> bool:
         """Take everything complete in the buffer; return False if there is no room for a frame."""

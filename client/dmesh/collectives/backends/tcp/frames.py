@@ -97,19 +97,8 @@ class Frame(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the header and the signature, which the payload follows."""
-        return (
-            _HEADER.pack(
-                VERSION,
-                self.kind,
-                len(self.signature),
-                self.step,
-                self.generation,
-                self.group,
-                self.sequence,
-                self.length,
-            )
-            + self.signature
-        )
+        which = (self.step, self.generation, self.group, self.sequence)
+        return _HEADER.pack(VERSION, self.kind, len(self.signature), *which, self.length) + self.signature
 
 
 _WITH_PAYLOAD: Final = frozenset({Kind.DATA, Kind.CHUNK, Kind.CONTROL})
@@ -130,12 +119,7 @@ _LENGTHS: Final = {
 def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple[Frame, int]:
     """Parse a fixed header; return the frame, still without its signature, and the signature's length.
 
-    Args:
-        data: Holds at least `HEADER_SIZE` bytes from `offset` on.
-        offset: Start of the header.
-
-    Raises:
-        CollectiveError: The header breaks a rule of the protocol. Nothing after it can be trusted.
+    Raises CollectiveError if it breaks a rule of the protocol: nothing after it can be trusted.
     """
     version, number, signature_length, step, generation, group, sequence, length = _HEADER.unpack_from(
         data, offset

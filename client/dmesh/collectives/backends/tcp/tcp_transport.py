@@ -6,7 +6,7 @@ all its connections, and the first that ends tells its peers within milliseconds
 goodbye on each first.
 
 ```
-caller's thread: MessageChannel -> Connection -> SendQueue -> socket   (writes at once what the socket takes)
+caller's thread: Channel -> Connection -> SendQueue -> socket   (writes at once what the socket takes)
 loop's thread:   socket -> FrameReader -> MessageQueue -> posted memory   (and the rest of the writing)
                  listener -> Admission -> Connection;   Dial -> Connection
 ```
@@ -33,12 +33,7 @@ from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Ref
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream
 from dmesh.collectives.backends.tcp.transport import MessageQueue, Transport, TransportListener
 from dmesh.coordination.waiting import Bell, carry_out
-from dmesh.errors import (
-    CollectiveError,
-    InitializationTimeoutError,
-    PeerAuthenticationError,
-    PeerLostError,
-)
+from dmesh.errors import CollectiveError, InitializationTimeoutError, PeerAuthenticationError, PeerLostError
 
 _SILENCE_CHECKS = 8
 _TLS_MISMATCH_DELAY = 1.0
@@ -56,7 +51,7 @@ class TcpTransport(Transport):
         cluster_id: Names this run of the cluster; the same for all its clients.
         incarnation: Random number of this process, as the peers know it; 0 if there is none.
         options: Limits.
-        tls: Encrypts connections, at all clients or none; None for plain ones.
+        tls: Encrypts connections, at all clients or none.
     """
 
     def __init__(
@@ -72,14 +67,12 @@ class TcpTransport(Transport):
         self.rank = rank
         self.options = options = options or TcpOptions()
         self.message_queue = MessageQueue(rank, self, options.unexpected_limit)
-        self._credentials = Credentials(
-            rank, incarnation, cluster_id, secret, lambda: self.message_queue.generation
-        )
+        generation = lambda: self.message_queue.generation  # noqa: E731
+        self._credentials = Credentials(rank, incarnation, cluster_id, secret, generation)
         self._tls = tls
         self._listener_socket = listener
         self._loop = EventLoop(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
         self._admission: Admission | None = None
-        self._peers: dict[int, Peer] = {}
         self._lock = threading.Lock()
         self._closing = False
         # These belong to the loop's thread, but any thread may look up a connection; new ones are made under
@@ -99,13 +92,13 @@ class TcpTransport(Transport):
         """Begin to accept and deliver; see `Transport.start`. This client itself may be among the peers."""
         if self._admission is not None or self._closing:
             raise CollectiveError(f"the transport of rank {self.rank} has been started or closed already")
-        self._peers = {peer.rank: peer for peer in peers if peer.rank != self.rank}
-        self.message_queue.attach(listener, tuple(self._peers.values()), generation)
+        others = [peer for peer in peers if peer.rank != self.rank]
+        self.message_queue.attach(listener, others, generation)
         self._admission = Admission(
             self._loop,
             self._listener_socket,
             self._credentials,
-            {peer.rank: peer.incarnation for peer in self._peers.values()},
+            {peer.rank: peer.incarnation for peer in others},
             self.options,
             self._tls,
             may_enter=self._may_enter,
@@ -119,23 +112,13 @@ class TcpTransport(Transport):
     def connect_all(
         self, timeout: float, report: Callable[[str], None] = announce, report_every: float = 10.0
     ) -> None:
-        """Connect to every peer, and wait until that is done.
+        """Connect to every peer, and wait until that is done; see `Transport.connect_all`.
 
-        Without a coordination service the end of these connections is how a dead peer is noticed.
-
-        Args:
-            timeout: Seconds within which all peers must be there.
-            report: Called from time to time with a line that names the missing ranks.
-            report_every: Seconds between the reports.
-
-        Raises:
-            InitializationTimeoutError: A peer did not come in time.
-            PeerAuthenticationError: A peer refused this client, or was refused.
-            PeerLostError: A peer came and went.
+        Every so many seconds `report` is called with a line that names the missing ranks.
         """
-        connections = {rank: self._connection(rank) for rank in self._peers}
+        connections = {rank: self._connection(rank) for rank in self.message_queue.peers}
         self._loop.call(lambda: self._extend_dials(timeout))
-        clients = len(self._peers) + 1
+        clients = len(connections) + 1
         began = reported = time.monotonic()
 
         def missing() -> list[int]:
@@ -161,9 +144,8 @@ class TcpTransport(Transport):
             self._changed.wait_for(lambda: not missing(), pause)
 
     def _check_peers(self) -> None:
-        for rank in self._peers:
-            reason = self.message_queue.gone(rank)
-            if reason is None:
+        for rank in self.message_queue.peers:
+            if (reason := self.message_queue.gone(rank)) is None:
                 continue
             if (refused := self._refused.get(rank)) is not None:
                 raise PeerAuthenticationError(f"rank {self.rank} cannot join: {refused}") from refused
@@ -182,7 +164,7 @@ class TcpTransport(Transport):
         """
         if self._admission is None:
             raise CollectiveError(f"the transport of rank {self.rank} has not been started")
-        others = {peer.rank: peer for peer in peers if peer.rank != self.rank}
+        others = [peer for peer in peers if peer.rank != self.rank]
         carry_out(lambda: self._renew(others, generation, switch), self._loop.call, self._check_open)
 
     def _check_open(self) -> None:
@@ -192,8 +174,7 @@ class TcpTransport(Transport):
     def control(self, peer: int, message: bytes) -> None:
         """Send a control message; see `Transport.control`."""
         self.message_queue.check_control(peer, message)
-        connection = self._connection(peer)
-        if connection is not None:
+        if (connection := self._connection(peer)) is not None:
             connection.send(Frame(Kind.CONTROL, length=len(message)), None, bytes(message))
 
     def sends_to(self, peer: int) -> bool:
@@ -223,28 +204,24 @@ class TcpTransport(Transport):
 
     def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
         """Send a frame; see `FrameSender.transmit`."""
-        connection = self._connection(peer)
-        if connection is not None:
+        if (connection := self._connection(peer)) is not None:
             connection.send(frame, send)
 
     def withdraw(self, send: Send) -> bool:
         """Stop using a send's memory; see `FrameSender.withdraw`."""
-        connection = self._dialed.get(send.peer)
-        if connection is None:
-            send.withdrawn = True  # nothing has ever been sent to that peer
-            return False
-        return connection.withdraw(send)
+        if (connection := self._dialed.get(send.peer)) is not None:
+            return connection.withdraw(send)
+        send.withdrawn = True  # nothing has ever been sent to that peer
+        return False
 
     def resume(self, peer: int) -> None:
         """Read a peer again; see `FrameSender.resume`."""
-        connection = self._accepted.get(peer)
-        if connection is not None:
+        if (connection := self._accepted.get(peer)) is not None:
             self._loop.call(connection.resume)
 
     def _connection(self, peer: int) -> Connection | None:
         """Return the connection that carries frames to a peer, a new one if need be; None if it is gone."""
-        connection = self._dialed.get(peer)
-        if connection is not None:
+        if (connection := self._dialed.get(peer)) is not None:
             return connection
         gone = self.message_queue.gone(peer)
         with self._lock:
@@ -263,25 +240,22 @@ class TcpTransport(Transport):
     def _connections(self) -> Iterator[Connection]:
         return itertools.chain(tuple(self._dialed.values()), tuple(self._accepted.values()))
 
-    def _renew(self, peers: dict[int, Peer], generation: int, switch: Callable[[], None]) -> None:
-        replaced = {rank for rank, peer in peers.items() if peer.incarnation != self._peers[rank].incarnation}
+    def _renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
+        former = self.message_queue.peers
+        replaced = {peer.rank for peer in peers if peer.incarnation != former[peer.rank].incarnation}
         with self._lock:
-            dropped = [
-                connection
-                for connections in (self._dialed, self._accepted)
-                for rank in replaced
-                if (connection := connections.pop(rank, None)) is not None
-            ]
-            self._peers = peers
+            both = (self._dialed, self._accepted)
+            dropped = [connections.pop(rank, None) for connections in both for rank in replaced]
         for rank in replaced:
             self._cancel_dial(rank)
             self._refused.pop(rank, None)
         for connection in dropped:
-            connection.drop()
+            if connection is not None:
+                connection.drop()
         if self._admission is not None:
-            self._admission.expect({rank: peer.incarnation for rank, peer in peers.items()})
+            self._admission.expect({peer.rank: peer.incarnation for peer in peers})
         # From here on peers of the new generation are let in, and its channels can be opened.
-        self.message_queue.renew(tuple(peers.values()), replaced, generation)
+        self.message_queue.renew(peers, replaced, generation)
         switch()
 
     def _is_current(self, connection: Connection) -> bool:
@@ -295,7 +269,7 @@ class TcpTransport(Transport):
         dial = self._dials[peer] = Dial(
             self._loop,
             self._credentials,
-            self._peers[peer],
+            self.message_queue.peer(peer),
             self.options,
             on_connected=lambda sock: self._on_connected(connection, sock),
             on_failed=lambda problem, refused: self._on_unreachable(connection, problem, refused),
@@ -336,7 +310,9 @@ class TcpTransport(Transport):
             self._depart(connection, problem)
 
     def _may_enter(self, peer: int, incarnation: int, number: int) -> bool:
-        known = self._peers[peer].incarnation  # the peer may have been replaced since it said who it is
+        known = self.message_queue.peers[
+            peer
+        ].incarnation  # the peer may have been replaced since it said who it is
         if self._closing or (known and incarnation != known) or self.message_queue.gone(peer):
             return False
         if number:
@@ -355,8 +331,7 @@ class TcpTransport(Transport):
 
     def _on_tls_mismatch(self, peer: int) -> None:
         # A thread that waits for that peer would wait in vain. If it is true, our own connection shows it.
-        dial = self._dials.get(peer)
-        if dial is not None:
+        if (dial := self._dials.get(peer)) is not None:
             dial.hurry()
         else:
             self._connection(peer)
@@ -380,8 +355,7 @@ class TcpTransport(Transport):
         elif not connection.goodbye:
             # A dying process loses all its connections at once, but its last frames may be in the other one.
             accepted = self._accepted.get(connection.peer)
-            alone = accepted is None or accepted.ended
-            delay = 0.0 if alone else self.options.grace
+            delay = 0.0 if accepted is None or accepted.ended else self.options.grace
             self._loop.after(delay, lambda: self._depart(connection, reason))
 
     def _depart_unless_accepted(self, connection: Connection) -> None:

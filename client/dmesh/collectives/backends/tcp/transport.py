@@ -123,13 +123,9 @@ class MessageQueue(Channels):
 
     def report_mismatch(self, channel: Channel, peer: int, signature: bytes) -> None:
         """Report a peer's other signature to the listener, and fail the channel. Without the lock."""
-        self._tell(
-            lambda listener: listener.on_mismatch(
-                channel.group, channel.sequence, peer, signature, channel.generation
-            )
-        )
-        # The listener knows more and has failed the channel before; if it has not, the channel must not wait
-        # forever.
+        group, sequence, generation = channel.group, channel.sequence, channel.generation
+        self._tell(lambda listener: listener.on_mismatch(group, sequence, peer, signature, generation))
+        # The listener knows more and has failed the channel; if it has not, it must not wait forever.
         channel.fail(
             CollectiveMismatchError(
                 f"{self.describe(peer)} takes part in {channel.name} with {_printable(signature)}, "
@@ -140,16 +136,12 @@ class MessageQueue(Channels):
     def accept(self, peer: int, frame: Frame) -> Destination | None:
         """Return the destination of the payload, if any, of a frame; None if there is no room for it now.
 
-        Raises:
-            CollectiveError: The frame breaks the protocol; its sender cannot be trusted any more.
+        Raises CollectiveError if the frame breaks the protocol: its sender cannot be trusted any more.
         """
         if frame.kind is Kind.CONTROL:
             message = bytearray(frame.length)
-            return Destination(
-                frame.length,
-                memoryview(message),
-                lambda: self._tell(lambda listener: listener.on_control(peer, bytes(message))),
-            )
+            arrived = lambda: self._tell(lambda listener: listener.on_control(peer, bytes(message)))  # noqa: E731
+            return Destination(frame.length, memoryview(message), arrived)
         deferred: Deferred = []
         with self.lock:
             found = self._destination(peer, frame, deferred)
@@ -248,13 +240,7 @@ class Connector(Protocol):
         """Return and forget the connection that has come under a number; None if none has."""
 
     def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
-        """Connect to a peer that expects it under a number.
-
-        Args:
-            peer: Its rank.
-            number: The number that it has advertised.
-            on_dialed: Called once, on any thread.
-        """
+        """Connect to a peer that expects it under a number; `on_dialed` is called once, on any thread."""
 
 
 class Transport(ABC):
@@ -269,13 +255,7 @@ class Transport(ABC):
 
     @abstractmethod
     def start(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
-        """Begin to accept and deliver.
-
-        Args:
-            listener: Its callbacks.
-            peers: All other clients.
-            generation: The current one; messages of earlier ones are dropped.
-        """
+        """Begin to accept from all other clients and deliver; messages of earlier generations are dropped."""
 
     def connect_all(self, timeout: float) -> None:
         """Wait until there is a connection with every peer, where a transport has connections.
@@ -295,17 +275,12 @@ class Transport(ABC):
         """Begin a new generation, in which some peers may be other processes than before.
 
         All channels fail. Connections and frames of a peer whose incarnation has changed are dropped, and its
-        departure is forgotten; all others stay. From now on frames of earlier generations are dropped; those
-        of the new one that have already come wait for their channels.
+        departure is forgotten; all others stay.
 
-        Args:
-            peers: All other clients; the same ranks as before.
-            generation: Larger than before, or the same as was given to `start`.
-            switch: Called at the very moment, on the thread of the listener's callbacks: those before it
-                concern the former processes, those after it the new ones.
-
-        Raises:
-            CollectiveError: The transport is closed.
+        `peers` have the same ranks as before; `generation` is larger, or the one that was given to `start`.
+        `switch` is called at the very moment, on the thread of the listener's callbacks: those before it
+        concern the former processes, those after it the new ones. Raises CollectiveError if the transport is
+        closed.
         """
 
     @abstractmethod
