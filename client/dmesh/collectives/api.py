@@ -68,6 +68,10 @@ class ProcessGroup(ABC):
     requests: Requests
     """Makes the requests of this rank's calls."""
 
+    def perform(self, timeout: float | None, async_op: bool, kind: str, *arguments: Any, **named: Any) -> Any:
+        """Validate and carry out a call; see `Requests.make` for its arguments."""
+        return self.call(self.requests.make(kind, *arguments, **named), timeout, async_op)
+
     @abstractmethod
     def call(self, request: Request, timeout: float | None, async_op: bool) -> Any:
         """Carry out a validated call."""
@@ -243,8 +247,7 @@ def reduce(
     Returns:
         The result on the root, None on the others.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("reduce", x, out, op=op, root=root), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "reduce", x, out, op=op, root=root)
 
 
 @overload
@@ -278,8 +281,7 @@ def reduce_scatter(
     Returns:
         This rank's row or block of the result.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("reduce_scatter", x, out, op=op, axis=axis), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "reduce_scatter", x, out, op=op, axis=axis)
 
 
 @overload
@@ -291,5 +293,4 @@ def barrier(
     *, group: ProcessGroup | None = None, timeout: float | None = None, async_op: bool = False
 ) -> Any:
     """Waits until all ranks have come."""
-    members = resolve(group)
-    return members.call(members.requests.make("barrier"), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "barrier")

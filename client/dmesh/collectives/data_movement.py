@@ -38,8 +38,7 @@ def broadcast(
     Returns:
         A copy of the root's array.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("broadcast", x, out, root=root), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "broadcast", x, out, root=root)
 
 
 @overload
@@ -67,8 +66,7 @@ def all_gather(
         The arrays in the order of ranks: shape `(size, *x.shape)`, or `x.shape` with `axis` as many times as
         long.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("all_gather", x, out, axis=axis), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "all_gather", x, out, axis=axis)
 
 
 @overload
@@ -95,8 +93,7 @@ def gather(
     Returns:
         On the root the arrays in the order of ranks, of shape `(size, *x.shape)`; None on the others.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("gather", x, out, root=root), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "gather", x, out, root=root)
 
 
 @overload
@@ -126,8 +123,7 @@ def scatter(
     Returns:
         The row at this rank's position.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("scatter", x, out, root=root), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "scatter", x, out, root=root)
 
 
 @overload
@@ -151,8 +147,7 @@ def all_to_all(
     Returns:
         An array of the same shape.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("all_to_all", x, out), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "all_to_all", x, out)
 
 
 @overload
@@ -180,8 +175,7 @@ def permute(
     Returns:
         The array that came, or zeros where no pair has this rank for its target.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("permute", x, out, pairs=pairs), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "permute", x, out, pairs=pairs)
 
 
 @overload
@@ -212,8 +206,7 @@ def send(
         x: The array.
         dst: Position of the receiver.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("send", x, root=dst), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "send", x, root=dst)
 
 
 @overload
@@ -243,5 +236,4 @@ def recv(
     Returns:
         The array that came.
     """
-    members = resolve(group)
-    return members.call(members.requests.make("recv", x, out, root=src), timeout, async_op)
+    return resolve(group).perform(timeout, async_op, "recv", x, out, root=src)

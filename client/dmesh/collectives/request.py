@@ -29,6 +29,7 @@ from dmesh.errors import CollectiveValueError
 Array = NDArray[Any]
 
 _BYTE = np.dtype(np.uint8)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # Types of arguments that are the same call if they are equal, as 1, True and 1.0 are not.
 _EXACT = frozenset((int, str, NoneType))
 _MOST_KNOWN = 256
@@ -38,50 +39,30 @@ MAX_LENGTH = 1000
 """Characters of the text. A longer one (a structured dtype can be) ends in a hash of the whole."""
 TRANSFER = "transfer"
 """Kind of a `send` and of its `recv`, which have one descriptor."""
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+"""Kinds that fold contributions."""
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
+"""Kinds with a root."""
 KINDS = (
     "barrier",
-    "all_reduce",
-    "reduce",
-    "reduce_scatter",
+    *REDUCING,
     "broadcast",
     "all_gather",
     "gather",
     "scatter",
     "all_to_all",
-    "transfer",
+    TRANSFER,
     "permute",
 )
 """By number."""
 OPS = ("sum", "prod", "min", "max", "mean", "any", "all", "bitwise_and", "bitwise_or", "bitwise_xor")
 """By number."""
-DTYPES: tuple[np.dtype[Any], ...] = tuple(
-    np.dtype(name)
-    for name in (
-        "bool",
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-        "float16",
-        ml_dtypes.bfloat16,
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    )
-)
+_CODES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", BFLOAT16, "f4", "f8", "c8", "c16")
+DTYPES: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, _CODES))
 """By number."""
 MOST_DIMENSIONS = 8
 """Largest number of dimensions of a descriptor in numbers."""
 
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-"""Kinds that fold contributions."""
-ROOTED = ("reduce", "broadcast", "gather", "scatter")
-"""Kinds with a root."""
 _WORD = 2**64 - 1
 
 

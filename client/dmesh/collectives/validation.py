@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
@@ -21,6 +20,7 @@ from dmesh.collectives.backends.nccl import is_gpu_array
 from dmesh.collectives.backends.nccl.arrays import GpuArrays
 from dmesh.collectives.reduction import REDUCTIONS, canonical_op, resolve
 from dmesh.collectives.request import (
+    BFLOAT16,
     REDUCING,
     ROOTED,
     TRANSFER,
@@ -36,8 +36,6 @@ from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
 # Limit of the search for an element that two arrays with interleaved memory share.
 _OVERLAP_EFFORT = 10_000
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 _PEERS = {"send": "dst", "recv": "src"}
 _NUMPY_ONLY = ("gather", "scatter", "permute")
@@ -115,12 +113,7 @@ NUMPY = NumpyArrays()
 
 
 class RequestBuilder(Requests):
-    """Validates the calls of one rank of a group.
-
-    Args:
-        size: Number of ranks in the group.
-        rank: This rank's position.
-    """
+    """Validates the calls of one rank of a group; see `Requests`."""
 
     def __init__(self, size: int, rank: int) -> None:
         super().__init__(size, rank)
