@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked, Position, WhereAreYou
+from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked, Position, State, WhereAreYou
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.services import NAMED, Barriers, Members, Pair, ranks_text
 from dmesh.collectives.tuning import SEND_BUFFER
@@ -21,6 +21,14 @@ from dmesh.collectives.tuning import SEND_BUFFER
 _ASK_ALL_UP_TO = 64
 """Up to this group size, a waiting rank asks all members where they are."""
 _FOREVER = 0
+_WHERE: dict[State, str] = {
+    "behind": "is still in an earlier generation of the collectives",
+    "unknown": "has not made this group",
+    "absent": "has not called #{}",
+    "queued": "has called #{}, but an earlier asynchronous call is still under way",
+    "running": "is at #{}, too",
+    "finished": "has finished #{}",
+}
 
 
 @dataclass
@@ -166,24 +174,12 @@ class Inquiry:
         answer = self._answers.get(rank)
         if answer is None:
             return f"{name}, has not answered"
-        match answer.state:
-            case "behind":
-                where = "is still in an earlier generation of the collectives"
-            case "unknown":
-                where = "has not made this group"
-            case "absent":
-                where = f"has not called #{self.sequence}"
-                if answer.finished:
-                    last = self.members.call_text(self.pair, rank, answer.last)
-                    where = f"has finished #{answer.finished} ({last}) and {where}"
-            case "queued":
-                where = f"has called #{self.sequence}, but an earlier asynchronous call is still under way"
-            case "running":
-                where = f"is at #{self.sequence}, too"
-                if answer.waits_for:
-                    where += f", and waits for {ranks_text(answer.waits_for)}"
-            case "finished":
-                where = f"has finished #{self.sequence}"
+        where = _WHERE[answer.state].format(self.sequence)
+        if answer.state == "absent" and answer.finished:
+            last = self.members.call_text(self.pair, rank, answer.last)
+            where = f"has finished #{answer.finished} ({last}) and {where}"
+        if answer.state == "running" and answer.waits_for:
+            where += f", and waits for {ranks_text(answer.waits_for)}"
         if answer.busy and answer.state != "running":
             where += f"; it is in {answer.busy}"
         return f"{name}, {where}"

@@ -80,17 +80,13 @@ class Services(Protocol):
     """Parts of the communicator that groups, generations and works use."""
 
     rank: int
-    """This client's id."""
     timeout: float
     """Seconds that a call may take if its caller says nothing else."""
     stuck_after: float
     """Seconds of waiting after which the observer hears which ranks a call waits for; 0 for never."""
     wait_policy: WaitPolicy
-    """Times at which a waiting rank asks the others and announces the wait."""
     clock: Callable[[], float]
-    """Seconds of the monotonic clock."""
     transport: Transport
-    """Carries messages between clients."""
     shared_memory: SharedMemoryRegistry | None
     """Memory shared with clients on the same host; None if there is none."""
     pool: Pool | None
@@ -98,15 +94,11 @@ class Services(Protocol):
     mpi: MpiWorld | None
     """MPI launch that carries the arrays; None if TCP does."""
     tuning: Tuning
-    """This client's tuning."""
     neighbours: int
     """Number of clients on this host, this one included."""
     events: EventRing
-    """Calls of this client, under way and over."""
     barriers: Barriers
-    """Barriers of the coordination service in which this client waits."""
     generation: int
-    """Generation that this client is in."""
 
     def tell(self, rank: int, message: Message) -> None:
         """Send a control message to a client, as far as that is possible."""

@@ -124,8 +124,8 @@ class Stream:
         assert self._open is not None
         endpoint = self._open()
         endpoint.issued, endpoint.completed = self._issued, self._first - 1
-        endpoint.on_complete = self._listener
         self.endpoint, self._open = endpoint, None
+        self._listen()
 
     def ready(self, number: int, *, alone: bool = False) -> bool:
         """Return whether a call may begin now; `alone`: only if all earlier calls are over."""
@@ -135,20 +135,15 @@ class Stream:
             return number <= self._allowed
         return self.completed >= number - 1
 
-    def wait(self, number: int, failed: Callable[[], bool], seconds: float, *, alone: bool = False) -> bool:
-        """Wait until a call may begin; False if that takes longer, or the group has failed."""
-        if self.ready(number, alone=alone):
-            return True
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until a condition holds, looking whenever one of the calls is over; False if it does not."""
         self._waiting += 1
         try:
-            if self.endpoint is not None:
-                self.endpoint.on_complete = self._completed_natively
-            self._bell.wait_for(lambda: failed() or self.ready(number, alone=alone), seconds)
+            self._listen()
+            return self._bell.wait_for(condition, seconds)
         finally:
             self._waiting -= 1
-            if self.endpoint is not None and not self._waiting:
-                self.endpoint.on_complete = self._listener
-        return self.ready(number, alone=alone)
+            self._listen()
 
     def wake(self) -> None:
         """Make the calls that wait for their turn look again."""
@@ -158,8 +153,11 @@ class Stream:
     def on_complete(self, listener: Callable[[], object]) -> None:
         """Call `listener` whenever the endpoint has completed a call that it took whole."""
         self._listener = listener
-        if self.endpoint is not None and not self._waiting:
-            self.endpoint.on_complete = listener
+        self._listen()
+
+    def _listen(self) -> None:
+        if self.endpoint is not None:
+            self.endpoint.on_complete = self._completed_natively if self._waiting else self._listener
 
     def _completed_natively(self) -> None:
         self._bell.ring()
@@ -447,14 +445,11 @@ class Work(Future[Any]):
         if len(self.generation.members.ranks) == 1:
             return
         self._deadline = self._services.clock() + self.timeout
-        if not self.stream.ready(self.sequence, alone=alone):
-            self._until(partial(self._has_turn, alone))
-
-    def _has_turn(self, alone: bool, seconds: float) -> bool:
-        failed = lambda: self.generation.failure is not None  # noqa: E731
-        ready = self.stream.wait(self.sequence, failed, seconds, alone=alone)
-        self._check()
-        return ready
+        is_ready = partial(self.stream.ready, self.sequence, alone=alone)
+        if not is_ready():
+            ends = lambda: self.generation.failure is not None or is_ready()  # noqa: E731
+            self._until(partial(self.stream.wait_for, ends))
+            self._check()
 
     def _check(self) -> None:
         failure = self.generation.failure
