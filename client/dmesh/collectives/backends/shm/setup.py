@@ -247,13 +247,6 @@ class Region:
                 del self.retired[index]
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class Attachment:
-    """Segment with arrays of another client, registered as long as something refers to this."""
-
-    memory: mmap.mmap
-
-
 class SharedMemoryRegistry:
     """Memory that this client shares with groups, and memory of others that it has mapped. Thread-safe.
 
@@ -278,7 +271,6 @@ class SharedMemoryRegistry:
         """Cores that this process may use."""
         self.registered = None if core is None else core.RegisteredMemory()
         """Segments with arrays; None without the native core."""
-        self._attachments: weakref.WeakValueDictionary[bytes, Attachment] = weakref.WeakValueDictionary()
         self._mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._segment: Segment | None = None
@@ -346,20 +338,6 @@ class SharedMemoryRegistry:
                 memory = self._mapped[ticket.nonce] = attach(ticket, self.host)
             return memory
 
-    def attach_registered(self, ticket: Ticket) -> Attachment:
-        """Map and register a segment with another client's arrays, as long as the caller keeps the result."""
-        memory = self.attach(ticket)
-        with self._lock:
-            attachment = self._attachments.get(ticket.nonce)
-            if attachment is None:
-                assert self.registered is not None
-                # Registered memory stays mapped. So it does not matter when the finalizer runs, nor that
-                # another thread may have attached the segment again by then.
-                self.registered.add(memory, ticket.nonce, ticket.descriptor, False)
-                attachment = self._attachments[ticket.nonce] = Attachment(memory)
-                weakref.finalize(attachment, self.registered.drop, ticket.nonce).atexit = False
-            return attachment
-
     def close(self) -> None:
         """Share nothing any more; mapped memory stays until nothing refers to it."""
         with self._lock:
@@ -409,8 +387,7 @@ class SharedMemoryGroup:
         self._shared_memory = shared_memory
         self._position = position
         self._oversubscribed = oversubscribed
-        # Segments with arrays of others that calls have used stay mapped as long as there may be calls.
-        self._attachments: dict[bytes, Attachment] = {}
+        self._attached: set[bytes] = set()  # segments with arrays of others that calls have used
         mark = region.sizes.left(position)
         self.leave = weakref.finalize(self, _leave, region, self.members, mark, os.getpid())
         self.leave.atexit = False
@@ -435,23 +412,29 @@ class SharedMemoryGroup:
         members = [member for member, _ in ends]
         regions = [(member.memory, member.offset + offset) for member, offset in ends]
         shared_memory, region = self._shared_memory, self.region
-        assert shared_memory.core is not None
+        core, registered = shared_memory.core, shared_memory.registered
+        assert core is not None
+        assert registered is not None
         peers = {at: member.ticket.pid for at, member in enumerate(self.members) if at != self._position}
-        endpoint = shared_memory.core.Endpoint(
+        endpoint = core.Endpoint(
             regions, [member.salt for member in members], position, slot, staging, self._oversubscribed, pipe
         )
         endpoint.keep_alive = self  # during a call, no other group may get the memory
 
         def attach_arrays(member: int, nonce: bytes, nbytes: int, descriptor: int) -> None:
-            ticket = replace(members[member].ticket, nonce=nonce, nbytes=nbytes, descriptor=descriptor)
-            self._attachments[nonce] = shared_memory.attach_registered(ticket)
+            if nonce not in self._attached:
+                ticket = replace(members[member].ticket, nonce=nonce, nbytes=nbytes, descriptor=descriptor)
+                registered.add(shared_memory.attach(ticket), nonce, descriptor, False)
+                # It stays mapped as long as there may be calls, and as long as another group has added it.
+                weakref.finalize(self, registered.drop, nonce).atexit = False
+                self._attached.add(nonce)
 
         def retire(objects: tuple[object, ...]) -> None:
             region.retired.append((peers, objects))
 
         # The ranks access each other's large arrays in place.
         processes = [member.ticket.pid for member in members] if self.agreement.level == _CAN_READ else []
-        endpoint.advertise(shared_memory.registered, attach_arrays, retire, processes)
+        endpoint.advertise(registered, attach_arrays, retire, processes)
         if shared_memory.single_copy_from is not None:
             endpoint.single_copy_from = shared_memory.single_copy_from
         return endpoint
