@@ -274,10 +274,10 @@ def test_a_large_group_takes_the_shipped_tuning(monkeypatch):
 
 
 def selected(request, limit):
+    elements = (request.count, request.nbytes_per_rank)
     return schedules.select(
-        request.kind, 4, 3, request.count, request.nbytes_per_rank, root=request.root, pairs=(),
-        contributes=request.contributes, flat=limit, tree=limit, send_buffer=0,
-    )  # fmt: skip
+        request.kind, 4, 3, *elements, request.root, (), request.contributes, limit, limit, 0
+    )
 
 
 def test_schedules_follow_the_tuning():

@@ -22,16 +22,11 @@ from typing import Any
 class Buffer(enum.Enum):
     """A piece of memory of the rank that runs the program."""
 
-    INPUT = "input"
-    """The caller's array; read only."""
-    STAGE = "stage"
-    """Room for what peers contribute; elements of the input's dtype."""
-    ACCUMULATOR = "accumulator"
-    """Accumulator of the fold; elements of the reduction's accumulator dtype."""
-    OUTPUT = "output"
-    """The result."""
-    TOKEN = "token"  # noqa: S105 - the small thing that is passed on, not a password
-    """A byte without a meaning; only its arrival counts."""
+    INPUT = "input"  # the caller's array; read only
+    STAGE = "stage"  # room for what peers contribute; elements of the dtype that travels
+    ACCUMULATOR = "accumulator"  # of the fold; elements of the reduction's accumulator dtype
+    OUTPUT = "output"  # the result
+    TOKEN = "token"  # noqa: S105 - a byte without a meaning; only its arrival counts
 
     __hash__ = object.__hash__  # an enum's own is slow, and hashes its members' names
 
@@ -439,7 +434,6 @@ def select(
     rank: int,
     count: int,
     nbytes: int,
-    *,
     root: int,
     pairs: tuple[tuple[int, int], ...],
     contributes: bool,

@@ -5,8 +5,7 @@ in numbered steps. Every frame carries the channel's *signature* (the operation,
 as text): a frame with another signature than the receiver's is a mismatch, detected before a byte of it is
 stored. Nothing here knows arrays, operations or schedules, or how frames travel.
 
-The lock of the client's `Channels` guards all matching. It is never held while the transport or the listener
-is called: what must be told them is *deferred* until its release.
+The lock of `Channels` guards all matching. While it is held, calls of the transport or listener are deferred.
 """
 
 from __future__ import annotations
@@ -91,9 +90,8 @@ class Send:
 class Destination:
     """Memory for the payload of an arriving frame.
 
-    The transport fills it in as many pieces as it likes, each under `guard` and only while `view` is not
-    None; otherwise it discards the bytes. Once all `size` bytes have come, stored or not, it calls
-    `complete`.
+    The transport fills it in pieces, each under `guard`, or discards them while `view` is None. Once all
+    `size` bytes have come, stored or not, it calls `complete`.
     """
 
     __slots__ = ("_channel", "_memory", "complete", "guard", "size")
@@ -140,8 +138,7 @@ class BufferedFrame:
 class Channel:
     """The frames of one collective. Used by one thread; failed by any.
 
-    The queue's lock guards all attributes. While a transport writes into posted memory it holds `guard`, so
-    `close` can promise that no memory is touched afterwards.
+    A transport holds `guard` while it writes into posted memory: none is touched after `close` has returned.
     """
 
     def __init__(self, owner: Channels, group: int, sequence: int, signature: bytes, generation: int) -> None:
@@ -156,8 +153,7 @@ class Channel:
         self.revoked = False
         self._owner = owner
         self._unsent = 0
-        self._unexpected: dict[tuple[int, int], BufferedFrame] = {}
-        self._readies: dict[tuple[int, int], BufferedFrame] = {}
+        self._unexpected: dict[tuple[int, int, bool], BufferedFrame] = {}  # by peer, step, is READY
         self._mismatched: set[int] = set()
         # Wakes the one thread that waits. Not a condition: Ctrl-C can leave that locked forever, and with it
         # the whole message queue; see `dmesh.coordination.waiting`.
@@ -193,7 +189,7 @@ class Channel:
             if kind is Kind.DATA:
                 send.started = True
                 deferred.append(lambda: owner.sender.transmit(peer, frame, send))
-            elif (ready := self._readies.pop(at, None)) is not None:
+            elif (ready := self._unexpected.pop((*at, True), None)) is not None:
                 owner.refund(ready, deferred)
                 self._start_send(send, ready.frame.length, deferred)
             else:
@@ -211,7 +207,7 @@ class Channel:
             if at in self.receives:
                 raise CollectiveValueError(f"step {step} from rank {peer} of {self.name} is posted already")
             self.receives[at] = receive
-            if (buffered := self._unexpected.pop(at, None)) is not None:
+            if (buffered := self._unexpected.pop((*at, False), None)) is not None:
                 self._settle(receive, buffered, deferred)
             open_still = not receive.done and self.failure is None and not self._is_lost(peer)
             if open_still and into.nbytes > EAGER_LIMIT:
@@ -249,10 +245,9 @@ class Channel:
                 return
             self.revoked = True
             owner.forget(self, deferred)
-            for buffered in (*self._unexpected.values(), *self._readies.values()):
+            for buffered in self._unexpected.values():
                 owner.refund(buffered, deferred)
             self._unexpected.clear()
-            self._readies.clear()
             unfinished = [send for send in self.sends.values() if not send.done]
             self._wake()
         # A transport that was writing into our memory at that moment holds the guard; no other begins to.
@@ -353,22 +348,18 @@ class Channel:
 
     def match(self, buffered: BufferedFrame, deferred: Deferred) -> None:
         """Take a complete, charged frame: match it, or buffer it until its send or receive is posted."""
-        frame, peer = buffered.frame, buffered.account.peer
-        at = (peer, frame.step)
-        refund = self._owner.refund
+        frame, peer, refund = buffered.frame, buffered.account.peer, self._owner.refund
+        at, ready = (peer, frame.step), frame.kind is Kind.READY
         if not self._signature_fits(peer, frame, deferred):
             refund(buffered, deferred)
-        elif frame.kind is Kind.READY:
-            if (send := self.sends.get(at)) is not None:
-                refund(buffered, deferred)
-                self._start_send(send, frame.length, deferred)
-            elif self._readies.setdefault(at, buffered) is not buffered:
-                refund(buffered, deferred)
-        elif (receive := self.receives.get(at)) is not None:
+        elif ready and (send := self.sends.get(at)) is not None:
+            refund(buffered, deferred)
+            self._start_send(send, frame.length, deferred)
+        elif not ready and (receive := self.receives.get(at)) is not None:
             self._settle(receive, buffered, deferred)
-        elif (earlier := self._unexpected.setdefault(at, buffered)) is not buffered:
+        elif (earlier := self._unexpected.setdefault((*at, ready), buffered)) is not buffered:
             if frame.kind is Kind.CANCEL:
-                self._unexpected[at] = buffered
+                self._unexpected[*at, ready] = buffered
             refund(earlier if frame.kind is Kind.CANCEL else buffered, deferred)
 
     def _settle(self, receive: Receive, buffered: BufferedFrame, deferred: Deferred) -> None:

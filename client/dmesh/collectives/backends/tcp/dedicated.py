@@ -43,9 +43,7 @@ class Connections:
 
     sockets: Sockets
     tuning: Tuning
-    """The group's tuning."""
     agreement: Agreement
-    """Outcome of the setup."""
 
     def close(self) -> None:
         """Close the connections: the group does not use them."""

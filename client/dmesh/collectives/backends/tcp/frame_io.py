@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from dmesh.collectives.backends.tcp.channel import Destination, Send
@@ -33,12 +34,9 @@ _DISCARD: Final = memoryview(bytearray(256 * 1024))
 class ReadResult(enum.Enum):
     """Outcome of a read."""
 
-    MORE = enum.auto()
-    """Read again when the socket is readable."""
-    STALLED = enum.auto()
-    """There is no room for the next frame; read again when there is."""
-    ENDED = enum.auto()
-    """The connection ended, cleanly if a goodbye has come."""
+    MORE = enum.auto()  # read again when the socket is readable
+    STALLED = enum.auto()  # there is no room for the next frame; read again when there is
+    ENDED = enum.auto()  # the connection ended, cleanly if a goodbye has come
 
 
 class FrameReader:
@@ -75,9 +73,7 @@ class FrameReader:
     def read(self) -> ReadResult:
         """Read the available frames, up to a limit that gives other connections their turn.
 
-        Raises:
-            CollectiveError: The peer breaks the protocol.
-            OSError: The connection is broken.
+        Raises CollectiveError if the peer breaks the protocol, and OSError if the connection is broken.
         """
         budget = _READ_AT_ONCE
         while budget > 0:
@@ -121,10 +117,9 @@ class FrameReader:
                     return True
                 self._copy(self._destination)
                 continue
+            self._frame = self._frame or self._next_frame()
             if self._frame is None:
-                self._frame = self._next_frame()
-                if self._frame is None:
-                    return True
+                return True
             if not self._take(self._frame):
                 return False
             self._frame = None
@@ -183,30 +178,21 @@ class FrameReader:
 class WriteResult(enum.Enum):
     """Outcome of a write."""
 
-    EMPTY = enum.auto()
-    """Everything is written."""
-    BLOCKED = enum.auto()
-    """Something is left; write again when the socket is writable."""
-    ENDED = enum.auto()
-    """Everything is written, and nothing will follow."""
+    EMPTY = enum.auto()  # everything is written
+    BLOCKED = enum.auto()  # something is left; write again when the socket is writable
+    ENDED = enum.auto()  # everything is written, and nothing will follow
     BROKEN = enum.auto()
-    """The connection is broken."""
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
     """A queued frame, or the chunks of a large payload, of which one at a time is loaded."""
 
-    __slots__ = ("frame", "offset", "pending", "send")
-
-    def __init__(self, frame: Frame, payload: bytes | memoryview | None, send: Send | None) -> None:
-        self.frame = frame
-        self.send = send
-        self.offset = 0
-        self.pending: list[bytes | memoryview] = []
-        if frame.kind is not Kind.CHUNK:
-            self.pending.append(frame.encode())
-            if payload:
-                self.pending.append(memoryview(payload))
+    frame: Frame
+    send: Send | None
+    pending: list[bytes | memoryview]
+    """What is loaded and not written yet."""
+    offset: int = 0
 
     @property
     def complete(self) -> bool:
@@ -244,7 +230,9 @@ class SendQueue:
         with self._lock:
             if self._ended or self._last is not None or (send is not None and send.withdrawn):
                 return False
-            self._entries.append(_Entry(frame, payload if send is None else send.data, send))
+            data = payload if send is None else send.data
+            pieces = [] if frame.kind is Kind.CHUNK else [frame.encode(), *([data] if data else [])]
+            self._entries.append(_Entry(frame, send, pieces))
             return self._socket is not None and not self._blocked
 
     def finish(self, last: Frame) -> None:
@@ -286,10 +274,8 @@ class SendQueue:
         """
         with self._lock:
             send.withdrawn = True
-            for entry in self._entries:
-                if entry.send is send:
-                    break
-            else:
+            entry = next((entry for entry in self._entries if entry.send is send), None)
+            if entry is None:
                 return send.written
             entry.send = None
             if entry.pending:
@@ -313,7 +299,7 @@ class SendQueue:
                 if self._ended:
                     return WriteResult.ENDED
                 self._ended = True
-                self._entries.append(_Entry(self._last, None, None))
+                self._entries.append(_Entry(self._last, None, [self._last.encode()]))
             pieces: list[bytes | memoryview] = []
             size = 0
             for entry in itertools.islice(self._entries, _FRAMES_AT_ONCE):

@@ -63,20 +63,13 @@ HEADER_SIZE: Final = _HEADER.size
 class Kind(enum.IntEnum):
     """Kind of a frame."""
 
-    DATA = 1
-    """A whole small payload."""
-    OFFER = 2
-    """A large payload of `length` bytes waits for the receiver's READY."""
-    READY = 3
-    """The receive of a large payload of `length` bytes is posted."""
-    CHUNK = 4
-    """The next piece of a large payload."""
-    CANCEL = 5
-    """The sender gave up: this payload will not come, or not all of it."""
-    CONTROL = 6
-    """A message outside of any channel."""
-    GOODBYE = 7
-    """Nothing follows. `sequence` is 1 if the sender's other connection to that peer says its own goodbye."""
+    DATA = 1  # a whole small payload
+    OFFER = 2  # a large payload of `length` bytes waits for the receiver's READY
+    READY = 3  # the receive of a large payload of `length` bytes is posted
+    CHUNK = 4  # the next piece of a large payload
+    CANCEL = 5  # the sender gave up: this payload will not come, or not all of it
+    CONTROL = 6  # a message outside of any channel
+    GOODBYE = 7  # the last; `sequence` is 1 if the sender's other connection says its own goodbye
 
 
 class Frame(NamedTuple):

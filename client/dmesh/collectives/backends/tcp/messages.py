@@ -42,15 +42,7 @@ _ODD = struct.Struct("!i")
 
 
 class MessageBackend(Backend):
-    """Schedules over messages.
-
-    Args:
-        transport: Carries the messages; unused in a group of one.
-        ranks: The group's members, by position.
-        rank: This client's position.
-        generation: Number of the generation.
-        connects: Capability exchange; used once, in the first collective. None if there is none.
-    """
+    """Schedules over messages; a group of one has none. `connects` is used once, in the first collective."""
 
     name = "messages"
     capabilities = Capabilities(
@@ -88,27 +80,16 @@ class MessageBackend(Backend):
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
         """Open the channel of the call and run its schedule; see `Backend.start`."""
         # A transfer's ranks may have heard of the group's tuning at different times: its schedule needs none.
-        program = schedules.select(
-            request.kind,
-            len(self._ranks),
-            self._rank,
-            request.count,
-            request.nbytes_per_rank,
-            root=request.root,
-            pairs=request.pairs,
-            contributes=request.contributes,
-            flat=self.tuning.message_flat,
-            tree=self.tuning.message_tree,
-            send_buffer=SEND_BUFFER,
-        )
+        elements = (request.count, request.nbytes_per_rank)
+        roles = (request.root, request.pairs, request.contributes)
+        limits = (self.tuning.message_flat, self.tuning.message_tree, SEND_BUFFER)
+        program = schedules.select(request.kind, len(self._ranks), self._rank, *elements, *roles, *limits)
         memory = Memory(program, request, buffers)
         channel: Channel | None = None
         connects: Connects | None = None
         if len(self._ranks) > 1:
-            stream, sequence = call.stream, call.sequence
-            channel = self._transport.message_queue.open(
-                stream.number, sequence, request.text.encode(), self._generation
-            )
+            stream, sequence, signature = call.stream, call.sequence, request.text.encode()
+            channel = self._transport.message_queue.open(stream.number, sequence, signature, self._generation)
             if sequence == 1 and stream.pair is None:
                 connects, self._connects = self._connects, None
         steps = run(program, memory, self._ranks, channel, request.reduction)
@@ -245,13 +226,8 @@ class Agreement:
 class Exchange:
     """Messages among members of a group in its first call, round by round; all members make the same rounds.
 
-    Args:
-        channel: Channel of the call.
-        ranks: The members.
-        position: This client's position among them.
-        freeze: Returns the counts for each member; no later transfer may begin before the group has chosen.
-            None if transfers are none of this exchange's concern.
-        steps: Step numbers of the messages.
+    `freeze` returns the counts for each member: no later transfer may begin before the group has chosen. It
+    is None if transfers are none of this exchange's concern. `steps` are the step numbers of the messages.
     """
 
     def __init__(

@@ -310,9 +310,8 @@ class TcpTransport(Transport):
             self._depart(connection, problem)
 
     def _may_enter(self, peer: int, incarnation: int, number: int) -> bool:
-        known = self.message_queue.peers[
-            peer
-        ].incarnation  # the peer may have been replaced since it said who it is
+        # The peer may have been replaced since it said who it is.
+        known = self.message_queue.peers[peer].incarnation
         if self._closing or (known and incarnation != known) or self.message_queue.gone(peer):
             return False
         if number:

@@ -32,9 +32,8 @@ FRAME_OVERHEAD = 256
 class TransportListener(Protocol):
     """Callbacks for events outside of channels; must not block.
 
-    They concern the peers' processes that the transport was last given, by `start` or `renew`, and run on the
-    transport's own thread, with one exception: the mismatch of a frame that had to wait for its channel is
-    reported by the thread that opens the channel, before `MessageQueue.open` returns.
+    They concern the peers' processes that the transport was last given, and run on its own thread, but for
+    the mismatch of a frame that had to wait for its channel: the thread that opens the channel reports it.
     """
 
     def on_control(self, peer: int, message: bytes) -> None:
@@ -47,10 +46,9 @@ class TransportListener(Protocol):
         """A peer said goodbye: nothing more will come from it. Called once per peer."""
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
-        """A peer's frame for an open channel carries another signature than the channel's.
+        """A peer's frame carries another signature than its channel. Called once per channel and peer.
 
-        Called once per channel and peer. Afterwards the channel fails with a `CollectiveMismatchError` that
-        shows both signatures, unless the listener has failed it already.
+        Afterwards the channel fails with both signatures, unless the listener has failed it already.
         """
 
 
@@ -59,10 +57,7 @@ class MessageQueue(Channels):
 
     Frames without a posted receive are *unexpected* and buffered, within a budget for each peer; beyond it
     `accept` refuses, and the transport stops reading that peer until there is room. Frames of closed channels
-    are dropped.
-
-    Channels live in a *generation*. When the next one begins (`renew`), all open channels fail, buffered
-    frames of earlier generations are dropped, and those of the new one wait for their channels.
+    and of earlier generations are dropped; those of a later generation wait for it.
     """
 
     def __init__(self, rank: int, sender: FrameSender, unexpected_limit: int = UNEXPECTED_LIMIT) -> None:
@@ -258,11 +253,10 @@ class Transport(ABC):
         """Begin to accept from all other clients and deliver; messages of earlier generations are dropped."""
 
     def connect_all(self, timeout: float) -> None:
-        """Wait until there is a connection with every peer, where a transport has connections.
+        """Wait until there is a connection with every peer, whose end will show that the peer is dead.
 
-        For clusters without a coordination service, in which the end of its connection shows that a peer is
-        dead. Raises InitializationTimeoutError (with the missing ones), PeerAuthenticationError or
-        PeerLostError.
+        For clusters without a coordination service. Raises InitializationTimeoutError (with the missing
+        ones), PeerAuthenticationError or PeerLostError.
         """
         del timeout
 
