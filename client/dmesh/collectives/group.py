@@ -122,7 +122,7 @@ class Group(ProcessGroup):
         reference = weakref.ref(made)  # not the generation itself, which has the backends
         connects = partial(connect, self.members, reference)
         messages = MessageBackend(self.communicator.transport, self.ranks, self.rank, number, connects)
-        made.backends += [NcclBackend(self.members, reference, messages), messages]
+        made.backends += [messages, NcclBackend(self.members, reference, messages)]
         return made
 
     # -- calls -----------------------------------------------------------------------------------------------
