@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 import numpy as np
 
@@ -45,76 +46,56 @@ _JOINING = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class Communicator:
-    """The collectives of one client, and the listener of its transport.
-
-    Args:
-        rank: This client's id.
-        peers: All clients; this one may be among them.
-        transport: Moves bytes; not started yet.
-        timeout: Seconds that a collective may take if its caller says nothing else.
-        on_gone: Called once for each client that is gone, with the reason, when the groups know. Any thread;
-            must not block.
-        wait_policy: Times at which a waiting rank asks and announces.
-        stuck_after: Seconds of waiting after which, and again after as many more, a call's wait is reported
-            (`EventRing.on_waiting`); 0 for never.
-        joined: For a process that replaces a lost client: the cluster's epoch when it was registered, or a
-            later one before its first barrier. It can make no calls before its first `renew`. Else 0.
-        shared_memory: Memory that it shares with clients on its host; None if all groups exchange messages,
-            and say nothing of their tuning.
-        tuning: Tuning that it offers to groups. Without shared memory it must be the same on all clients;
-            else each group takes that of its first member.
-        mpi: MPI launch that carries the arrays; None if TCP does.
-        clock: Seconds, monotonic.
+    """The collectives of one client, and the listener of its transport; see `Services` for what is not here.
 
     Raises:
         CollectiveValueError: The peers are not the ranks 0 to n - 1.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        peers: Sequence[Peer],
-        transport: Transport,
-        timeout: float,
-        *,
-        on_gone: Callable[[int, str], None] | None = None,
-        wait_policy: WaitPolicy | None = None,
-        stuck_after: float = 0.0,
-        joined: int = 0,
-        shared_memory: SharedMemoryRegistry | None = None,
-        tuning: Tuning = SHIPPED,
-        mpi: MpiWorld | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    rank: int
+    peers: InitVar[Sequence[Peer]]
+    """All clients; this one may be among them."""
+    transport: Transport
+    """Not started yet."""
+    timeout: float
+    _: KW_ONLY
+    on_gone: Callable[[int, str], None] = lambda rank, reason: None
+    """Called once for each client that is gone, with the reason, when the groups know. Any thread; must not
+    block."""
+    wait_policy: WaitPolicy = field(default_factory=WaitPolicy)
+    stuck_after: float = 0.0
+    joined: InitVar[int] = 0
+    """For a process that replaces a lost client: the cluster's epoch when it was registered, or a later one
+    before its first barrier. It can make no calls before its first `renew`. Else 0."""
+    shared_memory: SharedMemoryRegistry | None = None
+    """None if all groups exchange messages, and say nothing of their tuning."""
+    tuning: Tuning = SHIPPED
+    """Tuning that it offers to groups. Without shared memory it must be the same on all clients; else each
+    group takes that of its first member."""
+    mpi: MpiWorld | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self, peers: Sequence[Peer], joined: int) -> None:
         self._peers = {peer.rank: peer for peer in peers}
-        ranks = tuple(sorted(self._peers.keys() | {rank}))
+        ranks = tuple(sorted(self._peers.keys() | {self.rank}))
         if ranks != tuple(range(len(ranks))) or len(self._peers) != len(peers):
             raise CollectiveValueError(
                 f"the clients of a communicator must have the ranks 0 to n - 1, once each; got "
-                f"{sorted(peer.rank for peer in peers)} for the client of rank {rank}"
+                f"{sorted(peer.rank for peer in peers)} for the client of rank {self.rank}"
             )
-        self.rank = rank
-        self.transport = transport
-        self.timeout = timeout
-        self.wait_policy = wait_policy or WaitPolicy()
-        self.stuck_after = stuck_after
         self.generation = max(joined - 1, 0)
         self.is_joining = bool(joined)
         """True if this process replaces a lost client, and has not met the others yet."""
-        self.shared_memory = shared_memory
-        self.pool = pool_of(shared_memory)
-        """Arrays in shared memory; None if this client shares none."""
-        self.mpi = mpi
-        self.tuning = tuning
+        self.pool = pool_of(self.shared_memory)
         hosts = {peer.rank: peer.addresses[0].rpartition(":")[0] for peer in peers if peer.addresses}
-        self.neighbours = sum(other == rank or host == hosts.get(rank) for other, host in hosts.items())
-        self.clock = clock
-        self.events = EventRing(clock)
+        mine = hosts.get(self.rank)
+        self.neighbours = sum(rank == self.rank or host == mine for rank, host in hosts.items())
+        self.events = EventRing(self.clock)
         self.barriers: Barriers = Barriers()
         self.lock = threading.RLock()  # never held while a group is called
         """Guards the groups, and what is known of the other clients."""
-        self._on_gone = on_gone
         self._lost: dict[int, str] = {}  # how the loss of a client was detected
         self._hearsay: set[int] = set()  # losses that only others have reported
         self._left: dict[int, str] = {}  # clients that have said goodbye, and their reasons
@@ -128,7 +109,7 @@ class Communicator:
         self.world = self._add(group_id("world"), ranks, "world")
         """The group of all clients."""
         if others := self._others():
-            transport.start(self, others, self.generation)
+            self.transport.start(self, others, self.generation)
 
     # -- groups ----------------------------------------------------------------------------------------------
 
@@ -143,16 +124,7 @@ class Communicator:
         return self._add(group_id("new", name, checked, count), checked, clean(name))
 
     def mesh_group(self, fingerprint: str, axis: str, ranks: Iterable[int]) -> Group:
-        """Return the group of clients along an axis of a mesh; the same object for the same arguments.
-
-        Args:
-            fingerprint: Identifies the mesh among all meshes, the same on all clients.
-            axis: Name of the mesh dimension.
-            ranks: Client ids along it.
-
-        Raises:
-            CollectiveValueError: A rank does not exist, is named twice, or this client's is missing.
-        """
+        """Return the group of clients along an axis of a mesh; the same object for the same arguments."""
         checked = self._check_ranks(ranks, f"the group of mesh dimension {axis!r}")
         key = (fingerprint, axis, checked)
         with self._changing:
@@ -213,9 +185,7 @@ class Communicator:
     def connect_all(self, timeout: float) -> None:
         """Wait until all clients are connected, without a coordination service; all must call it.
 
-        Raises:
-            InitializationTimeoutError: Some did not come in time.
-            PeerLostError: One of them died meanwhile.
+        Raises InitializationTimeoutError if some do not come in time.
         """
         deadline = self.clock() + timeout
         everybody = self.mesh_group("connect", "all clients", self.world.ranks)
@@ -270,18 +240,13 @@ class Communicator:
         self._excuse(rank)
         for group in self._groups_with(rank):
             group.current.lose(rank, reason)
-        self._note_gone(rank, reason)
+        self.on_gone(rank, reason)
 
     def finished(self, rank: int, reason: str, incarnation: int = 0) -> None:
         """Take note that a client's program has ended normally. Any thread.
 
         Its last calls are complete, and what it has sent for them is here or on its way. Calls that need more
-        of it fail.
-
-        Args:
-            rank: The client.
-            reason: How its program ended.
-            incarnation: Its process; 0 for the present one.
+        of it fail. An incarnation of 0 is the present process.
         """
         current = self.process_of(rank)
         if current is not None and incarnation in (0, current):
@@ -307,10 +272,6 @@ class Communicator:
         """Wait no more for a client that is gone to say that it is done with this client's memory."""
         if self.shared_memory is not None:
             self.shared_memory.excuse(rank)
-
-    def _note_gone(self, rank: int, reason: str) -> None:
-        if self._on_gone is not None:
-            self._on_gone(rank, reason)
 
     def why_gone(self, rank: int) -> str | None:
         """Return why a client is gone; None if it is not known to be."""
@@ -471,9 +432,8 @@ class Communicator:
     def close(self, linger: float, reason: str = "") -> None:
         """Say goodbye and end everything; pending collectives of other threads fail. Idempotent.
 
-        Args:
-            linger: Seconds for which what has been sent may still be delivered.
-            reason: Why this client ends without a proper shutdown, for the others to report; else empty.
+        What has been sent may still be delivered for `linger` seconds. A reason is for the others to report,
+        if this client ends without a proper shutdown.
         """
         if reason:
             self._say_farewell(Farewell(reason), dial=True)
@@ -523,7 +483,7 @@ class Communicator:
         """Take note of a client's goodbye."""
         reason = self._leave(peer, LEFT)
         if peer not in self._lost:
-            self._note_gone(peer, reason)
+            self.on_gone(peer, reason)
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         """Take note that a client's message for one of this client's calls is of another call."""

@@ -85,7 +85,6 @@ class Services(Protocol):
     stuck_after: float
     """Seconds of waiting after which the observer hears which ranks a call waits for; 0 for never."""
     wait_policy: WaitPolicy
-    clock: Callable[[], float]
     transport: Transport
     shared_memory: SharedMemoryRegistry | None
     """Memory shared with clients on the same host; None if there is none."""
@@ -99,6 +98,9 @@ class Services(Protocol):
     events: EventRing
     barriers: Barriers
     generation: int
+
+    def clock(self) -> float:
+        """Return the seconds of the monotonic clock."""
 
     def tell(self, rank: int, message: Message) -> None:
         """Send a control message to a client, as far as that is possible."""
