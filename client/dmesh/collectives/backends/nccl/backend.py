@@ -47,54 +47,55 @@ class NcclCommunicator:
     thread can use it any more.
 
     Args:
-        identity: The communicator's id, the same on all members.
-        size: How many members there are.
-        position: This rank's among them.
-        device: This rank's GPU.
-        name: Of the thread.
+        name: Name of the thread.
+        made_of: Number of members, id that is the same on all of them, and position of this rank.
     """
 
-    def __init__(self, identity: bytes, size: int, position: int, device: int, name: str) -> None:
-        self._made_of = (size, identity, position)
-        self._device = device
+    def __init__(self, name: str, made_of: tuple[int, bytes, int]) -> None:
+        self._made_of = made_of
         self._stream: Any = None
         self._lock = threading.Lock()
         self._comm: Any = None
         self._taken = False
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._operations: queue.SimpleQueue[NcclOperation | None] = queue.SimpleQueue()
         Worker(self._work, name).start()
 
-    def perform(
-        self,
-        request: Request,
-        buffers: Buffers,
-        enqueue: Callable[[Any, int], None],
-        over: Callable[[BaseException | None], None],
-    ) -> None:
-        """Carry out an operation after those before it.
+    def submit(self, operation: NcclOperation) -> None:
+        """Carry out an operation after those before it."""
+        self._operations.put(operation)
 
-        Args:
-            request: The call.
-            buffers: Its memory, which is kept alive until it is over.
-            enqueue: Enqueues the work on a communicator and a stream.
-            over: Called when it is over on this GPU, with its error if it failed; on the thread.
-        """
-        self._jobs.put(partial(self._perform, request, buffers, enqueue, over))
+    def enter(self) -> tuple[Any, Any]:
+        """Return the communicator, which the first call creates, and its CUDA stream. Its own thread."""
+        import cupy
+
+        with self._lock:
+            comm, taken = self._comm, self._taken
+        if comm is None and not taken:
+            comm = load_nccl().NcclCommunicator(*self._made_of)  # blocks until all members have come
+            with self._lock:
+                taken = self._taken
+                self._comm = None if taken else comm
+            if taken:
+                _abort(comm)
+        if taken:
+            raise CollectiveError("the NCCL communicator has been aborted")
+        # Non-blocking, so that the default stream does not wait for other members.
+        self._stream = self._stream or cupy.cuda.Stream(non_blocking=True)
+        return comm, self._stream
 
     def trouble(self) -> Exception | None:
         """Return the asynchronous error that NCCL reports, if any. Any thread."""
         with self._lock:
-            if self._comm is None:
-                return None
-            try:
-                self._comm.check_async_error()
-            except Exception as error:  # noqa: BLE001 -- NcclError, or KeyError for a code new to CuPy
-                return error
-            return None
+            if self._comm is not None:
+                try:
+                    self._comm.check_async_error()
+                except Exception as error:  # noqa: BLE001 -- NcclError, or KeyError for a code new to CuPy
+                    return error
+        return None
 
     def end(self) -> None:
         """Destroy the communicator when nothing is under way in it. Any thread, does not wait."""
-        self._jobs.put(None)
+        self._operations.put(None)
 
     def abort(self) -> None:
         """Abort all operations under way; later ones fail, too. Any thread, does not wait. Idempotent."""
@@ -110,62 +111,22 @@ class NcclCommunicator:
             return comm
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # or its arrays would stay alive until the next one
+        while (operation := self._operations.get()) is not None:
+            operation.carry_out()
+            del operation  # or its arrays would stay alive until the next one
         if (comm := self._take()) is not None:
             comm.destroy()
 
-    def _perform(
-        self,
-        request: Request,
-        buffers: Buffers,
-        enqueue: Callable[[Any, int], None],
-        over: Callable[[BaseException | None], None],
-    ) -> None:
-        try:
-            import cupy
-
-            with cupy.cuda.Device(self._device):
-                # Here, and not on the GPU: NCCL is not entered before it can begin at once. What becomes of
-                # an operation behind other work when its communicator is aborted, NCCL does not say.
-                request.ready.synchronize()
-                comm = self._open()
-                # Non-blocking, so that the default stream does not wait for other members.
-                stream = self._stream = self._stream or cupy.cuda.Stream(non_blocking=True)
-                enqueue(comm, stream.ptr)
-                with stream:
-                    request.finish(buffers)  # enqueues the copy into the result, if there is one
-                done = cupy.cuda.Event(block=True, disable_timing=True)  # its waiters sleep
-                done.record(stream)
-                done.synchronize()
-                trouble = self.trouble()
-        except BaseException as error:  # noqa: BLE001 -- handed to whoever waits for the operation
-            over(error)
-        else:
-            over(trouble)
-
-    def _open(self) -> Any:
-        """Return the communicator, which the first call creates."""
-        with self._lock:
-            comm, taken = self._comm, self._taken
-        if comm is None and not taken:
-            comm = load_nccl().NcclCommunicator(*self._made_of)  # blocks until all members have come
-            with self._lock:
-                taken = self._taken
-                self._comm = None if taken else comm
-            if taken:
-                _abort(comm)
-        if taken:
-            raise CollectiveError("the NCCL communicator has been aborted")
-        return comm
-
 
 class NcclOperation(Operation):
-    """An operation in NCCL."""
+    """An operation in NCCL, which keeps its memory alive until it is over."""
 
-    def __init__(self, communicator: NcclCommunicator, others: tuple[int, ...]) -> None:
+    def __init__(
+        self, communicator: NcclCommunicator, request: Request, buffers: Buffers, others: tuple[int, ...]
+    ) -> None:
         self._communicator = communicator
+        self._request = request
+        self._buffers = buffers
         self._others = others
         self._bell = Bell()
         self._is_over = False
@@ -175,9 +136,27 @@ class NcclOperation(Operation):
         self._error: BaseException | None = None
         self._goodbyes: dict[int, float] = {}
 
-    def over(self, error: BaseException | None) -> None:
-        """Note that it is over on this GPU. The communicator's thread."""
-        self._outcome, self._is_over = error, True
+    def carry_out(self) -> None:
+        """Do it, and wait until it is over on this GPU. The communicator's thread."""
+        request = self._request
+        try:
+            import cupy
+
+            with cupy.cuda.Device(request.device):
+                # Here, and not on the GPU: NCCL is not entered before it can begin at once. What becomes of
+                # an operation behind other work when its communicator is aborted, NCCL does not say.
+                request.ready.synchronize()
+                comm, stream = self._communicator.enter()
+                _enqueue(request, self._buffers, len(self._others) + 1, comm, stream.ptr)
+                with stream:
+                    request.finish(self._buffers)  # enqueues the copy into the result, if there is one
+                done = cupy.cuda.Event(block=True, disable_timing=True)  # its waiters sleep
+                done.record(stream)
+                done.synchronize()
+                self._outcome = self._communicator.trouble()
+        except BaseException as error:  # noqa: BLE001 -- raised by `progress`
+            self._outcome = error
+        self._is_over = True
         self._bell.ring()
 
     def progress(self, seconds: float) -> bool:
@@ -194,9 +173,8 @@ class NcclOperation(Operation):
         if time.monotonic() - self._trouble_since > _EXPLAINED_WITHIN:
             if isinstance(self._trouble, CollectiveError):
                 raise self._trouble
-            raise CollectiveError(
-                f"NCCL has failed: {type(self._trouble).__name__}: {self._trouble}"
-            ) from self._trouble
+            text = f"NCCL has failed: {type(self._trouble).__name__}: {self._trouble}"
+            raise CollectiveError(text) from self._trouble
         return False
 
     def missing(self) -> tuple[int, ...]:
@@ -204,10 +182,9 @@ class NcclOperation(Operation):
         return () if self._is_over else self._others
 
     def fail(self, error: BaseException) -> None:
-        """Make every pending and later `progress` raise `error`; see `Operation.fail`."""
-        if self._error is None:
-            self._error = error
-            self._bell.ring()
+        """See `Operation.fail`."""
+        self._error = self._error or error
+        self._bell.ring()
 
     def may_still_come(self, rank: int) -> bool:
         """Return whether there may be more of a rank that has said goodbye: its GPU was done before ours."""
@@ -239,10 +216,7 @@ class NcclBackend(Backend):
     )
 
     def __init__(
-        self,
-        members: Members,
-        generation: Callable[[], Generation | None],
-        messages: MessageBackend,
+        self, members: Members, generation: Callable[[], Generation | None], messages: MessageBackend
     ) -> None:
         self._members = members
         self._generation = generation
@@ -250,7 +224,7 @@ class NcclBackend(Backend):
         self._communicators: dict[int, NcclCommunicator] = {}
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
-        """Return whether the arrays are on GPUs; see `Backend.supports`."""
+        """Return whether the arrays are on GPUs."""
         return request.device is not None
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
@@ -258,58 +232,43 @@ class NcclBackend(Backend):
         return Sequence(self._steps(request, buffers, call))
 
     def close(self, *, orderly: bool) -> None:
-        """End the communicators, or abort what is under way in them; see `Backend.close`."""
+        """End the communicators, or abort what is under way in them."""
         for communicator in tuple(self._communicators.values()):
             (communicator.end if orderly else communicator.abort)()
 
     def _steps(self, request: Request, buffers: Buffers, call: Call) -> Steps:
-        number = call.stream.number
-        communicator = self._communicators.get(number)
-        needs_identity = communicator is None and request.nbytes > 0
-        agreement = self._agreement(request, call, identity=needs_identity)
+        """Let all ranks of a call agree on it, or the first of them broadcast a new communicator's id."""
+        stream, own = call.stream, self._members.ranks[self._members.rank]
+        ranks = self._members.of(stream.pair)
+        place = ranks.index(own)
+        communicator = self._communicators.get(stream.number)
+        agreement = Request("barrier", request.text)
+        if communicator is None and request.nbytes:
+            data = np.zeros(_IDENTITY_BYTES, np.uint8) if place else np.frombuffer(_new_identity(), np.uint8)
+            agreement = Request(
+                "broadcast", request.text, nbytes_per_rank=data.size, count=data.size,
+                contributes=place == 0, source=data, shape=data.shape,
+            )  # fmt: skip
         agreed = agreement.allocate()
-        yield self._agree(agreement, agreed, call)
+        yield self._agree(agreement, agreed, call, ranks, place)
         if not request.nbytes:
             return
-        size, place = self._place(call)
         if communicator is None:
-            name = f"dmesh-nccl-{self._members.label}"
-            identity = agreement.finish(agreed).tobytes()
-            assert request.device is not None
-            communicator = NcclCommunicator(identity, size, place, request.device, name)
-            self._communicators[number] = communicator
+            made_of = len(ranks), agreement.finish(agreed).tobytes(), place
+            communicator = NcclCommunicator(f"dmesh-nccl-{self._members.label}", made_of)
+            self._communicators[stream.number] = communicator
             weakref.finalize(self, communicator.end).atexit = False
-        ranks = self._members.of(call.stream.pair)
-        operation = NcclOperation(communicator, tuple(r for at, r in enumerate(ranks) if at != place))
-        communicator.perform(request, buffers, _entry(request, buffers, size), operation.over)
+        others = tuple(rank for rank in ranks if rank != own)
+        operation = NcclOperation(communicator, request, buffers, others)
+        communicator.submit(operation)
         yield operation
 
-    def _place(self, call: Call) -> tuple[int, int]:
-        """Return how many ranks take part in a call, and this rank's place among them."""
-        pair = call.stream.pair
-        if pair is None:
-            return len(self._members.ranks), self._members.rank
-        return 2, pair.index(self._members.rank)
-
-    def _agreement(self, request: Request, call: Call, *, identity: bool) -> Request:
-        """Return a barrier in the name of the call, or a broadcast of a new communicator's id."""
-        _, place = self._place(call)
-        if not identity:
-            return Request("barrier", request.text)
-        data = np.zeros(_IDENTITY_BYTES, np.uint8)
-        if place == 0:
-            data = np.frombuffer(_new_identity(), np.uint8)
-        return Request(
-            "broadcast", request.text, nbytes_per_rank=_IDENTITY_BYTES, count=_IDENTITY_BYTES,
-            contributes=place == 0, source=data, shape=data.shape,
-        )  # fmt: skip
-
-    def _agree(self, agreement: Request, buffers: Buffers, call: Call) -> Operation:
+    def _agree(
+        self, agreement: Request, buffers: Buffers, call: Call, ranks: tuple[int, ...], place: int
+    ) -> Operation:
         """Compare the descriptors of all ranks; complete when all have come."""
         if call.stream.pair is not None:
             # By messages, which go in both directions: neither rank may begin before the other has come.
-            ranks = self._members.of(call.stream.pair)
-            _, place = self._place(call)
             return self._messages.between(ranks, place).start(agreement, buffers, call)
         generation = self._generation()
         assert generation is not None  # a call is under way
@@ -319,8 +278,8 @@ class NcclBackend(Backend):
         raise AssertionError("messages support every agreement")
 
 
-def _entry(request: Request, buffers: Buffers, size: int) -> Callable[[Any, int], None]:
-    """Return what enqueues the call on a communicator and a stream."""
+def _enqueue(request: Request, buffers: Buffers, size: int, comm: Any, stream: int) -> None:
+    """Enqueue a call on a communicator and a CUDA stream."""
     nccl = load_nccl()
     given: Any = buffers.source
     wanted: Any = buffers.result
@@ -329,40 +288,34 @@ def _entry(request: Request, buffers: Buffers, size: int) -> Callable[[Any, int]
     octets, nbytes = nccl.NCCL_UINT8, request.nbytes_per_rank
     code, op, width = octets, 0, 1
     if request.reduction is not None:
-        folding = resolve(request.reduction.op, request.reduction.wire, request.kind)
-        code, op, width = folding.code, folding.op, folding.width
+        op, code, width, _ = resolve(request.reduction.op, request.reduction.wire, request.kind)
     count = request.count * width
-
-    def all_to_all(comm: Any, stream: int) -> None:
-        block = nbytes // size
-        nccl.groupStart()
-        try:
-            for peer in range(size):
-                at = peer * block
-                comm.send(source + at, block, octets, peer, stream)
-                comm.recv(result + at, block, octets, peer, stream)
-        finally:
-            nccl.groupEnd()
-
     match request.kind:
         case "all_reduce":
-            return lambda comm, stream: comm.allReduce(source, result, count, code, op, stream)
+            comm.allReduce(source, result, count, code, op, stream)
         case "reduce":
-            return lambda comm, stream: comm.reduce(source, result, count, code, op, request.root, stream)
+            comm.reduce(source, result, count, code, op, request.root, stream)
         case "reduce_scatter":
-            return lambda comm, stream: comm.reduceScatter(source, result, count, code, op, stream)
+            comm.reduceScatter(source, result, count, code, op, stream)
         case "broadcast":
             # NCCL reads the root's array alone, but wants an address on all ranks.
-            return lambda comm, stream: comm.broadcast(
-                source or result, result, nbytes, octets, request.root, stream
-            )
+            comm.broadcast(source or result, result, nbytes, octets, request.root, stream)
         case "all_gather":
-            return lambda comm, stream: comm.allGather(source, result, nbytes, octets, stream)
+            comm.allGather(source, result, nbytes, octets, stream)
         case "all_to_all":
-            return all_to_all
-    if request.contributes:  # a transfer among two: the sender is 0, the receiver 1
-        return lambda comm, stream: comm.send(source, nbytes, octets, 1, stream)
-    return lambda comm, stream: comm.recv(result, nbytes, octets, 0, stream)
+            block = nbytes // size
+            nccl.groupStart()
+            try:
+                for peer in range(size):
+                    at = peer * block
+                    comm.send(source + at, block, octets, peer, stream)
+                    comm.recv(result + at, block, octets, peer, stream)
+            finally:
+                nccl.groupEnd()
+        case _ if request.contributes:  # a transfer among two: the sender is 0, the receiver 1
+            comm.send(source, nbytes, octets, 1, stream)
+        case _:
+            comm.recv(result, nbytes, octets, 0, stream)
 
 
 def _new_identity() -> bytes:
