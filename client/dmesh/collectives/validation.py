@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from dmesh.collectives.backends.nccl import is_gpu_array
-from dmesh.collectives.backends.nccl.arrays import GpuArrays
+from dmesh.collectives.backends.nccl.arrays import GpuArrays, is_gpu_array
 from dmesh.collectives.reduction import REDUCTIONS, canonical_op, resolve
 from dmesh.collectives.request import (
     BFLOAT16,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import cluster
 
-from dmesh.collectives.backends.nccl import is_gpu_array
+from dmesh.collectives.backends.nccl.arrays import is_gpu_array
 from dmesh.errors import CollectiveTypeError, CollectiveValueError, MissingExtraError
 
 STRUCTURED = np.dtype([("a", "f4"), ("b", "i4")])
@@ -150,6 +150,6 @@ def test_only_cupy_arrays_are_gpu_arrays(cupy):
 
 def test_cupy_is_not_imported_by_dmesh():
     script = "import sys, numpy, dmesh.collectives as c\n"
-    script += "from dmesh.collectives.backends.nccl import is_gpu_array\n"
+    script += "from dmesh.collectives.backends.nccl.arrays import is_gpu_array\n"
     script += "assert not is_gpu_array(numpy.zeros(1)); assert 'cupy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -79,11 +79,8 @@ class _MismatchedCall(Exception):
 class MpiOperation(Operation):
     """A call under way in MPI.
 
-    Args:
-        world: The MPI launch.
-        begin: Given a list for all memory that MPI gets, returns the steps of the call.
-        others: The other ranks that take part.
-        on_mismatch: Called again and again while another rank is there with another call.
+    `begin` returns its steps, which put all memory that MPI gets into the list. `on_mismatch` is called again
+    and again while another rank is there with another call.
     """
 
     def __init__(
@@ -185,14 +182,7 @@ class MpiOperation(Operation):
 
 
 class MpiBackend(Backend):
-    """Carries out a group's calls in an MPI communicator of its own.
-
-    Args:
-        world: The MPI launch.
-        comm: The group's communicator; its MPI ranks are positions in the group.
-        ranks: The group's members, by position.
-        rank: This client's position.
-    """
+    """Carries out a group's calls in an MPI communicator of its own; MPI ranks are positions in the group."""
 
     name = "mpi"
     capabilities = Capabilities(
@@ -288,16 +278,11 @@ class MpiBackend(Backend):
                 return [comm.Iscatter(give, take, root)]
             case "all_to_all":
                 return [comm.Ialltoall(give, take)]
-        begun = []
-        for giver, taker in request.pairs:
-            if giver == taker == me:
-                assert source is not None
-                _copy(source, result)
-            elif taker == me:
-                begun.append(comm.Irecv(take, giver, _DATA))
-            elif giver == me:
-                begun.append(comm.Isend(give, taker, _DATA))
-        return begun
+        if source is not None and (me, me) in request.pairs:
+            _copy(source, result)
+        pairs = [(giver, taker) for giver, taker in request.pairs if giver != taker]
+        received = [comm.Irecv(take, giver, _DATA) for giver, taker in pairs if taker == me]
+        return received + [comm.Isend(give, taker, _DATA) for giver, taker in pairs if giver == me]
 
     def _reduce(self, request: Request, source: Array, result: Array, name: str) -> list[Any]:
         """Begin a reduction of MPI's own: its order does not matter to integers."""
@@ -372,12 +357,11 @@ class MpiBackend(Backend):
     def _scratch(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return memory for a call: that of an earlier one, if it is large enough, as new pages are slow."""
         nbytes = count * dtype.itemsize
-        spare = None
         with contextlib.suppress(IndexError):
             spare = self._spares.pop()  # atomic, as transfers have threads of their own
-        if spare is None or spare.nbytes < nbytes:
-            spare = np.empty(nbytes, np.uint8)
-        return spare[:nbytes].view(dtype)
+            if spare.nbytes >= nbytes:
+                return spare[:nbytes].view(dtype)
+        return np.empty(nbytes, np.uint8).view(dtype)
 
     def _give_back(self, scratch: Array) -> None:
         """Keep memory of a complete call for the next one."""
@@ -410,9 +394,9 @@ class MpiBackend(Backend):
             self._buffered[peer] = kept = [one for one in self._buffered.get(peer, ()) if one]
             if sum(array.nbytes for one in kept for array in one) < MOST_BUFFERED:
                 kept.append(memory)
-                return [sent]
-            yield [sent]
-            return []
+            else:
+                yield [sent]
+            return [sent]
         yield [sent, comm.Irecv(nothing, peer, _READY)]
         memory.append(source)
         yield [comm.Isend([_octets(source), self._datatype(source.nbytes)], peer, _DATA)]

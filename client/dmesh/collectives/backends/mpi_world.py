@@ -6,6 +6,7 @@ fails on all of them alike if the launch does not fit `DTENSOR_JOBS`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
@@ -54,18 +55,14 @@ class MemoryUser(Protocol):
 class MpiWorld:
     """The clients as MPI knows them, and memory that MPI uses.
 
-    Args:
-        mpi: The module `mpi4py.MPI`.
-        comm: Communicator of all clients that nothing else uses. Its errors are exceptions. It is never
-            freed, because MPI could give its number, and messages for it, to a later one.
-        clients: The client at each MPI rank.
-        token: Random number of this launch, the same on all its clients.
+    Its communicator has all clients, in the order of MPI ranks, and nothing else uses it. Errors in it are
+    exceptions. It is never freed, because MPI could give its number, and messages for it, to a later one.
     """
 
     def __init__(self, mpi: Any, comm: Any, clients: Sequence[int], token: bytes) -> None:
         self.mpi = mpi
         self.comm = comm
-        self.token = token
+        self.token = token  # random, the same on all clients of the launch
         self._ranks = {client: rank for rank, client in enumerate(clients)}
         self._held: dict[MemoryUser, bool] = {}  # True if retired
         self._closed = False
@@ -115,12 +112,7 @@ class MpiWorld:
 
 
 def load() -> Any:
-    """Return the module `mpi4py.MPI`; importing it starts MPI.
-
-    Raises:
-        MissingExtraError: mpi4py is not installed, or finds no MPI library.
-        ConfigurationError: MPI is not running, or does not allow several threads at once.
-    """
+    """Return the module `mpi4py.MPI`; importing it starts MPI."""
     try:
         mpi = importlib.import_module("mpi4py.MPI")
     except ModuleNotFoundError as error:
@@ -154,14 +146,7 @@ def check_threads(mpi: Any) -> None:
 
 
 def join(mpi: Any, client: int, jobs: Sequence[str], timeout: float) -> MpiWorld:
-    """Meet all other clients within some seconds; all of them must call it.
-
-    Raises:
-        ConfigurationError: The MPI ranks are not the clients of `DTENSOR_JOBS`, once each.
-        JobMismatchError: The clients have different job lists.
-        InitializationTimeoutError: Not all MPI ranks came.
-        CollectiveError: MPI failed.
-    """
+    """Meet all other clients within some seconds; all of them must call it."""
     size = mpi.COMM_WORLD.Get_size()
     if size == 1 and len(jobs) > 1:
         raise ConfigurationError(
@@ -234,11 +219,9 @@ def create(channel: Channel, world: MpiWorld, ranks: tuple[int, ...], name: str)
 
     def is_made(seconds: float) -> bool:
         channel.wait([], 0.0)  # raises what the group has failed with
-        try:
+        with contextlib.suppress(queue.Empty):
             found.append(take(made, min(seconds, 0.2)))
-        except queue.Empty:
-            return time.monotonic() > give_up_at
-        return True
+        return bool(found) or time.monotonic() > give_up_at
 
     yield is_made
     return found[0] if found else f"MPI made no communicator within {_CREATED_WITHIN:g} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmesh.collectives.backends.nccl import is_gpu_array
 from dmesh.collectives.reduction import canonical_op, plain_reduction
 from dmesh.collectives.request import Reduction, Request, describe_dtype, describe_type
 from dmesh.errors import CollectiveTypeError, CollectiveValueError, MissingExtraError
@@ -73,25 +73,24 @@ class GpuArrays:
         """Raise if the result cannot be put into `out`."""
         if out is None:
             return
+        name = f"out= of {what}"
         if not is_gpu_array(out):
             raise CollectiveTypeError(
-                f"out= of {what} of GPU arrays must be a cupy.ndarray, not {describe_type(out)}"
+                f"{name} of GPU arrays must be a cupy.ndarray, not {describe_type(out)}"
             )
         if out.dtype != dtype:
             raise CollectiveTypeError(
-                f"out= of {what} has dtype {out.dtype}, but the result is {describe_dtype(dtype)}"
+                f"{name} has dtype {out.dtype}, but the result is {describe_dtype(dtype)}"
             )
         if out.shape != shape:
-            raise CollectiveValueError(f"out= of {what} has shape {out.shape}, but the result's is {shape}")
+            raise CollectiveValueError(f"{name} has shape {out.shape}, but the result's is {shape}")
         if not out.flags.c_contiguous:
-            raise CollectiveValueError(f"out= of {what} of GPU arrays must be C-contiguous")
-        if int(out.device.id) != self._device:
-            raise CollectiveValueError(
-                f"out= of {what} is on device {int(out.device.id)}, but the input on {self._device}"
-            )
+            raise CollectiveValueError(f"{name} of GPU arrays must be C-contiguous")
+        if (device := int(out.device.id)) != self._device:
+            raise CollectiveValueError(f"{name} is on device {device}, but the input on {self._device}")
         if x is not None and x.flags.c_contiguous and _overlap_partly(x, out):
             raise CollectiveValueError(
-                f"out= of {what} overlaps the input without being the same array; pass a separate array"
+                f"{name} overlaps the input without being the same array; pass a separate array"
             )
 
     def reduction(self, op: str, dtype: np.dtype[Any], what: str) -> Reduction:
@@ -112,6 +111,16 @@ class GpuArrays:
         return made
 
 
+def is_gpu_array(x: object) -> bool:
+    """Return whether an object is a CuPy array.
+
+    This does not import CuPy: a program that has not imported it has no such arrays.
+    """
+    cupy = sys.modules.get("cupy")
+    kind = getattr(cupy, "ndarray", None)  # missing while another thread is importing it
+    return kind is not None and isinstance(x, kind)
+
+
 def load_nccl() -> Any:
     """Return CuPy's module of NCCL; raises MissingExtraError if CuPy has none."""
     nccl = importlib.import_module("cupy.cuda.nccl")
@@ -123,13 +132,7 @@ def load_nccl() -> Any:
 
 
 def resolve(op: str, dtype: np.dtype[Any], what: str) -> Folding:
-    """Return NCCL's reduction for an op and a dtype, or refuse it before anything is sent.
-
-    Raises:
-        CollectiveTypeError: NCCL has no such reduction for the dtype.
-        CollectiveValueError: There is no such reduction.
-        MissingExtraError: There is no NCCL.
-    """
+    """Return NCCL's reduction for an op and a dtype, or raise before anything is sent."""
     op = canonical_op(op)
     name = describe_dtype(dtype)
     part = _PARTS.get(name, name)

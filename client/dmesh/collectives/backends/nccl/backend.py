@@ -44,11 +44,8 @@ class NcclCommunicator:
     """NCCL communicator of some ranks' GPUs, in one generation, and the thread that uses it.
 
     NCCL frees a communicator that is aborted. So a thread takes it away before it aborts it, and no other
-    thread can use it any more.
-
-    Args:
-        name: Name of the thread.
-        made_of: Number of members, id that is the same on all of them, and position of this rank.
+    thread can use it any more. It is made of the number of members, an id that is the same on all of them,
+    and this rank's position.
     """
 
     def __init__(self, name: str, made_of: tuple[int, bytes, int]) -> None:
@@ -200,10 +197,7 @@ class NcclOperation(Operation):
 class NcclBackend(Backend):
     """NCCL among the GPUs of a group's ranks, one communicator for each stream.
 
-    Args:
-        members: The group.
-        generation: Returns its generation, whose other backends let the ranks agree on each call.
-        messages: The group's message backend.
+    The generation's other backends let the ranks agree on each collective, the messages on each transfer.
     """
 
     name = "nccl"
@@ -250,7 +244,17 @@ class NcclBackend(Backend):
                 contributes=place == 0, source=data, shape=data.shape,
             )  # fmt: skip
         agreed = agreement.allocate()
-        yield self._agree(agreement, agreed, call, ranks, place)
+        backend: Backend
+        if stream.pair is not None:
+            # By messages, which go in both directions: neither rank may begin before the other has come.
+            backend = self._messages.between(ranks, place)
+        else:
+            generation = self._generation()
+            assert generation is not None  # a call is under way
+            backend = next(
+                one for one in generation.backends if one.supports(agreement, stream, call.sequence)
+            )
+        yield backend.start(agreement, agreed, call)
         if not request.nbytes:
             return
         if communicator is None:
@@ -262,20 +266,6 @@ class NcclBackend(Backend):
         operation = NcclOperation(communicator, request, buffers, others)
         communicator.submit(operation)
         yield operation
-
-    def _agree(
-        self, agreement: Request, buffers: Buffers, call: Call, ranks: tuple[int, ...], place: int
-    ) -> Operation:
-        """Compare the descriptors of all ranks; complete when all have come."""
-        if call.stream.pair is not None:
-            # By messages, which go in both directions: neither rank may begin before the other has come.
-            return self._messages.between(ranks, place).start(agreement, buffers, call)
-        generation = self._generation()
-        assert generation is not None  # a call is under way
-        for backend in generation.backends:
-            if backend.supports(agreement, call.stream, call.sequence):
-                return backend.start(agreement, buffers, call)
-        raise AssertionError("messages support every agreement")
 
 
 def _enqueue(request: Request, buffers: Buffers, size: int, comm: Any, stream: int) -> None:
@@ -319,17 +309,13 @@ def _enqueue(request: Request, buffers: Buffers, size: int, comm: Any, stream: i
 
 
 def _new_identity() -> bytes:
-    """Return a new id, by which the members' communicators connect.
-
-    Raises:
-        CollectiveError: NCCL cannot make one, or CuPy is too old: before 14, ids were tuples.
-    """
+    """Return a new id, by which the members' communicators connect."""
     nccl = load_nccl()
     try:
         identity = nccl.get_unique_id()
     except nccl.NcclError as error:
         raise CollectiveError(f"NCCL cannot make an id for a communicator: {error}") from error
-    if not isinstance(identity, bytes) or len(identity) != _IDENTITY_BYTES:
+    if not isinstance(identity, bytes) or len(identity) != _IDENTITY_BYTES:  # before 14, ids were tuples
         raise CollectiveError("collectives of GPU arrays need CuPy 14 or later")
     return identity
 
