@@ -115,7 +115,7 @@ def test_the_late_end_of_a_former_connection_is_no_loss_of_the_successor(succeed
     for act in (
         lambda: transport._depart(former, "its connection was closed without a goodbye"),
         lambda: transport._depart_unless_accepted(former),
-        lambda: transport._on_unreachable(former, "refused", None),
+        lambda: transport._on_dialed(former, None, "refused", None),
         done.set,
     ):
         transport._loop.call(act)

@@ -132,7 +132,7 @@ class Dial(Opening[Dialer]):
     because it has not reached the same generation (it will, or its process will end), nor for one that has
     accepted and says nothing yet.
 
-    `on_connected` takes the proven connection; `on_failed` the last problem, and the refusal if that was one.
+    `on_end` takes the proven connection; or None, the last problem, and the refusal if that was one.
     """
 
     def __init__(
@@ -141,9 +141,8 @@ class Dial(Opening[Dialer]):
         credentials: Credentials,
         peer: Peer,
         options: TcpOptions,
+        on_end: Callable[[Stream | None, str, Refused | None], None],
         *,
-        on_connected: Callable[[Stream], None],
-        on_failed: Callable[[str, Refused | None], None],
         tls: PeerTls | None = None,
         number: int = 0,
     ) -> None:
@@ -154,8 +153,7 @@ class Dial(Opening[Dialer]):
         self._retry_for = options.retry_for
         self._connect_timeout = options.dedicated_timeout if number else options.connect_timeout
         self._silence = options.silence
-        self._on_connected = on_connected
-        self._on_unreachable = on_failed
+        self._on_end = on_end
         self._tls = tls
         self._number = number
         self._began = time.monotonic()
@@ -175,7 +173,7 @@ class Dial(Opening[Dialer]):
         if self._addresses:
             self._attempt()
         else:
-            self._on_unreachable(f"{self._peer.description} has no address", None)
+            self._on_end(None, f"{self._peer.description} has no address", None)
 
     def extend(self, seconds: float) -> None:
         """Try for `seconds` from now on, if that is longer."""
@@ -255,7 +253,7 @@ class Dial(Opening[Dialer]):
         )
 
     def _on_proven(self, handshake: Dialer, stream: Stream) -> None:
-        self._on_connected(stream)
+        self._on_end(stream, "", None)
 
     def _on_failed(self, handshake: Dialer, error: OSError) -> None:
         if isinstance(error, Unencrypted):
@@ -278,7 +276,7 @@ class Dial(Opening[Dialer]):
         if self._refused is not None:
             retry_for = math.inf if self._refused.status is Status.NOT_YET else 0.0
         if time.monotonic() - self._began >= retry_for:
-            self._on_unreachable(f"cannot connect to {self.problem}", self._refused)
+            self._on_end(None, f"cannot connect to {self.problem}", self._refused)
             return
         self._timer = self._loop.after(self._pause, self.begin)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
@@ -375,17 +373,13 @@ class TcpConnector(DedicatedConnections):
             on_dialed(None, _SHUTTING_DOWN)
             return
 
-        def connected(sock: Stream) -> None:
+        def ended(sock: Stream | None, problem: str, _: Refused | None = None) -> None:
             del self._dials[dial]
-            assert isinstance(sock, socket.socket)
-            bound_flight(sock)
-            on_dialed(sock, "")
+            assert not isinstance(sock, SecureSocket)
+            if sock is not None:
+                bound_flight(sock)
+            on_dialed(sock, problem)
 
-        def failed(problem: str, _: Refused | None) -> None:
-            del self._dials[dial]
-            on_dialed(None, problem)
-
-        arguments = self._loop, self._credentials, peer, self._options
-        dial = Dial(*arguments, on_connected=connected, on_failed=failed, number=number)
+        dial = Dial(self._loop, self._credentials, peer, self._options, ended, number=number)
         self._dials[dial] = on_dialed
         dial.begin()

@@ -26,10 +26,8 @@ from dmesh.errors import CollectiveError
 
 _DISCARD_SIZE = 256 * 1024
 _PROBES = 6
-_NEAR = 50
-"""Microseconds of round trip; within it, the bound still lets 10 gigabytes pass each second."""
-_FLIGHT_BOUND = 256 * 1024
-"""Bytes. Linux doubles it, for its bookkeeping."""
+_NEAR = 50  # microseconds of round trip, within which the bound still lets 10 gigabytes pass each second
+_FLIGHT_BOUND = 256 * 1024  # bytes, which Linux doubles for its bookkeeping
 # Of struct tcp_info: state, ca_state, retransmits, probes; ... unacked; ... last_ack_recv.
 _FIRST = struct.Struct("=BBBB20xI28xI")
 # And, in kernels from 4.6 on: min_rtt.
@@ -40,15 +38,8 @@ class Connection:
     """A connection with a peer, on which the dialing side sends all frames but the goodbye.
 
     `send` and `withdraw` may be used by any thread; frames wait in the queue until the socket is there.
-    Everything else happens on the loop's thread.
-
-    Args:
-        loop: Waits for the socket.
-        message_queue: Takes arriving frames, and completes sends.
-        peer: The other side's rank.
-        dialed: True if this client connects to the peer and sends, False if the peer does.
-        on_goodbye: Called with the goodbye of the other side on this connection.
-        on_ended: Called with the reason when the connection has ended or broken, also after a goodbye.
+    Everything else happens on the loop's thread. `on_goodbye` takes the other side's goodbye on this
+    connection, `on_ended` the reason for which it has ended or broken, also after a goodbye.
     """
 
     def __init__(
@@ -123,8 +114,7 @@ class Connection:
     def leave(self, *, other_follows: bool) -> None:
         """Say goodbye after the queued frames; the connection ends when the peer closes its side, too.
 
-        Args:
-            other_follows: Whether this client's other connection with the peer says its own goodbye.
+        `other_follows` tells the peer that this client's other connection with it says its own goodbye.
         """
         self._queue.finish(Frame(Kind.GOODBYE, sequence=int(other_follows)))
         self._leaving = True
@@ -236,11 +226,8 @@ def tune(sock: Stream, silence: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = max(1, round(silence / 4))
-    for option, value in (
-        ("TCP_KEEPIDLE", idle),
-        ("TCP_KEEPINTVL", max(1, round((silence - idle) / _PROBES))),
-        ("TCP_KEEPCNT", _PROBES),
-    ):
+    interval = max(1, round((silence - idle) / _PROBES))
+    for option, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", _PROBES)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
@@ -261,10 +248,8 @@ def bound_flight(sock: socket.socket) -> bool:
 
     By itself the kernel lets megabytes wait on such a connection, though a fraction fills the line; they fall
     out of the processor's cache while they wait. The bound makes large all-reduces between two containers of
-    one machine take 0.4 to 0.7 of the time. For a distant peer the kernel knows best.
-
-    Args:
-        sock: A connection with a measured round trip, as after the handshake.
+    one machine take 0.4 to 0.7 of the time. For a distant peer the kernel knows best. The handshake before it
+    has measured the round trip.
     """
     info = _tcp_info(sock)
     if len(info) < _SHORTEST.size or not 0 < _SHORTEST.unpack(info)[0] <= _NEAR:

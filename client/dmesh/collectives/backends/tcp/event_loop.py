@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import selectors
@@ -10,26 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from dmesh._log import logger
+from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.coordination.waiting import Worker
 
 Action = Callable[[], None]
 OnReady = Callable[[int], None]
 
 
-class Watchable(Protocol):
-    """A socket, or a wrapper around one."""
-
-    def fileno(self) -> int:
-        """Return the descriptor; negative if it is closed."""
-
-
 class Timer:
     """An action in the future that can be cancelled."""
-
-    __slots__ = ("action",)
 
     def __init__(self, action: Action) -> None:
         self.action: Action | None = action
@@ -42,12 +34,8 @@ class Timer:
 class EventLoop:
     """The thread that owns a transport's sockets.
 
-    `call`, `stop` and `join` may be used by any thread, everything else only on the loop's own.
-
-    Args:
-        name: Name of the thread.
-        on_crash: Called if an action raises, which is a bug: the loop ends after it.
-        on_end: The thread's last action, however it ends.
+    `call`, `stop` and `join` may be used by any thread, everything else only on the loop's own. An action
+    that raises is a bug: the loop ends after it, and `on_crash` is called. `on_end` is the last action.
     """
 
     def __init__(self, name: str, on_crash: Callable[[Exception], None], on_end: Action) -> None:
@@ -88,7 +76,7 @@ class EventLoop:
         self._wake()
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread's end, for `timeout` seconds at most. No effect on the thread itself."""
+        """Wait for the thread's end, for `timeout` seconds at most; not on the thread itself."""
         if not self._started:
             self._release()
         self._thread.join(timeout)
@@ -99,7 +87,7 @@ class EventLoop:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._order), timer))
         return timer
 
-    def watch(self, sock: Watchable, events: int, on_ready: OnReady) -> None:
+    def watch(self, sock: Stream, events: int, on_ready: OnReady) -> None:
         """Call `on_ready(events)` whenever a socket is ready for some of `events`; 0 ends the watch."""
         watched = sock in self._selector.get_map()
         if not events:
@@ -111,16 +99,12 @@ class EventLoop:
             self._selector.register(sock, events, on_ready)
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it has been woken often enough, or has ended
             self._waker.send(b"\0")
-        except OSError:
-            return  # it has been woken often enough, or has ended
 
     def _on_wake(self, _: int) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             self._wakee.recv(4096)
-        except BlockingIOError:
-            return
 
     def _run(self) -> None:
         self._ident = threading.get_ident()

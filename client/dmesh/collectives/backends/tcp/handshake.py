@@ -128,18 +128,12 @@ class Refused(PeerAuthenticationError):
 
 
 class Handshake(ABC):
-    """One side of a handshake.
-
-    Attributes:
-        done: True once the other side has proven itself and has been told so.
-        peer: The other side's rank, as soon as it claims one.
-        binding: Identity of the TLS connection around this handshake, if any; to be set before any `feed`.
-    """
+    """One side of a handshake."""
 
     def __init__(self, credentials: Credentials, first_size: int) -> None:
-        self.done = False
-        self.peer: int | None = None
-        self.binding = b""
+        self.done = False  # the other side has proven itself, and has been told so
+        self.peer: int | None = None  # the other side's rank, as soon as it claims one
+        self.binding = b""  # identity of the TLS connection around this handshake; set before any `feed`
         self._credentials = credentials
         self._said = b""  # all complete messages so far, of both sides
         self._received = b""
@@ -155,11 +149,7 @@ class Handshake(ABC):
         return self._said
 
     def feed(self, data: bytes) -> bytes:
-        """Take at most `wanted` bytes that came; return the bytes to send.
-
-        Raises:
-            Refused: The other side is not who it should be, or refuses us.
-        """
+        """Take at most `wanted` bytes that came; return the bytes to send, or raise `Refused`."""
         assert len(data) <= self.wanted
         self._received += data
         if self.wanted:
@@ -233,9 +223,8 @@ class Dialer(Handshake):
         if rank != self.peer:
             raise self.refuse(Status.WRONG_RANK, f"rank {rank} listens at this address")
         if self._incarnation and incarnation != self._incarnation:
-            raise self.refuse(
-                Status.WRONG_INCARNATION, "another process than the registered one listens there"
-            )
+            problem = "another process than the registered one listens there"
+            raise self.refuse(Status.WRONG_INCARNATION, problem)
         self._said += message
         proof = self._proof(b"dialer")
         self._said += proof
@@ -244,14 +233,10 @@ class Dialer(Handshake):
 
 
 class Acceptor(Handshake):
-    """The side that listens.
+    """The side that listens; `may_enter` tells if a proven peer (rank, incarnation, number) is expected.
 
-    Args:
-        credentials: This client's.
-        incarnations: The random number of each peer's process by rank, 0 where unknown.
-        nonce: For tests; random otherwise.
-        tls_only: The dialer should encrypt and does not: it is refused once it has said who it is.
-        may_enter: Returns whether a proven peer (rank, incarnation, number) is expected.
+    A random number of 0 is an unknown process. With `tls_only`, the dialer should encrypt and does not: it is
+    refused once it has said who it is.
     """
 
     def __init__(
@@ -298,10 +283,8 @@ class Acceptor(Handshake):
         return self._on_proof(message) if self._said else self._on_hello(message)
 
     def _on_hello(self, message: bytes) -> bytes:
-        _, version, zero, rank, wanted, number, incarnation, expected, generation, cluster, _ = _HELLO.unpack(
-            message
-        )
-        own = self._credentials
+        own, hello = self._credentials, _HELLO.unpack(message)
+        _, version, zero, rank, wanted, number, incarnation, expected, generation, cluster, _ = hello
         if version != PROTOCOL:
             raise self.refuse(Status.WRONG_VERSION, f"it speaks version {version}, this client {PROTOCOL}")
         if zero:
@@ -330,10 +313,8 @@ class Acceptor(Handshake):
 
     def _on_proof(self, message: bytes) -> bytes:
         if not hmac.compare_digest(message, self._proof(b"dialer")):
-            raise self.refuse(
-                Status.WRONG_PROOF,
-                "it does not know the cluster's secret (DMESH_TOKEN must be the same for all clients)",
-            )
+            problem = "it does not know the cluster's secret (DMESH_TOKEN must be the same for all clients)"
+            raise self.refuse(Status.WRONG_PROOF, problem)
         assert self.peer is not None
         if not self._may_enter(self.peer, self._incarnation, self.number):
             if self.number:

@@ -43,12 +43,10 @@ from dmesh.errors import CollectiveError
 class _Delivery(NamedTuple):
     """A frame on its way from one rank to another."""
 
-    incarnation: int
-    """Of the sender."""
+    incarnation: int  # of the sender
     frame: Frame
     payload: bytes = b""
-    lost: str | None = None
-    """Reason of a GOODBYE that stands for the sender's death."""
+    lost: str | None = None  # reason of a GOODBYE that stands for the sender's death
 
 
 class LocalNetwork:
@@ -66,12 +64,9 @@ class LocalNetwork:
         self.size = size
         self.holding: set[tuple[int, int]] = set()
         """Sources and destinations between which frames are held."""
-        self._unexpected_limit = unexpected_limit
-        self._dedicated = dedicated
-        self._transports = [self._transport(rank, 1) for rank in range(size)]
-
-    def _transport(self, rank: int, incarnation: int) -> LocalTransport:
-        return LocalTransport(self, rank, incarnation, self._unexpected_limit, dedicated=self._dedicated)
+        self.unexpected_limit = unexpected_limit
+        self.dedicated = dedicated
+        self._transports = [LocalTransport(self, rank, 1) for rank in range(size)]
 
     def transport(self, rank: int) -> LocalTransport:
         """Return the transport of a rank."""
@@ -119,7 +114,7 @@ class LocalNetwork:
 
         The others accept it by `renew`. Until then neither side gets the other's frames.
         """
-        self._transports[rank] = self._transport(rank, self._transports[rank].incarnation + 1)
+        self._transports[rank] = LocalTransport(self, rank, self._transports[rank].incarnation + 1)
         return self._transports[rank]
 
 
@@ -145,13 +140,11 @@ class LocalConnector(DedicatedConnections):
 class LocalTransport(Transport):
     """One rank's end of a `LocalNetwork`, which makes it. Its thread delivers what the others send."""
 
-    def __init__(
-        self, network: LocalNetwork, rank: int, incarnation: int, unexpected_limit: int, *, dedicated: bool
-    ) -> None:
+    def __init__(self, network: LocalNetwork, rank: int, incarnation: int) -> None:
         self.rank = rank
         self.incarnation = incarnation
-        self.message_queue = MessageQueue(rank, self, unexpected_limit)
-        self.connector: LocalConnector | None = LocalConnector(network, rank) if dedicated else None
+        self.message_queue = MessageQueue(rank, self, network.unexpected_limit)
+        self.connector: LocalConnector | None = LocalConnector(network, rank) if network.dedicated else None
         self.incoming: list[deque[_Delivery]] = [deque() for _ in range(network.size)]
         """Frames on their way here, of each rank."""
         self._network = network
@@ -193,7 +186,7 @@ class LocalTransport(Transport):
         for peer in range(self._network.size):
             if peer != self.rank:
                 self._put(peer, Frame(Kind.GOODBYE))
-        self.die(self._closed_error())
+        self.die(CollectiveError(f"the transport of rank {self.rank} is closed"))
         if self._worker is not None:
             self._worker.join(30.0)
 
@@ -239,12 +232,9 @@ class LocalTransport(Transport):
         self._jobs.put(lambda: None)
         self.message_queue.shut(error)
 
-    def _closed_error(self) -> CollectiveError:
-        return CollectiveError(f"the transport of rank {self.rank} is closed")
-
     def _check_open(self) -> None:
         if self._ended:
-            raise self._closed_error()
+            raise CollectiveError(f"the transport of rank {self.rank} is closed")
 
     def _put(self, peer: int, frame: Frame, payload: bytes = b"") -> None:
         if self._ended:

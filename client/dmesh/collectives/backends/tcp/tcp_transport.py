@@ -271,8 +271,7 @@ class TcpTransport(Transport):
             self._credentials,
             self.message_queue.peer(peer),
             self.options,
-            on_connected=lambda sock: self._on_connected(connection, sock),
-            on_failed=lambda problem, refused: self._on_unreachable(connection, problem, refused),
+            lambda sock, problem, refused: self._on_dialed(connection, sock, problem, refused),
             tls=self._tls,
         )
         dial.begin()
@@ -294,13 +293,14 @@ class TcpTransport(Transport):
             connection.check(silence)
         self._loop.after(silence / _SILENCE_CHECKS, self._check_silence)
 
-    def _on_connected(self, connection: Connection, sock: Stream) -> None:
+    def _on_dialed(
+        self, connection: Connection, sock: Stream | None, problem: str, refused: Refused | None
+    ) -> None:
         self._dials.pop(connection.peer, None)
-        connection.adopt(sock)
-        self._changed.ring()
-
-    def _on_unreachable(self, connection: Connection, problem: str, refused: Refused | None) -> None:
-        self._dials.pop(connection.peer, None)
+        if sock is not None:
+            connection.adopt(sock)
+            self._changed.ring()
+            return
         connection.drop()
         if refused is not None:
             self._refused[connection.peer] = refused

@@ -33,13 +33,11 @@ from dmesh.security.certificates import (
 )
 from dmesh.security.watched_files import WatchedFiles
 
-_RECORD: Final = 16 * 1024
-"""Most bytes of a TLS record; smaller pieces are joined."""
+_RECORD: Final = 16 * 1024  # most bytes of a TLS record; smaller pieces are joined
 _ENCRYPT_AT_ONCE: Final = 128 * 1024
 _DECRYPT_AT_ONCE: Final = 128 * 1024
 _SMALL_READ: Final = 4 * 1024
-_HANDSHAKE_LIMIT: Final = 64 * 1024
-"""Most bytes before the TLS handshake is over; long chains of certificates have 10,000."""
+_HANDSHAKE_LIMIT: Final = 64 * 1024  # bytes before it is over; long chains of certificates have 10,000
 _HANDSHAKE, _ALERT = 0x16, 0x15
 CLOSED: Final = "the connection was closed during the handshake"
 _IDENTITY: Final = "DMESH_TLS_CERT/DMESH_TLS_KEY"
@@ -107,8 +105,6 @@ class SecureSocket:
         self._unsent = memoryview(b"")  # encrypted, and not yet taken by the kernel
         self._owed = 0  # plaintext bytes covered by the records that are not flushed yet
 
-    # -- the handshake ---------------------------------------------------------------------------------
-
     def handshake(self) -> None:
         """Continue the TLS handshake until it is over; raises BlockingIOError if more must come first.
 
@@ -135,8 +131,6 @@ class SecureSocket:
                         raise ssl.SSLError("OpenSSL does not tell what identifies the connection")
                     self.established = True
                     self.hidden = True  # the other side's next message may have come with its last one
-
-    # -- reading; one thread ---------------------------------------------------------------------------
 
     def recv(self, size: int) -> bytes:
         """Read up to `size` bytes; none if the connection has ended."""
@@ -199,8 +193,6 @@ class SecureSocket:
                 raise ConnectionAbortedError(f"more than {_HANDSHAKE_LIMIT} bytes came during the handshake")
         self._incoming.write(data)
         return True
-
-    # -- writing; one thread at a time -----------------------------------------------------------------
 
     def send(self, data: bytes) -> int:
         """Write; see `sendmsg`."""
