@@ -145,7 +145,7 @@ native-sanitize: $(READY) ## Run the native core's tests under ASan and UBSan; S
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 		TSAN_OPTIONS=suppressions=$(CURDIR)/tests/native/tsan.supp \
 		PYTHONPATH=$(CURDIR)/$(SANITIZED) DMESH_BUILD_SANITIZE=$(SANITIZE) \
-		$(BIN)/python -m pytest tests/native tests/collectives/test_arena.py tests/collectives/test_memory.py \
+		$(BIN)/python -m pytest tests/native tests/collectives/test_shared_memory.py tests/collectives/test_memory.py \
 		tests/collectives/test_shared_segments.py --capture=sys --ignore tests/native/test_native_build.py $(ARGS)
 
 protos: $(READY) ## Generate the protocol's Python from protos/.

@@ -53,7 +53,7 @@ class Member:
             transport,
             timeout=60,
             shared_memory=shared_memory(self.way, self.rank),
-            tuning=Tuning(streams=2) if self.way == "wired" else SHIPPED,
+            tuning=Tuning(streams=2) if self.way == "dedicated" else SHIPPED,
         )
 
     @property
@@ -69,7 +69,7 @@ def shared_memory(way: str, rank: int = 0) -> SharedMemoryRegistry | None:
             return None
         case "native":
             return SharedMemoryRegistry(1 << 28, native.core(), single_copy_from=1 if rank % 2 else None)
-        case "wired":
+        case "dedicated":
             return SharedMemoryRegistry(0, native.core())
     raise AssertionError(way)
 

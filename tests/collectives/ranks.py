@@ -29,7 +29,7 @@ class Cluster:
         wait_policy: Of all of them.
         timeout: Of collectives, seconds.
         shm: For each rank, over and over, whether it shares memory: `native`, `no` for one that refuses,
-            `without` for one that has no native core, `wired` for one that has connections instead; with
+            `without` for one that has no native core, `dedicated` for one that has connections instead; with
             `@NAME` on a host of that name. Empty: no rank knows of shared memory.
         sizes: Of what they share.
         tuning: Of each rank, over and over.
@@ -58,7 +58,7 @@ class Cluster:
         self.options = {"timeout": timeout, "wait_policy": wait_policy or quiet}
         self.former: list[Communicator] = []
         self.network = LocalNetwork(
-            self.size, dedicated=any(way.startswith("wired") or "@" in way for way in shm)
+            self.size, dedicated=any(way.startswith("dedicated") or "@" in way for way in shm)
         )
         self.mpi, self.worlds = launch(size) if mpi else (None, [None] * size)
         self.communicators = [self._communicator(rank) for rank in range(self.size)]
@@ -69,7 +69,7 @@ class Cluster:
         if self.shm:
             way, _, host = self.shm[rank % len(self.shm)].partition("@")
             core = None if way == "without" else native.core()
-            limit = 0 if way in ("no", "wired") else 1 << 30
+            limit = 0 if way in ("no", "dedicated") else 1 << 30
             place = (host.encode().ljust(16), here()[1]) if host else None
             options["shared_memory"] = SharedMemoryRegistry(
                 limit, core, sizes=self.sizes, host=place, single_copy_from=self.single_copy_from

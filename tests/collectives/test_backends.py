@@ -53,7 +53,7 @@ class TestSharedMemory(InCluster):
 @needs_core
 class TestDedicatedConnections(InCluster):
     name = "tcp"
-    shm = ("wired",)
+    shm = ("dedicated",)
 
 
 @needs_core

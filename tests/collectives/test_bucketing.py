@@ -21,8 +21,8 @@ LISTS = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES), max_size=7)
 
 @pytest.fixture(
     scope="module",
-    params=[{}, {"shm": ("native",)}, {"shm": ("wired",)}],
-    ids=["messages", "native", "wired"],
+    params=[{}, {"shm": ("native",)}, {"shm": ("dedicated",)}],
+    ids=["messages", "native", "dedicated"],
 )
 def three(request):
     with cluster(3, **request.param) as made:

@@ -10,7 +10,7 @@ from tests.collectives.ranks import LIMIT, cluster
 from dmesh import native
 from dmesh.errors import CollectiveMismatchError, CollectiveTypeError
 
-WAYS = ["messages", *(["native", "wired"] if native.core() is not None else [])]
+WAYS = ["messages", *(["native", "dedicated"] if native.core() is not None else [])]
 
 
 @pytest.fixture(scope="module", params=WAYS)

@@ -36,7 +36,7 @@ def works(communicator) -> bool:
 
 def test_each_pair_has_as_many_connections_as_it_needs_and_closes_them():
     before = open_files()
-    with cluster(SIZE, shm=("wired",), tuning=(Tuning(streams=STREAMS, piece=64),)) as ranks:
+    with cluster(SIZE, shm=("dedicated",), tuning=(Tuning(streams=STREAMS, piece=64),)) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert ranks.all(works) == [True] * SIZE
         pairs = SIZE * (SIZE - 1) // 2
@@ -66,7 +66,7 @@ def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, si
 
     monkeypatch.setattr(LocalConnector, "dial", fail)
     before = open_files()
-    with cluster(SIZE, shm=("wired",), tuning=(Tuning(streams=STREAMS),)) as ranks:
+    with cluster(SIZE, shm=("dedicated",), tuning=(Tuning(streams=STREAMS),)) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert ranks.all(works) == [True] * SIZE  # by messages
         assert [c.world._generation.endpoint for c in ranks.communicators] == [None] * SIZE
@@ -91,7 +91,7 @@ def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):
     opened = dedicated.TcpEndpoints
     monkeypatch.setattr("dmesh.collectives.connect.TcpEndpoints", fail)
     before = open_files()
-    with cluster(SIZE, shm=("wired",), tuning=(Tuning(streams=STREAMS),)) as ranks:
+    with cluster(SIZE, shm=("dedicated",), tuning=(Tuning(streams=STREAMS),)) as ranks:
         errors = ranks.run(lambda c: c.world.barrier())
         assert MemoryError in map(type, errors)
         # Who hears first of the other's failure fails with that.

@@ -52,8 +52,8 @@ def test_members_find_their_row_and_their_column():
     [
         (2, HOSTS),  # one on each host
         (3, HOSTS),  # two and one
-        (4, ("native@a",)),  # one host: an arena
-        (4, ("wired@a", "wired@b")),  # rows that share nothing
+        (4, ("native@a",)),  # one host: shared memory
+        (4, ("dedicated@a", "dedicated@b")),  # rows that share nothing
     ],
 )
 def test_other_groups_have_none(size, shm):

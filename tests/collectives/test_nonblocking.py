@@ -16,7 +16,7 @@ from dmesh.collectives import futures
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-MEDIA = {"shared memory": ("native",), "dedicated": ("wired",), "messages": ()}
+MEDIA = {"shared memory": ("native",), "dedicated": ("dedicated",), "messages": ()}
 NATIVE = {name: MEDIA[name] for name in ("shared memory", "dedicated")}
 LARGE = 10 * SEND_BUFFER
 

@@ -10,7 +10,7 @@ from dmesh import native
 from dmesh.collectives import plan_all_reduce
 from dmesh.errors import CollectiveTypeError, CollectiveValueError, NotInitializedError
 
-WAYS = ["messages", *(["native", "wired"] if native.core() is not None else [])]
+WAYS = ["messages", *(["native", "dedicated"] if native.core() is not None else [])]
 
 
 @pytest.fixture(scope="module", params=WAYS)

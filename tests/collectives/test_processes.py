@@ -102,7 +102,7 @@ class Pool:
             worker.end()
 
 
-WAYS = ["messages", *(["native", "wired"] if native.core() is not None else [])]
+WAYS = ["messages", *(["native", "dedicated"] if native.core() is not None else [])]
 
 
 @pytest.fixture(params=WAYS)

@@ -91,11 +91,11 @@ def test_who_is_not_who_it_says_is_not_read():
         registered.can_read(os.getpid(), int(word.ctypes.data), bytes(1000))
 
 
-# -- one pipe, and one arena, by hand ------------------------------------------------------------------------
+# -- one channel of transfers, by hand -----------------------------------------------------------------------
 
 
 def ends(sender: int, receiver: int):
-    """Both ends of a pipe whose owners are these processes, as far as they tell."""
+    """Both ends of a channel whose owners are these processes, as far as they tell."""
     sizes = Sizes(slot=ROOM, staging=STAGE, p2p_slot=ROOM, p2p_staging=STAGE)
     memory = mmap.mmap(-1, 1 << 20)
     regions = [(memory, 0), (memory, 1 << 19)]

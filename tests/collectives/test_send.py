@@ -14,7 +14,7 @@ from dmesh.errors import CollectiveMismatchError, CollectiveTimeoutError
 MEDIA = {
     "messages": {},
     "shm": {"shm": ("native",)},
-    "dedicated": {"shm": ("wired",)},
+    "dedicated": {"shm": ("dedicated",)},
     "mpi": {"shm": ("no",), "mpi": True},
 }
 

@@ -21,7 +21,7 @@ from dmesh.errors import (
 )
 
 NATIVE = ["native"] if native.core() is not None else []
-WAYS = ["messages", *NATIVE, *(["wired"] if NATIVE else [])]
+WAYS = ["messages", *NATIVE, *(["dedicated"] if NATIVE else [])]
 needs_core = pytest.mark.skipif(not NATIVE, reason=f"no native core: {native.reason()}")
 
 

@@ -15,7 +15,7 @@ from dmesh.collectives import trace as tracing
 from dmesh.collectives.trace import Trace
 from dmesh.errors import ConfigurationError
 
-WAYS = [(), *([("native",), ("wired",)] if native.core() is not None else [])]
+WAYS = [(), *([("native",), ("dedicated",)] if native.core() is not None else [])]
 
 
 def begin(ranks: Cluster, directory: Path) -> list[Trace]:

@@ -199,7 +199,7 @@ def used(group):
 def test_all_members_take_the_tuning_of_the_first(caplog):
     caplog.set_level("INFO", "dmesh")
     different = tuple(Tuning(flat=1000 * rank, piece=64 * (rank + 1), streams=rank + 1) for rank in range(3))
-    with cluster(3, shm=("wired",), tuning=different) as ranks:
+    with cluster(3, shm=("dedicated",), tuning=different) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert [used(c.world) for c in ranks.communicators] == [(0, 64, 1)] * 3
 
@@ -234,14 +234,14 @@ def test_all_members_take_the_tuning_of_the_first(caplog):
 @needs_core
 def test_shipped_defaults_are_not_worth_a_word(caplog):
     caplog.set_level("INFO", "dmesh")
-    with cluster(2, shm=("wired",)) as ranks:
+    with cluster(2, shm=("dedicated",)) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert [used(c.world) for c in ranks.communicators] == [(64 * 1024, 256 * 1024, 1)] * 2
     assert "group world has dedicated connections. It shares no memory" in caplog.text
 
 
 @needs_core
-@pytest.mark.parametrize("shm", [("no",), ("wired", "wired", "without"), ("wired",)])
+@pytest.mark.parametrize("shm", [("no",), ("dedicated", "dedicated", "without"), ("dedicated",)])
 def test_messages_take_the_tuning_of_the_first(caplog, shm):
     """Structured elements always go by messages: schedules that differ would not end."""
     caplog.set_level("INFO", "dmesh")
@@ -338,7 +338,7 @@ def test_results_have_the_same_bits_whatever_the_tuning(size):
     with cluster(size) as ranks:  # by messages
         expected = ranks.all(body)
     for extreme in EXTREMES:
-        with cluster(size, shm=("wired",), tuning=(extreme,)) as ranks:
+        with cluster(size, shm=("dedicated",), tuning=(extreme,)) as ranks:
             assert ranks.all(body) == expected, extreme
 
 
@@ -400,7 +400,7 @@ def _small_arrays(monkeypatch):
 @needs_core
 @pytest.mark.usefixtures("_small_arrays")
 @pytest.mark.parametrize(
-    ("shm", "rows"), [(("wired",), {SHIPPED.rows}), (("native@a", "native@b"), {64, 128, 1024, 2048})]
+    ("shm", "rows"), [(("dedicated",), {SHIPPED.rows}), (("native@a", "native@b"), {64, 128, 1024, 2048})]
 )
 def test_all_ranks_find_the_same(shm, rows):
     with cluster(4, shm=shm) as ranks:

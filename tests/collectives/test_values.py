@@ -49,7 +49,7 @@ FORMS = ["C", "F", "strided", "reversed", "swapped", "unaligned"]
 
 
 SMALL = Sizes(slot=128, staging=5 * 512)
-"""So that small arrays take the ways of large ones in arenas, too."""
+"""So that small arrays take the ways of large ones in shared memory, too."""
 EARLY = Tuning(message_flat=64, message_tree=64)
 """With which small arrays take the ways of large ones, too."""
 WAYS = {
@@ -57,9 +57,9 @@ WAYS = {
     "native": {"shm": ("native",)},
     "native in small pieces": {"shm": ("native",), "sizes": SMALL},
     "mpi": {"shm": ("no",), "mpi": True},
-    "wired": {"shm": ("wired",)},
-    "wired in small pieces, on several streams": {
-        "shm": ("wired",),
+    "dedicated": {"shm": ("dedicated",)},
+    "dedicated in small pieces, on several streams": {
+        "shm": ("dedicated",),
         "tuning": (replace(EARLY, piece=64, streams=3),),
     },
 }

@@ -35,7 +35,7 @@ def cut(network, one, other, direction):
         network.cut_one_way(other, one)
 
 
-WAYS = {"messages": {"DMESH_NATIVE": "0"}, **({"wired": {}} if native.core() is not None else {})}
+WAYS = {"messages": {"DMESH_NATIVE": "0"}, **({"dedicated": {}} if native.core() is not None else {})}
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS)

@@ -19,7 +19,7 @@ NATIVE = [name for name in collectives.__all__ if hasattr(getattr(collectives, n
 pytestmark = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
 
 
-@pytest.fixture(scope="module", params=["native", "wired"])
+@pytest.fixture(scope="module", params=["native", "dedicated"])
 def ranks(request):
     with cluster(2, shm=(request.param,)) as made:
         made.all(lambda c: c.world.barrier())

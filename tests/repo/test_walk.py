@@ -47,7 +47,7 @@ def entered(call):
     return found
 
 
-@pytest.fixture(scope="module", params=["native", "wired"])
+@pytest.fixture(scope="module", params=["native", "dedicated"])
 def walks(request):
     x = np.ones(4)
     with cluster(2, shm=(request.param,)) as ranks:

@@ -21,7 +21,7 @@ from dmesh.collectives.trace import Trace
 from dmesh.telemetry import collective_spans
 from dmesh.telemetry.collective_spans import CollectiveSpans, _epoch, _named, _Pace
 
-WAYS = [(), *([("native",), ("wired",)] if native.core() is not None else [])]
+WAYS = [(), *([("native",), ("dedicated",)] if native.core() is not None else [])]
 
 
 class Spans:

@@ -124,7 +124,7 @@ def test_a_name_is_registered_once(registered, example):
             backends.register(name, example["DictBackend"])
 
 
-@pytest.mark.parametrize("shm", [(), ("native",), ("wired",)])
+@pytest.mark.parametrize("shm", [(), ("native",), ("dedicated",)])
 def test_a_group_uses_registered_backends_from_its_second_call(registered, shm):
     def body(communicator):
         group = communicator.world

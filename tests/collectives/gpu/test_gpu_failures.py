@@ -20,7 +20,7 @@ from dmesh.errors import (
 
 X = np.ones((3, 4), np.float32)
 QUICK = WaitPolicy(ask_after=(0.02, 0.1), ask_every=0.2, answers_within=LIMIT, announce=lambda message: None)
-WAYS = {"messages": (), "native": ("native",), "wired": ("wired",)}
+WAYS = {"messages": (), "native": ("native",), "dedicated": ("dedicated",)}
 
 
 class Bench:

@@ -14,7 +14,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 WAYS = {
     "messages": (),
     "native": ("native",),
-    "wired": ("wired",),
+    "dedicated": ("dedicated",),
     "mixed": ("native", "no"),
 }
 NUMBERS = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", BFLOAT16]

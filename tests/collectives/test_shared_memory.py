@@ -16,12 +16,12 @@ from dmesh.collectives.services import WaitPolicy
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 QUICK = WaitPolicy(ask_after=(0.01,), ask_every=0.05, look_every=0.02, announce=lambda message: None)
-NATIVE, WIRED = ("native",), ("wired",)
+NATIVE, DEDICATED = ("native",), ("dedicated",)
 
 pytestmark = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
 
 
-@pytest.fixture(params=[NATIVE, WIRED], ids=["native", "wired"])
+@pytest.fixture(params=[NATIVE, DEDICATED], ids=["native", "dedicated"])
 def medium(request) -> tuple[str, ...]:
     return request.param
 
@@ -33,7 +33,7 @@ def shares_memory(communicator) -> bool:
 # -- whether there is one ------------------------------------------------------------------------------------
 
 
-def test_a_group_has_an_arena_from_its_second_call_on(medium):
+def test_a_group_has_endpoints_from_its_second_call_on(medium):
     with cluster(3, shm=medium) as ranks:
         assert not any(map(shares_memory, ranks.communicators))
         ranks.all(lambda c: c.world.barrier())
@@ -223,7 +223,7 @@ def test_a_word_that_cannot_be_is_an_error_that_names_its_owner():
         assert "the memory that rank 1 shares" in str(error)
 
 
-def test_a_lost_rank_is_replaced_and_the_arena_begins_anew(medium):
+def test_a_lost_rank_is_replaced_and_the_endpoints_begin_anew(medium):
     with cluster(3, shm=medium, wait_policy=QUICK) as ranks:
         for _ in range(2):
             ranks.all(lambda c: c.world.all_reduce(np.ones(3)))
@@ -378,7 +378,7 @@ def test_transfers_of_all_sizes_in_both_directions_at_once(medium, count):
             assert pairs == {pair for a in range(3) if a != rank for pair in ((a, rank), (rank, a))}
 
 
-def test_transfers_that_began_before_there_was_an_arena_go_on_as_messages(medium):
+def test_transfers_that_began_before_there_was_an_endpoint_go_on_as_messages(medium):
     with cluster(2, shm=medium) as ranks:
 
         def body(communicator):
@@ -539,7 +539,7 @@ def test_groups_are_forgotten_without_the_garbage_collector(medium):
 
 
 def test_groups_that_share_nothing_keep_no_memory():
-    """Each offers a region, and gets it back when there is no arena."""
+    """Each offers a region, and gets it back when no memory is shared."""
     with cluster(
         3, shm=("native", "native", "no"), sizes=Sizes(slot=1 << 16, staging=1 << 26)
     ) as ranks:  # 3 fit
@@ -556,7 +556,7 @@ def test_groups_that_share_nothing_keep_no_memory():
 def test_who_forgets_a_group_is_not_lost_to_other_groups(monkeypatch):
     """It has closed the group's dedicated connections, and its process lives."""
     monkeypatch.setattr(endpoints, "_EXPLAINED_WITHIN", 0.2)
-    with cluster(2, shm=WIRED, wait_policy=QUICK) as ranks:
+    with cluster(2, shm=DEDICATED, wait_policy=QUICK) as ranks:
         groups = ranks.all(lambda c: c.new_group([0, 1], name="forgotten"))
         for _ in range(2):
             ranks.all(lambda c: groups[c.rank].barrier())
