@@ -59,25 +59,18 @@ static inline DMESH_TARGET c128 multiply_c128(c128 a, c128 b) {
 FUSED_PASSES(prod_c64, mem_c64, mem_c64, KEEP, multiply_c64, AS_IT_IS)
 FUSED_PASSES(prod_c128, mem_c128, mem_c128, KEEP, multiply_c128, AS_IT_IS)
 
-#define FLOAT_TABLE(TYPE, C_TYPE)                                                  \
-    {                                                                              \
-        [DMESH_SUM] = SAME_TYPE(sum_##TYPE, C_TYPE),                               \
-        [DMESH_PROD] = SAME_TYPE(prod_##TYPE, C_TYPE),                             \
-        [DMESH_MIN] = SAME_TYPE(min_##TYPE, C_TYPE),                               \
-        [DMESH_MAX] = SAME_TYPE(max_##TYPE, C_TYPE),                               \
+#define FLOAT_TABLE(TYPE, C_TYPE, SUM)                                               \
+    {                                                                                \
+        [DMESH_SUM] = SUM,                                                           \
+        [DMESH_PROD] = SAME_TYPE(prod_##TYPE, C_TYPE),                               \
+        [DMESH_MIN] = SAME_TYPE(min_##TYPE, C_TYPE),                                 \
+        [DMESH_MAX] = SAME_TYPE(max_##TYPE, C_TYPE),                                 \
         [DMESH_MEAN] = FUSED_AND_PARTED(mean_##TYPE, C_TYPE, C_TYPE, C_TYPE, false), \
     }
 
 /* Complex numbers are added as twice as many floats. */
-#define COMPLEX_TABLE(TYPE, PART, C_PART)                                    \
-    {                                                                        \
-        [DMESH_SUM] = SAME_TYPE_LANES(sum_##PART, C_PART, 2),                \
-        [DMESH_PROD] = SAME_TYPE(prod_##TYPE, TYPE),                         \
-        [DMESH_MIN] = SAME_TYPE(min_##TYPE, TYPE),                           \
-        [DMESH_MAX] = SAME_TYPE(max_##TYPE, TYPE),                           \
-        [DMESH_MEAN] = FUSED_AND_PARTED(mean_##TYPE, TYPE, TYPE, TYPE, false), \
-    }
-
-#define FLOAT_TABLES                                                                \
-    [DMESH_F32] = FLOAT_TABLE(f32, float), [DMESH_F64] = FLOAT_TABLE(f64, double),  \
-    [DMESH_C64] = COMPLEX_TABLE(c64, f32, float), [DMESH_C128] = COMPLEX_TABLE(c128, f64, double)
+#define FLOAT_TABLES                                                         \
+    [DMESH_F32] = FLOAT_TABLE(f32, float, SAME_TYPE(sum_f32, float)),        \
+    [DMESH_F64] = FLOAT_TABLE(f64, double, SAME_TYPE(sum_f64, double)),      \
+    [DMESH_C64] = FLOAT_TABLE(c64, c64, SAME_TYPE_LANES(sum_f32, float, 2)), \
+    [DMESH_C128] = FLOAT_TABLE(c128, c128, SAME_TYPE_LANES(sum_f64, double, 2))

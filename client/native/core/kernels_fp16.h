@@ -194,18 +194,16 @@ HALF_KERNELS(min_bf16, bf16, smaller, AS_IT_IS)
 HALF_KERNELS(max_bf16, bf16, larger, AS_IT_IS)
 HALF_KERNELS(mean_bf16, bf16, add, DIVIDED)
 
-#define HALF_TABLES                                                                   \
-    [DMESH_F16] = {                                                                   \
-        [DMESH_SUM] = FUSED_AND_PARTED(sum_f16, uint16_t, float, uint16_t, true),     \
-        [DMESH_PROD] = FUSED_AND_PARTED(prod_f16, uint16_t, float, uint16_t, true),   \
-        [DMESH_MIN] = SAME_TYPE(min_f16, uint16_t),                                   \
-        [DMESH_MAX] = SAME_TYPE(max_f16, uint16_t),                                   \
-        [DMESH_MEAN] = FUSED_AND_PARTED(mean_f16, uint16_t, float, uint16_t, false),  \
-    },                                                                                \
-    [DMESH_BF16] = {                                                                  \
-        [DMESH_SUM] = FUSED_AND_PARTED(sum_bf16, uint16_t, float, uint16_t, false),   \
-        [DMESH_PROD] = FUSED_AND_PARTED(prod_bf16, uint16_t, float, uint16_t, false), \
-        [DMESH_MIN] = FUSED_AND_PARTED(min_bf16, uint16_t, float, uint16_t, false),   \
-        [DMESH_MAX] = FUSED_AND_PARTED(max_bf16, uint16_t, float, uint16_t, false),   \
-        [DMESH_MEAN] = FUSED_AND_PARTED(mean_bf16, uint16_t, float, uint16_t, false), \
+#define HALF_TABLE(TYPE, MIN, MAX, SINGLE_IS_COPY)                                               \
+    {                                                                                            \
+        [DMESH_SUM] = FUSED_AND_PARTED(sum_##TYPE, uint16_t, float, uint16_t, SINGLE_IS_COPY),   \
+        [DMESH_PROD] = FUSED_AND_PARTED(prod_##TYPE, uint16_t, float, uint16_t, SINGLE_IS_COPY), \
+        [DMESH_MIN] = MIN,                                                                       \
+        [DMESH_MAX] = MAX,                                                                       \
+        [DMESH_MEAN] = FUSED_AND_PARTED(mean_##TYPE, uint16_t, float, uint16_t, false),          \
     }
+
+#define HALF_TABLES                                                                                  \
+    [DMESH_F16] = HALF_TABLE(f16, SAME_TYPE(min_f16, uint16_t), SAME_TYPE(max_f16, uint16_t), true), \
+    [DMESH_BF16] = HALF_TABLE(bf16, FUSED_AND_PARTED(min_bf16, uint16_t, float, uint16_t, false),    \
+                              FUSED_AND_PARTED(max_bf16, uint16_t, float, uint16_t, false), false)

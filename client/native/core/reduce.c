@@ -21,9 +21,8 @@ static dmesh_kernel_table *table_for_this_cpu(void) {
         /* The operating system must save the wide registers, too. */
         const unsigned saved = 1 << 1 | 1 << 2;
         __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-        if ((a & saved) == saved && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2)) {
+        if ((a & saved) == saved && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2))
             return &dmesh_kernels_avx2;
-        }
     }
 #endif
     return &dmesh_kernels_baseline;
@@ -41,9 +40,8 @@ static dmesh_kernel_table *best_table(void) {
 }
 
 const dmesh_kernel *dmesh_kernel_for(enum dmesh_dtype dtype, enum dmesh_op op, enum dmesh_isa isa) {
-    if ((unsigned)dtype >= DMESH_DTYPES || (unsigned)op >= DMESH_OPS) {
+    if ((unsigned)dtype >= DMESH_DTYPES || (unsigned)op >= DMESH_OPS)
         return NULL;
-    }
     dmesh_kernel_table *table = isa == DMESH_ISA_BASELINE ? &dmesh_kernels_baseline : best_table();
     const dmesh_kernel *kernel = &(*table)[dtype][op];
     return kernel->item ? kernel : NULL;
@@ -73,9 +71,8 @@ static void fold(const dmesh_kernel *kernel, const void *const *inputs, unsigned
     if (kernel->same_type || (ways <= DMESH_FUSED_WAYS && ways > 1 && kernel->fused[0])) {
         unsigned held = 0;
         while (done < ways) {
-            while (held < DMESH_FUSED_WAYS && done < ways) {
+            while (held < DMESH_FUSED_WAYS && done < ways)
                 in[held++] = (const unsigned char *)inputs[done++] + offset;
-            }
             void *target = done == ways ? out : accumulator;
             kernel->fused[held - 2](target, in, count, ways);
             in[0] = target;
@@ -96,9 +93,8 @@ void dmesh_reduce(const dmesh_kernel *kernel, const void *const *inputs, unsigne
     const bool stream = flags & DMESH_STREAM;
     count *= kernel->lanes;
     if (ways == 1 && kernel->single_is_copy) {
-        for (unsigned out = 0; out < outs; out++) {
+        for (unsigned out = 0; out < outs; out++)
             give(outputs[out], inputs[0], count * kernel->item, stream);
-        }
     } else if (outs == 1 && !stream && ways > 1 && ways <= DMESH_FUSED_WAYS && kernel->fused[ways - 2]) {
         kernel->fused[ways - 2](outputs[0], inputs, count, ways);
     } else {
@@ -113,12 +109,10 @@ void dmesh_reduce(const dmesh_kernel *kernel, const void *const *inputs, unsigne
             const size_t offset = start * kernel->result, size = part * kernel->result;
             void *from = stream ? result : (unsigned char *)outputs[0] + offset;
             fold(kernel, inputs, ways, start, part, from);
-            for (unsigned out = stream ? 0 : 1; out < outs; out++) {
+            for (unsigned out = stream ? 0 : 1; out < outs; out++)
                 give((unsigned char *)outputs[out] + offset, from, size, stream);
-            }
         }
     }
-    if (stream) {
+    if (stream)
         dmesh_stream_end();
-    }
 }

@@ -55,17 +55,19 @@ static size_t extent(const struct dmesh_tcp *tcp, const struct dmesh_span *span,
     return offset < span->nbytes ? dmesh_least(tcp->piece_bytes, span->nbytes - offset) : 0;
 }
 
+static const struct dmesh_span SCRATCH = {NULL, 0};
+
 /* Place of an owner's piece: in its array, or else in the scratch memory. */
-static unsigned char *piece_at(const struct dmesh_tcp *tcp, const struct dmesh_span *span, int owner,
-                                        size_t piece) {
+static unsigned char *piece_at(const struct dmesh_tcp *tcp, const struct dmesh_span *span, int owner, size_t piece) {
     if (span->data)
         return span->data + piece * tcp->piece_bytes;
     return tcp->scratch + ((piece & (tcp->depth - 1)) * (size_t)tcp->size + (size_t)owner) * tcp->piece_bytes;
 }
 
-/* Whether an incoming piece has a place: in the scratch memory only once the one before it there is reduced. */
-static int fits(const struct dmesh_tcp *tcp, const struct dmesh_span *span, size_t piece) {
-    return span->data || piece < tcp->folded + tcp->depth;
+/* The same without the first `done` bytes. */
+static struct iovec rest_of(const struct dmesh_tcp *tcp, const struct dmesh_span *span, int owner, size_t piece,
+                            size_t done) {
+    return (struct iovec){piece_at(tcp, span, owner, piece) + done, extent(tcp, span, piece) - done};
 }
 
 /* Moves a stream past pieces that are empty or done; returns whether one is left. */
@@ -81,8 +83,7 @@ static int seek(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int 
 }
 
 /* Whether a piece is not empty and not done. */
-static int lacks(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int phase,
-                              size_t piece) {
+static int lacks(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int phase, size_t piece) {
     const size_t item = item_of(tcp, phase, piece);
     const int stream = tcp->used == 1 ? 0 : (int)(item % (size_t)tcp->used);
     return extent(tcp, &traffic->spans[phase], piece) && seek(tcp, traffic, stream) &&
@@ -102,7 +103,14 @@ static int is_over(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic) {
 
 /* ---- one connection ------------------------------------------------------------------------------------------ */
 
-/* Writes to one stream as much as possible; returns whether anything was written, or -1 if the connection has ended. */
+/* Fails the call for good. */
+static int fail(struct dmesh_tcp *tcp, int member, enum dmesh_status status) {
+    tcp->culprit = member;
+    tcp->failure = status;
+    return -1;
+}
+
+/* Writes to one stream as much as possible; returns whether anything was written, or -1 if the call has failed. */
 static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
     struct dmesh_tcp_peer *peer = &tcp->peers[member];
     struct dmesh_traffic *out = &peer->out;
@@ -116,21 +124,16 @@ static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
         parts[count++] = (struct iovec){out->header + out->header_done, greets};
     if (seek(tcp, out, stream)) {
         const int phase = piece_of(tcp, at->item, &piece);
-        if (phase == DMESH_CONTRIBUTIONS || piece < tcp->folded) {
-            const struct dmesh_span *span = &out->spans[phase];
-            parts[count++] = (struct iovec){piece_at(tcp, span, tcp->me, piece) + at->done,
-                                            extent(tcp, span, piece) - at->done};
-        }
+        if (phase == DMESH_CONTRIBUTIONS || piece < tcp->folded)
+            parts[count++] = rest_of(tcp, &out->spans[phase], tcp->me, piece, at->done);
     }
     if (!count)
         return 0;
     const struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
     const ssize_t written = sendmsg(peer->streams[stream].fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (written < 0) {
-        peer->streams[stream].blocked = errno == EAGAIN || errno == EWOULDBLOCK;
-        return peer->streams[stream].blocked || errno == EINTR ? 0 : -1;
-    }
-    peer->streams[stream].blocked = 0;
+    peer->streams[stream].blocked = written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (written < 0)
+        return peer->streams[stream].blocked || errno == EINTR ? 0 : fail(tcp, member, DMESH_DISCONNECTED);
     const size_t greeting = dmesh_least(greets, (size_t)written);
     out->header_done += greeting;
     at->done += (size_t)written - greeting;
@@ -142,36 +145,42 @@ static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
 static struct iovec inbox(const struct dmesh_tcp *tcp, struct dmesh_traffic *in, int member) {
     const int begins = seek(tcp, in, 0) && in->cursors[0].item == 0;
     const size_t first = begins ? extent(tcp, &in->spans[DMESH_CONTRIBUTIONS], 0) : 0;
-    const struct dmesh_span scratch = {NULL, 0};
     if (first == 0 || first > INBOX)
         return (struct iovec){NULL, 0};
-    return (struct iovec){piece_at(tcp, &scratch, member, 0) + in->early, first - in->early};
+    return (struct iovec){piece_at(tcp, &SCRATCH, member, 0) + in->early, first - in->early};
 }
 
-/* Checks a complete header. */
-static enum dmesh_status check(struct dmesh_tcp *tcp, int member) {
+/* Checks a complete header; returns 1, or -1 if the call has failed. */
+static int check(struct dmesh_tcp *tcp, int member) {
     struct dmesh_traffic *in = &tcp->peers[member].in;
-    const unsigned char *expected = tcp->peers[member].out.header;
+    unsigned char *data = in->spans[DMESH_CONTRIBUTIONS].data;
     uint64_t nbytes;
     memcpy(&nbytes, in->header + 16, sizeof nbytes);
-    tcp->culprit = member;
-    if (memcmp(in->header, expected, 16) != 0) /* without the number of bytes */
-        return DMESH_MISMATCH;
+    if (memcmp(in->header, tcp->peers[member].out.header, 16) != 0) /* without the number of bytes */
+        return fail(tcp, member, DMESH_MISMATCH);
     if (nbytes != in->spans[DMESH_CONTRIBUTIONS].nbytes + in->spans[DMESH_RESULTS].nbytes)
-        return DMESH_CORRUPT;
-    if (in->early && in->spans[DMESH_CONTRIBUTIONS].data) {
-        const struct dmesh_span scratch = {NULL, 0};
-        memcpy(in->spans[DMESH_CONTRIBUTIONS].data, piece_at(tcp, &scratch, member, 0), in->early);
-    }
+        return fail(tcp, member, DMESH_CORRUPT);
+    if (in->early && data)
+        memcpy(data, piece_at(tcp, &SCRATCH, member, 0), in->early);
     in->cursors[0].done = in->early;
-    return DMESH_OK;
+    return 1;
 }
 
-/* Reads from one stream; returns whether anything was read, -1 if the connection has ended, or -2 with `status`. */
-static int read_some(struct dmesh_tcp *tcp, int member, int stream, enum dmesh_status *status) {
+/* The span of a stream's next piece; NULL if there is none, or it has no place: in the scratch memory it has one only once
+ * the piece before it there is reduced. */
+static const struct dmesh_span *next_in(const struct dmesh_tcp *tcp, struct dmesh_traffic *in, int stream, size_t *piece) {
+    if (!seek(tcp, in, stream))
+        return NULL;
+    const struct dmesh_span *span = &in->spans[piece_of(tcp, in->cursors[stream].item, piece)];
+    return span->data || *piece < tcp->folded + tcp->depth ? span : NULL;
+}
+
+/* Reads from one stream; returns whether anything was read, or -1 if the call has failed. */
+static int read_some(struct dmesh_tcp *tcp, int member, int stream) {
     struct dmesh_tcp_peer *peer = &tcp->peers[member];
     struct dmesh_traffic *in = &peer->in;
     struct dmesh_cursor *at = &in->cursors[stream];
+    const struct dmesh_span *span;
     struct iovec parts[2];
     size_t count = 0, piece;
     if (!in->active)
@@ -183,21 +192,17 @@ static int read_some(struct dmesh_tcp *tcp, int member, int stream, enum dmesh_s
         parts[count++] = (struct iovec){in->header + in->header_done, DMESH_TCP_HEADER - in->header_done};
         parts[count] = inbox(tcp, in, member);
         count += parts[count].iov_len > 0;
-    } else if (seek(tcp, in, stream)) {
-        const struct dmesh_span *span = &in->spans[piece_of(tcp, at->item, &piece)];
-        if (!fits(tcp, span, piece))
-            return 0;
-        parts[count++] = (struct iovec){piece_at(tcp, span, member, piece) + at->done,
-                                        extent(tcp, span, piece) - at->done};
+    } else if ((span = next_in(tcp, in, stream, &piece))) {
+        parts[count++] = rest_of(tcp, span, member, piece, at->done);
     } else {
         return 0;
     }
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
     const ssize_t got = recvmsg(peer->streams[stream].fd, &message, MSG_DONTWAIT);
-    if (got < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
-    if (got == 0)
-        return -1;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+        return 0;
+    if (got <= 0)
+        return fail(tcp, member, DMESH_DISCONNECTED);
     if (!greets) {
         at->done += (size_t)got;
         return 1;
@@ -205,32 +210,17 @@ static int read_some(struct dmesh_tcp *tcp, int member, int stream, enum dmesh_s
     const size_t greeting = dmesh_least(DMESH_TCP_HEADER - in->header_done, (size_t)got);
     in->header_done += greeting;
     in->early += (size_t)got - greeting;
-    if (in->header_done < DMESH_TCP_HEADER)
-        return 1;
-    const enum dmesh_status found = check(tcp, member);
-    if (found == DMESH_OK)
-        return 1;
-    *status = found;
-    return -2;
+    return in->header_done < DMESH_TCP_HEADER ? 1 : check(tcp, member);
 }
 
 /* Events of one stream to poll for; 0 for none. */
 static short events_of(const struct dmesh_tcp *tcp, struct dmesh_tcp_peer *peer, int stream) {
     struct dmesh_traffic *out = &peer->out, *in = &peer->in;
-    short events = 0;
-    if (peer->streams[stream].blocked && out->active &&
-        ((!stream && out->header_done < DMESH_TCP_HEADER) || seek(tcp, out, stream)))
-        events |= POLLOUT;
-    if (in->active && in->header_done < DMESH_TCP_HEADER) {
-        if (!stream)
-            events |= POLLIN;
-    } else if (in->active && seek(tcp, in, stream)) {
-        size_t piece;
-        const int phase = piece_of(tcp, in->cursors[stream].item, &piece);
-        if (fits(tcp, &in->spans[phase], piece))
-            events |= POLLIN;
-    }
-    return events;
+    size_t piece;
+    const int sends = (!stream && out->header_done < DMESH_TCP_HEADER) || seek(tcp, out, stream);
+    const int receives = in->header_done < DMESH_TCP_HEADER ? !stream : next_in(tcp, in, stream, &piece) != NULL;
+    return (short)((out->active && peer->streams[stream].blocked && sends ? POLLOUT : 0) |
+                   (in->active && receives ? POLLIN : 0));
 }
 
 /* ---- folding ------------------------------------------------------------------------------------------------ */
@@ -258,10 +248,9 @@ static int fold(struct dmesh_tcp *tcp) {
         const size_t piece = tcp->folded, nbytes = extent(tcp, &tcp->source, piece);
         if (!tcp->folds || !nbytes)
             continue;
-        const struct dmesh_span scratch = {NULL, 0};
         const void *inputs[DMESH_MEMBERS];
         for (int member = 0; member < tcp->size; member++)
-            inputs[member] = piece_at(tcp, member == tcp->me ? &tcp->source : &scratch, member, piece);
+            inputs[member] = piece_at(tcp, member == tcp->me ? &tcp->source : &SCRATCH, member, piece);
         void *outputs[] = {piece_at(tcp, &tcp->target, tcp->me, piece)};
         dmesh_reduce(tcp->call.kernel, inputs, (unsigned)tcp->size, outputs, 1,
                      nbytes / dmesh_kernel_input_size(tcp->call.kernel), 0);
@@ -280,26 +269,16 @@ static int is_done(struct dmesh_tcp *tcp) {
     return 1;
 }
 
-/* Reads and writes once on each connection; returns whether anything has moved, or negative with `status`. */
-static int turn(struct dmesh_tcp *tcp, enum dmesh_status *status) {
+/* Reads and writes once on each connection; returns whether anything has moved, or -1 if the call has failed. */
+static int turn(struct dmesh_tcp *tcp) {
     int moved = 0;
     for (int step = 1; step < tcp->size; step++) {
         /* Each starts with another peer, so that not all write to the same one. */
         const int to = (tcp->me + step) % tcp->size, from = (tcp->me + tcp->size - step) % tcp->size;
         for (int stream = 0; stream < tcp->used; stream++) {
-            const int written = write_some(tcp, to, stream);
-            if (written < 0) {
-                tcp->culprit = to;
-                *status = DMESH_DISCONNECTED;
+            int written, read;
+            if ((written = write_some(tcp, to, stream)) < 0 || (read = read_some(tcp, from, stream)) < 0)
                 return -1;
-            }
-            const int read = read_some(tcp, from, stream, status);
-            if (read < 0) {
-                tcp->culprit = from;
-                if (read == -1)
-                    *status = DMESH_DISCONNECTED;
-                return -1;
-            }
             moved |= written | read;
         }
     }
@@ -323,10 +302,9 @@ static int rest(struct dmesh_tcp *tcp, int64_t nanoseconds) {
 }
 
 enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline) {
-    enum dmesh_status *const failure = &tcp->failure;
     unsigned moves = 0, idle = 0;
-    while (*failure == DMESH_PENDING) {
-        const int moved = turn(tcp, failure);
+    while (tcp->failure == DMESH_PENDING) {
+        const int moved = turn(tcp);
         if (moved < 0)
             break;
         if (tcp->copy.nbytes) { /* after others got something to do */
@@ -334,14 +312,13 @@ enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline) {
                 dmesh_copy(tcp->copy.data, tcp->copy_from, tcp->copy.nbytes);
             tcp->copy.nbytes = 0;
         }
-        if (fold(tcp) | moved) {
-            if (is_done(tcp))
-                return DMESH_OK;
+        const int progressed = fold(tcp) | moved;
+        if (is_done(tcp))
+            return DMESH_OK;
+        if (progressed) {
             idle = 0;
             if (++moves % LOOKS)
                 continue;
-        } else if (is_done(tcp)) {
-            return DMESH_OK;
         }
         if (atomic_load_explicit(&tcp->stop, memory_order_relaxed))
             return DMESH_ABORTED;
@@ -355,7 +332,7 @@ enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline) {
         else if (rest(tcp, deadline - now < NAP ? deadline - now : NAP) < 0)
             return DMESH_ABORTED;
     }
-    return *failure;
+    return tcp->failure;
 }
 
 int dmesh_tcp_waits_for(const struct dmesh_tcp *tcp, int member) {
@@ -369,7 +346,7 @@ int dmesh_tcp_waits_for(const struct dmesh_tcp *tcp, int member) {
 void dmesh_tcp_abort(struct dmesh_tcp *tcp) { atomic_store(&tcp->stop, 1); }
 
 struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_bytes, size_t one_step_bytes, int owns,
-                                    const int *descriptors) {
+                                const int *descriptors) {
     struct dmesh_tcp *tcp = calloc(1, sizeof *tcp + (size_t)size * sizeof *tcp->peers);
     if (!tcp)
         return NULL;

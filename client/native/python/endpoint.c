@@ -42,16 +42,11 @@ static PyObject *endpoint_supports(dmesh_endpoint *self, PyObject *descriptor) {
 }
 
 static PyObject *descriptor_tuple(const struct dmesh_descriptor *descriptor) {
-    PyObject *shape = PyTuple_New(descriptor->ndim);
-    for (int axis = 0; shape && axis < descriptor->ndim; axis++) {
-        PyObject *length = PyLong_FromLongLong(descriptor->shape[axis]);
-        if (!length) {
-            Py_CLEAR(shape);
-            break;
-        }
-        PyTuple_SET_ITEM(shape, axis, length);
-    }
-    return shape ? Py_BuildValue("(iiiiN)", descriptor->kind, descriptor->op, descriptor->argument, descriptor->dtype, shape) : NULL;
+    npy_intp lengths[DMESH_DIMENSIONS];
+    for (int axis = 0; axis < descriptor->ndim; axis++)
+        lengths[axis] = (npy_intp)descriptor->shape[axis];
+    return Py_BuildValue("(iiiiN)", descriptor->kind, descriptor->op, descriptor->argument, descriptor->dtype,
+                         PyArray_IntTupleFromIntp(descriptor->ndim, lengths));
 }
 
 /* For how long a call that is over has waited for others; -1 if that is not known. */
@@ -149,6 +144,8 @@ static dmesh_endpoint *blank(PyTypeObject *type, int size, int me, int is_p2p) {
     if (!self)
         return NULL;
     self->on_complete = Py_NewRef(Py_None);
+    self->shm.regions = self->regions;
+    self->shm.salts = self->salts;
     self->shm.size = size;
     self->shm.me = me;
     self->is_p2p = (char)is_p2p;
@@ -181,22 +178,14 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     self->shm.oversubscribed = oversubscribed;
     if (!pipe || oversubscribed)
         self->single_copy_from = pipe ? DMESH_SINGLE_COPY_OVERSUBSCRIBED_TRANSFERS_FROM : DMESH_SINGLE_COPY_FROM;
-    self->views = PyMem_Calloc((size_t)size, sizeof *self->views);
-    self->shm.regions = PyMem_Calloc((size_t)size, sizeof *self->shm.regions);
-    self->shm.salts = PyMem_Calloc((size_t)size, sizeof *self->shm.salts);
-    if (!self->views || !self->shm.regions || !self->shm.salts) {
-        PyErr_NoMemory();
-        goto failed;
-    }
     for (Py_ssize_t member = 0; member < size; member++) {
         PyObject *buffer;
         Py_ssize_t offset;
-        self->shm.salts[member] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(salts, member));
+        self->salts[member] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(salts, member));
         Py_buffer *view = &self->views[member];
         if (PyErr_Occurred() || !PyArg_ParseTuple(PyList_GET_ITEM(regions, member), "On", &buffer, &offset) ||
             PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE) < 0)
             goto failed;
-        self->viewed++;
         const size_t needs = pipe ? dmesh_p2p_region_size((int)member, (size_t)slot_bytes, (size_t)staging_bytes)
                                   : dmesh_region_size((size_t)slot_bytes, (size_t)staging_bytes);
         if (offset < 0 || offset > view->len || (size_t)(view->len - offset) < needs ||
@@ -205,7 +194,7 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                          member, offset, view->len);
             goto failed;
         }
-        self->shm.regions[member] = (struct dmesh_region *)((char *)view->buf + offset);
+        self->regions[member] = (struct dmesh_region *)((char *)view->buf + offset);
     }
     return (PyObject *)self;
 failed:
@@ -251,26 +240,20 @@ static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
     return (PyObject *)self;
 }
 
+#define OBJECTS(DO)                                                                                                  \
+    DO(self->on_complete) DO(self->keep_alive) DO(self->retire) DO(self->registered) DO(self->attach)                \
+    DO(self->source) DO(self->result)
+#define VISIT(object) Py_VISIT(object);
+#define CLEAR(object) Py_CLEAR(object);
+
 static int endpoint_traverse(dmesh_endpoint *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->on_complete);
-    Py_VISIT(self->keep_alive);
-    Py_VISIT(self->retire);
-    Py_VISIT(self->registered);
-    Py_VISIT(self->attach);
-    Py_VISIT(self->source);
-    Py_VISIT(self->result);
+    OBJECTS(VISIT)
     return 0;
 }
 
 static int endpoint_clear(dmesh_endpoint *self) {
-    Py_CLEAR(self->on_complete);
-    Py_CLEAR(self->keep_alive);
-    Py_CLEAR(self->retire);
-    Py_CLEAR(self->registered);
-    Py_CLEAR(self->attach);
-    Py_CLEAR(self->source);
-    Py_CLEAR(self->result);
+    OBJECTS(CLEAR)
     return 0;
 }
 
@@ -282,13 +265,9 @@ static void endpoint_dealloc(dmesh_endpoint *self) {
     endpoint_clear(self);
     PyBuffer_Release(&self->data);
     PyBuffer_Release(&self->into);
-    while (self->viewed)
-        PyBuffer_Release(&self->views[--self->viewed]);
-    PyMem_Free(self->views);
+    for (int member = 0; member < self->shm.size; member++)
+        PyBuffer_Release(&self->views[member]);
     PyMem_Free(self->attached);
-    PyMem_Free(self->processes);
-    PyMem_Free(self->shm.regions);
-    PyMem_Free(self->shm.salts);
     if (self->tcp)
         dmesh_tcp_free(self->tcp);
     type->tp_free(self);
@@ -299,9 +278,9 @@ static PyObject *has_status(dmesh_endpoint *self, void *status) {
     return PyBool_FromLong(self->status == (enum dmesh_status)(intptr_t)status);
 }
 
-/* Whether the pointer at an offset is not NULL. */
-static PyObject *has_pointer(dmesh_endpoint *self, void *offset) {
-    return PyBool_FromLong(*(void **)((char *)self + (intptr_t)offset) != NULL);
+static PyObject *is_over_tcp(dmesh_endpoint *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(self->tcp != NULL);
 }
 
 static PyObject *get_non_temporal(dmesh_endpoint *self, void *unused) {
@@ -322,8 +301,7 @@ static PyGetSetDef endpoint_getset[] = {
     {"mismatched", (getter)has_status, NULL, NULL, (void *)DMESH_MISMATCH},
     {"corrupt", (getter)has_status, NULL, NULL, (void *)DMESH_CORRUPT},
     {"disconnected", (getter)has_status, NULL, NULL, (void *)DMESH_DISCONNECTED},
-    {"over_tcp", (getter)has_pointer, NULL, NULL, (void *)offsetof(dmesh_endpoint, tcp)},
-    {"can_read_peers", (getter)has_pointer, NULL, NULL, (void *)offsetof(dmesh_endpoint, processes)},
+    {"over_tcp", (getter)is_over_tcp, NULL, NULL, NULL},
     {"non_temporal", (getter)get_non_temporal, (setter)set_non_temporal, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -332,6 +310,7 @@ static PyMemberDef endpoint_members[] = {
     {"issued", T_ULONGLONG, offsetof(dmesh_endpoint, issued), 0, NULL},
     {"completed", T_ULONGLONG, offsetof(dmesh_endpoint, completed), 0, NULL},
     {"completed_at", T_LONGLONG, offsetof(dmesh_endpoint, completed_at), READONLY, NULL},
+    {"can_read_peers", T_BOOL, offsetof(dmesh_endpoint, can_read_peers), READONLY, NULL},
     {"pending", T_BOOL, offsetof(dmesh_endpoint, pending), READONLY, NULL},
     {"pending_sequence", T_ULONGLONG, offsetof(dmesh_endpoint, number), READONLY, NULL},
     {"culprit", T_INT, offsetof(dmesh_endpoint, shm.culprit), READONLY, NULL},

@@ -30,8 +30,9 @@ typedef struct {
     int streams;           /* TCP connections with each member */
     Py_ssize_t one_step_bytes; /* of `tcp` */
     unsigned forks;        /* `dmesh_forks` of the process that owns it */
-    Py_buffer *views;
-    int viewed;
+    Py_buffer views[DMESH_MEMBERS]; /* of the memory with the members' regions */
+    struct dmesh_region *regions[DMESH_MEMBERS];
+    uint64_t salts[DMESH_MEMBERS];
     int bfloat16; /* NumPy's number of that type */
     unsigned long long issued;
     unsigned long long completed;
@@ -52,7 +53,8 @@ typedef struct {
     dmesh_registered_object *registered; /* NULL unless all members exchange the locations of arrays */
     PyObject *attach;                    /* maps a peer's segment */
     PyObject *retire;                    /* keeps arrays that peers may still touch, when the endpoint goes */
-    int *processes;                      /* of each member, if each may read the memory of all others; else NULL */
+    char can_read_peers;                 /* each member may read the memory of all others */
+    int processes[DMESH_MEMBERS];        /* of the members, then */
     unsigned char (*attached)[DMESH_NONCE]; /* segments that stay mapped as long as the endpoint lives */
     size_t attachments;
     PyObject *on_complete;

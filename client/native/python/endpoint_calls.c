@@ -122,10 +122,10 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
     const int along = axis && axis != Py_None;
     if ((along && (!ndim || position_of(self, axis) != 0)) || (pattern->source_blocks && (!ndim || shape[0] % size)))
         return 0;
-    call->block = call->contribution / (size_t)(pattern->source_blocks ? size : 1);
+    call->block = pattern->source_blocks ? call->contribution / (size_t)size : call->contribution;
     if (pattern->reduces) {
         attempt->descriptor.op = op_of(given[DMESH_OP]);
-        call->count = (size_t)PyArray_SIZE(attempt->source) / (size_t)(pattern->source_blocks ? size : 1);
+        call->count = call->block / (size_t)PyArray_ITEMSIZE(attempt->source);
         call->kernel = attempt->descriptor.op < 0 ? NULL : dmesh_kernel_of(attempt->descriptor.op, attempt->descriptor.dtype);
         if (!call->kernel)
             return 0;

@@ -39,7 +39,7 @@ static struct dmesh_location locate(const dmesh_endpoint *self, const void *data
     struct dmesh_location location = {.where = DMESH_PRIVATE};
     if (data && self->registered)
         location = dmesh_registered_locate(&self->registered->registered, data, nbytes);
-    if (data && location.where == DMESH_PRIVATE && self->processes && nbytes >= self->single_copy_from)
+    if (data && location.where == DMESH_PRIVATE && self->can_read_peers && nbytes >= self->single_copy_from)
         location = (struct dmesh_location){.where = DMESH_IN_PROCESS, .offset = (uintptr_t)data, .nbytes = nbytes};
     return location;
 }
@@ -53,10 +53,10 @@ static int resolve(dmesh_endpoint *self, int member, const struct dmesh_location
     if (location->where == DMESH_PRIVATE)
         return 0;
     if (location->where == DMESH_IN_PROCESS) {
-        if (!self->processes || location->nbytes < nbytes) {
+        if (!self->can_read_peers || location->nbytes < nbytes) {
             PyErr_Format(PyExc_RuntimeError, "member %d offers %llu bytes of its process, and %zu were to be read%s",
                          member, (unsigned long long)location->nbytes, nbytes,
-                         self->processes ? "" : ", which this process may not");
+                         self->can_read_peers ? "" : ", which this process may not");
             return -1;
         }
         *found = (unsigned char *)(uintptr_t)location->offset;
@@ -131,40 +131,23 @@ void dmesh_endpoint_retire(dmesh_endpoint *self) {
     PyErr_Restore(type, value, trace);
 }
 
-/* Reads a list of process ids, one per member; NULL with an exception set if it is none. */
-static int *read_processes(const dmesh_endpoint *self, PyObject *list) {
-    if (PyList_GET_SIZE(list) != self->shm.size) {
-        PyErr_Format(PyExc_ValueError, "%zd processes for %d members", PyList_GET_SIZE(list), self->shm.size);
-        return NULL;
-    }
-    int *found = PyMem_Calloc((size_t)self->shm.size, sizeof *found);
-    if (!found) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    for (int member = 0; member < self->shm.size; member++) {
-        const long process = PyLong_AsLong(PyList_GET_ITEM(list, member));
-        if (process < 1 || process > INT_MAX) {
-            if (!PyErr_Occurred())
-                PyErr_Format(PyExc_ValueError, "%ld is no process", process);
-            PyMem_Free(found);
-            return NULL;
-        }
-        found[member] = (int)process;
-    }
-    return found;
-}
-
 PyObject *dmesh_endpoint_advertise(dmesh_endpoint *self, PyObject *args) {
     PyObject *registered, *attach, *retire, *processes;
+    int found[DMESH_MEMBERS];
     if (!PyArg_ParseTuple(args, "O!OOO!", dmesh_state_of(PyType_GetModule(Py_TYPE(self)))->registered, &registered,
                           &attach, &retire, &PyList_Type, &processes))
         return NULL;
-    int *found = NULL;
-    if (PyList_GET_SIZE(processes) && !(found = read_processes(self, processes)))
-        return NULL;
-    PyMem_Free(self->processes);
-    self->processes = found;
+    const Py_ssize_t count = PyList_GET_SIZE(processes);
+    if (count && count != self->shm.size)
+        return PyErr_Format(PyExc_ValueError, "%zd processes for %d members", count, self->shm.size);
+    for (Py_ssize_t member = 0; member < count; member++) {
+        const long process = PyLong_AsLong(PyList_GET_ITEM(processes, member));
+        if (process < 1 || process > INT_MAX)
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%ld is no process", process);
+        found[member] = (int)process;
+    }
+    memcpy(self->processes, found, (size_t)count * sizeof *found);
+    self->can_read_peers = count > 0;
     Py_XSETREF(self->registered, (dmesh_registered_object *)Py_NewRef(registered));
     Py_XSETREF(self->attach, Py_NewRef(attach));
     Py_XSETREF(self->retire, Py_NewRef(retire));

@@ -29,6 +29,7 @@ typedef struct {
     PyObject *names[NAME_COUNT];
     PyObject *only_group; /* a tuple of that name */
     PyObject *zero;
+    PyObject *defaults[DMESH_ARGUMENTS]; /* of its arguments, borrowed; NULL where one must be given */
 } dmesh_fast_path;
 
 /* Sorts the arguments, borrowed; false if Python must look at them. */
@@ -38,14 +39,9 @@ static int sort(const dmesh_fast_path *self, PyObject *const *args, Py_ssize_t n
     PyObject *const *names = self->names;
     if (nargs > spec->positional)
         return 0;
-    for (int n = 0; spec->arguments[n]; n++) {
-        const enum dmesh_argument argument = spec->arguments[n];
-        given[argument] = n < nargs                                          ? args[n]
-                          : argument == DMESH_OP                             ? names[SUM]
-                          : argument == DMESH_ROOT                           ? self->zero
-                          : argument == DMESH_AXIS || argument == DMESH_OUT ? Py_None
-                                                                             : NULL;
-    }
+    memcpy(given, self->defaults, sizeof self->defaults);
+    for (Py_ssize_t n = 0; n < nargs; n++)
+        given[spec->arguments[n]] = args[n];
     const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     for (Py_ssize_t n = 0; n < named; n++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, n), *value = args[nargs + n];
@@ -197,6 +193,11 @@ static dmesh_fast_path *make(PyTypeObject *type, const struct dmesh_spec *spec, 
         failed |= !(self->names[n] = PyUnicode_InternFromString(NAMES[n]));
     failed |= !(self->only_group = self->names[GROUP] ? PyTuple_Pack(1, self->names[GROUP]) : NULL);
     failed |= !(self->zero = PyLong_FromLong(0));
+    for (const enum dmesh_argument *place = spec->arguments; *place; place++)
+        self->defaults[*place] = *place == DMESH_OP                             ? self->names[SUM]
+                                 : *place == DMESH_ROOT                         ? self->zero
+                                 : *place == DMESH_AXIS || *place == DMESH_OUT ? Py_None
+                                                                               : NULL;
     if (failed)
         Py_CLEAR(self);
     return self;
@@ -226,20 +227,18 @@ static PyObject *fast_path_get(PyObject *self, PyObject *group, PyObject *type) 
     return group && group != Py_None ? PyMethod_New(self, group) : Py_NewRef(self);
 }
 
+#define OBJECTS(DO) DO(self->slow) DO(self->resolve) DO(self->method) DO(self->endpoint)
+#define VISIT(object) Py_VISIT(object);
+#define CLEAR(object) Py_CLEAR(object);
+
 static int fast_path_traverse(dmesh_fast_path *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->slow);
-    Py_VISIT(self->resolve);
-    Py_VISIT(self->method);
-    Py_VISIT(self->endpoint);
+    OBJECTS(VISIT)
     return 0;
 }
 
 static int fast_path_clear(dmesh_fast_path *self) {
-    Py_CLEAR(self->slow);
-    Py_CLEAR(self->resolve);
-    Py_CLEAR(self->method);
-    Py_CLEAR(self->endpoint);
+    OBJECTS(CLEAR)
     return 0;
 }
 
