@@ -63,6 +63,8 @@ struct dmesh_call {
     const dmesh_kernel *kernel;
 };
 
+static inline size_t dmesh_least(size_t a, size_t b) { return a < b ? a : b; }
+
 static inline int dmesh_contributes(const struct dmesh_call *call, int member) {
     return !dmesh_patterns[call->kind].from_root || member == call->root;
 }

@@ -77,11 +77,6 @@ enum dmesh_copy_mode dmesh_copy_choose(const struct dmesh_copy_policy *copies) {
     return copies->trials ? !copies->mode : copies->mode;
 }
 
-/* Whether the other mode is worth a trial: it may be faster, or was before. */
-static int is_worth_a_trial(const struct dmesh_copy_policy *copies) {
-    return copies->mode == DMESH_NON_TEMPORAL || copies->cost[DMESH_CACHED] > SLOW;
-}
-
 void dmesh_copy_learn(struct dmesh_copy_policy *copies, enum dmesh_copy_mode mode, size_t size, int64_t nanoseconds) {
     if (copies->fixed)
         return;
@@ -100,8 +95,9 @@ void dmesh_copy_learn(struct dmesh_copy_policy *copies, enum dmesh_copy_mode mod
         const int non_temporal = copies->cost[DMESH_CACHED] > SLOW &&
                                  (uint64_t)copies->cost[DMESH_NON_TEMPORAL] * FACTOR < copies->cost[DMESH_CACHED];
         copies->mode = non_temporal ? DMESH_NON_TEMPORAL : DMESH_CACHED;
-    } else if (++copies->uses % PERIOD == 0 && is_worth_a_trial(copies)) {
-        copies->trials = TRIALS;
+    } else if (++copies->uses % PERIOD == 0 &&
+               (copies->mode == DMESH_NON_TEMPORAL || copies->cost[DMESH_CACHED] > SLOW)) {
+        copies->trials = TRIALS; /* the other mode may be faster, or was before */
     }
 }
 
@@ -112,9 +108,6 @@ void dmesh_publish(struct dmesh_copy_policy *copies, void *to, const void *from,
     }
     const enum dmesh_copy_mode mode = dmesh_copy_choose(copies);
     const int64_t began = dmesh_now();
-    if (mode == DMESH_NON_TEMPORAL)
-        dmesh_copy_stream(to, from, size);
-    else
-        dmesh_copy(to, from, size);
+    (mode == DMESH_NON_TEMPORAL ? dmesh_copy_stream : dmesh_copy)(to, from, size);
     dmesh_copy_learn(copies, mode, size, dmesh_now() - began);
 }

@@ -11,22 +11,18 @@
 #define OR(a, b) ((a) | (b))
 #define XOR(a, b) ((a) ^ (b))
 
-#define BITS_KERNELS(BITS, PRODUCT)                                                          \
-    static inline uint##BITS##_t add_u##BITS(uint##BITS##_t a, uint##BITS##_t b) {           \
-        return (uint##BITS##_t)ADD(a, b);                                                    \
-    }                                                                                        \
-    static inline uint##BITS##_t multiply_u##BITS(uint##BITS##_t a, uint##BITS##_t b) {      \
-        return (uint##BITS##_t)PRODUCT(a, b);                                                \
-    }                                                                                        \
-    FUSED_PASSES(sum_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, add_u##BITS, AS_IT_IS)         \
-    FUSED_PASSES(prod_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, multiply_u##BITS, AS_IT_IS)   \
-    FUSED_PASSES(and_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, AND, AS_IT_IS)                 \
-    FUSED_PASSES(or_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, OR, AS_IT_IS)                   \
+#define BITS_KERNELS(BITS, TYPE, PRODUCT)                                                  \
+    static inline TYPE add_u##BITS(TYPE a, TYPE b) { return (TYPE)ADD(a, b); }             \
+    static inline TYPE multiply_u##BITS(TYPE a, TYPE b) { return (TYPE)PRODUCT(a, b); }    \
+    FUSED_PASSES(sum_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, add_u##BITS, AS_IT_IS)       \
+    FUSED_PASSES(prod_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, multiply_u##BITS, AS_IT_IS) \
+    FUSED_PASSES(and_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, AND, AS_IT_IS)               \
+    FUSED_PASSES(or_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, OR, AS_IT_IS)                 \
     FUSED_PASSES(xor_u##BITS, mem_u##BITS, mem_u##BITS, KEEP, XOR, AS_IT_IS)
-BITS_KERNELS(8, MULTIPLY_SHORT)
-BITS_KERNELS(16, MULTIPLY_SHORT)
-BITS_KERNELS(32, MULTIPLY)
-BITS_KERNELS(64, MULTIPLY)
+BITS_KERNELS(8, uint8_t, MULTIPLY_SHORT)
+BITS_KERNELS(16, uint16_t, MULTIPLY_SHORT)
+BITS_KERNELS(32, uint32_t, MULTIPLY)
+BITS_KERNELS(64, uint64_t, MULTIPLY)
 
 #define TO_DOUBLE(a) ((double)(a))
 #define DIVIDE_DOUBLE(a, ways) ((a) / (double)(ways))

@@ -11,9 +11,8 @@ void dmesh_p2p_begin(struct dmesh_transfer *transfer, uint64_t hash, void *data,
 
 /* Bytes of the next piece: the whole transfer if it fits into a slot, else at most a staging buffer. */
 static size_t piece_of(const struct dmesh_shm *shm, const struct dmesh_transfer *transfer) {
-    const size_t left = transfer->nbytes - transfer->done;
-    const size_t most = transfer->nbytes <= shm->slot_bytes ? shm->slot_bytes : shm->staging_bytes;
-    return left < most ? left : most;
+    return dmesh_least(transfer->nbytes - transfer->done,
+                       transfer->nbytes <= shm->slot_bytes ? shm->slot_bytes : shm->staging_bytes);
 }
 
 /* The sender's buffer for the piece of an epoch. */
@@ -60,7 +59,7 @@ static enum dmesh_status send(struct dmesh_shm *shm, struct dmesh_transfer *tran
 /* Reads the sender's array in place. */
 static enum dmesh_status read_all(struct dmesh_shm *shm, struct dmesh_transfer *transfer, int64_t deadline) {
     while (transfer->done < transfer->nbytes) {
-        const size_t left = transfer->nbytes - transfer->done, nbytes = left < SLICE ? left : SLICE;
+        const size_t left = transfer->nbytes - transfer->done, nbytes = dmesh_least(left, SLICE);
         unsigned char *into = transfer->data + transfer->done;
         const unsigned char *from = transfer->from + transfer->done;
         if (!transfer->owner) {

@@ -41,24 +41,23 @@ void *dmesh_registered_drop(struct dmesh_registered *registered, const unsigned 
 
 struct dmesh_location dmesh_registered_locate(const struct dmesh_registered *registered, const void *address,
                                               size_t nbytes) {
-    const unsigned char *first = address;
-    size_t low = 0, high = registered->owned; /* [low, high) holds the last segment that begins at or before `address` */
-    while (high - low > 1) {
+    struct dmesh_location location = {.where = DMESH_PRIVATE};
+    size_t low = 0, high = registered->owned; /* the first `low` segments begin at or before `address`, those from `high` on later */
+    while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        if (registered->own[middle].base <= first)
-            low = middle;
+        if (registered->own[middle].base <= (const unsigned char *)address)
+            low = middle + 1;
         else
             high = middle;
     }
-    struct dmesh_location location = {.where = DMESH_PRIVATE};
-    if (low == high)
+    if (!low)
         return location;
-    const struct dmesh_mapping *mapping = &registered->own[low];
-    if (first < mapping->base || (uint64_t)(first - mapping->base) > mapping->at.nbytes ||
-        nbytes > mapping->at.nbytes - (uint64_t)(first - mapping->base))
+    const struct dmesh_mapping *mapping = &registered->own[low - 1];
+    const uint64_t offset = (uint64_t)((const unsigned char *)address - mapping->base);
+    if (offset > mapping->at.nbytes || nbytes > mapping->at.nbytes - offset)
         return location;
     location = mapping->at;
-    location.offset = (uint64_t)(first - mapping->base);
+    location.offset = offset;
     location.where = DMESH_IN_SEGMENT;
     return location;
 }

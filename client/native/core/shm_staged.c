@@ -90,18 +90,15 @@ struct range {
 
 static struct range piece_of(const struct dmesh_staged *staged, size_t step) {
     const size_t begin = step * staged->piece;
-    const size_t left = staged->length - begin;
-    return (struct range){begin, begin + (left < staged->piece ? left : staged->piece)};
+    return (struct range){begin, dmesh_least(begin + staged->piece, staged->length)};
 }
 
 /* The part of a piece that a member reduces: a multiple of 64 bytes; the last parts may be shorter or empty. */
 static struct range part_of(const struct dmesh_shm *shm, struct range piece, int member) {
     const size_t share = (piece.end - piece.begin + (size_t)shm->size - 1) / (size_t)shm->size;
     const size_t section = (share + 63) / 64 * 64;
-    size_t begin = piece.begin + (size_t)member * section, end = begin + section;
-    begin = begin < piece.end ? begin : piece.end;
-    end = end < piece.end ? end : piece.end;
-    return (struct range){begin, end};
+    const size_t begin = dmesh_least(piece.begin + (size_t)member * section, piece.end);
+    return (struct range){begin, dmesh_least(begin + section, piece.end)};
 }
 
 /* Offset in a staging buffer of the data for a member. */
@@ -249,7 +246,7 @@ static enum dmesh_status process(struct dmesh_shm *shm, struct dmesh_staged *sta
     const struct range piece = piece_of(staged, staged->step);
     const struct range share = reduces ? part_of(shm, piece, shm->me) : piece;
     while (staged->done < share.end - share.begin) {
-        const size_t left = share.end - share.begin - staged->done, nbytes = left < SLICE ? left : SLICE;
+        const size_t left = share.end - share.begin - staged->done, nbytes = dmesh_least(left, SLICE);
         enum dmesh_status status = DMESH_OK;
         if (reduces) {
             const size_t begin = share.begin + staged->done;

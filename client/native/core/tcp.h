@@ -34,8 +34,6 @@ enum {
 /* The phases of a call, in which `dmesh_traffic.spans` have an entry each. */
 enum { DMESH_CONTRIBUTIONS, DMESH_RESULTS };
 
-static inline size_t dmesh_least(size_t a, size_t b) { return a < b ? a : b; }
-
 /* Bytes of one phase in one direction. */
 struct dmesh_span {
     unsigned char *data; /* NULL: in the scratch memory, piece by piece */

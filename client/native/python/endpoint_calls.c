@@ -5,17 +5,8 @@
 #define SPEC(name, kind, positional, ...) {#name, kind, positional, {__VA_ARGS__}},
 const struct dmesh_spec dmesh_specs[DMESH_CALL_COUNT] = {DMESH_CALLS(SPEC)};
 
-static const char *const OP_NAMES[DMESH_OPS] = {
-    [DMESH_SUM] = "sum",
-    [DMESH_PROD] = "prod",
-    [DMESH_MIN] = "min",
-    [DMESH_MAX] = "max",
-    [DMESH_MEAN] = "mean",
-    [DMESH_ANY] = "any",
-    [DMESH_ALL] = "all",
-    [DMESH_BITWISE_AND] = "bitwise_and",
-    [DMESH_BITWISE_OR] = "bitwise_or",
-    [DMESH_BITWISE_XOR] = "bitwise_xor",
+static const char *const OP_NAMES[DMESH_OPS] = { /* in the order of `enum dmesh_op` */
+    "sum", "prod", "min", "max", "mean", "any", "all", "bitwise_and", "bitwise_or", "bitwise_xor",
 };
 
 static int op_of(PyObject *name) {
@@ -61,7 +52,8 @@ static int accept_array(const dmesh_endpoint *self, struct dmesh_attempt *attemp
         return 0;
     PyArrayObject *array = (PyArrayObject *)x;
     const int ndim = PyArray_NDIM(array), dtype = dtype_of(self, array);
-    if (!PyArray_ISCARRAY_RO(array) || ndim > DMESH_DIMENSIONS || !PyArray_SIZE(array) || dtype < 0)
+    const npy_intp count = PyArray_SIZE(array);
+    if (!PyArray_ISCARRAY_RO(array) || ndim > DMESH_DIMENSIONS || !count || dtype < 0)
         return 0;
     attempt->descriptor.dtype = dtype;
     attempt->descriptor.ndim = ndim;
@@ -69,7 +61,8 @@ static int accept_array(const dmesh_endpoint *self, struct dmesh_attempt *attemp
         attempt->descriptor.shape[axis] = PyArray_DIM(array, axis);
     attempt->source = array;
     attempt->call.source = (const unsigned char *)PyArray_DATA(array);
-    attempt->call.contribution = (size_t)PyArray_NBYTES(array);
+    attempt->call.contribution = (size_t)(count * PyArray_ITEMSIZE(array));
+    attempt->call.count = (size_t)count;
     return 1;
 }
 
@@ -125,7 +118,8 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
     call->block = pattern->source_blocks ? call->contribution / (size_t)size : call->contribution;
     if (pattern->reduces) {
         attempt->descriptor.op = op_of(given[DMESH_OP]);
-        call->count = call->block / (size_t)PyArray_ITEMSIZE(attempt->source);
+        if (pattern->source_blocks)
+            call->count /= (size_t)size;
         call->kernel = attempt->descriptor.op < 0 ? NULL : dmesh_kernel_of(attempt->descriptor.op, attempt->descriptor.dtype);
         if (!call->kernel)
             return 0;

@@ -9,13 +9,13 @@
 #include <structmember.h>
 
 /* Names, interned: of the arguments that an endpoint understands, in the order of `enum dmesh_argument`; of those that are
- * left to Python unless they have their defaults; of attributes of groups and generations; and a default. */
+ * left to Python unless they have their defaults; and of attributes of groups and generations. */
 static const char *const NAMES[] = {
     "", "x", "op", "root", "axis", "dst", "src", "out", "group", "timeout", "async_op", "compress",
-    "_generation", "endpoint", "outgoing", "incoming", "_resume", "_interrupted", "_completed", "_begun", "sum",
+    "_generation", "endpoint", "outgoing", "incoming", "_resume", "_interrupted", "_completed", "_begun",
 };
 enum name { GROUP = DMESH_ARGUMENTS, TIMEOUT, ASYNC_OP, COMPRESS, GENERATION, ENDPOINT, OUTGOING, INCOMING, RESUME,
-            INTERRUPTED, COMPLETED, BEGUN, SUM, NAME_COUNT };
+            INTERRUPTED, COMPLETED, BEGUN, NAME_COUNT };
 
 typedef struct {
     PyObject_HEAD
@@ -28,8 +28,7 @@ typedef struct {
     PyTypeObject *endpoint; /* the type */
     PyObject *names[NAME_COUNT];
     PyObject *only_group; /* a tuple of that name */
-    PyObject *zero;
-    PyObject *defaults[DMESH_ARGUMENTS]; /* of its arguments, borrowed; NULL where one must be given */
+    PyObject *defaults[DMESH_ARGUMENTS]; /* of its arguments; NULL where one must be given */
 } dmesh_fast_path;
 
 /* Sorts the arguments, borrowed; false if Python must look at them. */
@@ -147,7 +146,7 @@ static PyObject *group_of(const dmesh_fast_path *self, PyObject *const *args, Py
 static PyObject *fast_path_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     dmesh_fast_path *self = (dmesh_fast_path *)callable;
     const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), skipped = self->resolve ? 0 : 1;
-    PyObject *given[DMESH_ARGUMENTS] = {NULL}, *group = NULL, *result;
+    PyObject *given[DMESH_ARGUMENTS], *group = NULL, *result;
     dmesh_endpoint *endpoint = NULL;
     int async = 0;
     if (nargs >= skipped && sort(self, args + skipped, nargs - skipped, kwnames, given, &async) &&
@@ -192,12 +191,11 @@ static dmesh_fast_path *make(PyTypeObject *type, const struct dmesh_spec *spec, 
     for (int n = 0; n < NAME_COUNT; n++)
         failed |= !(self->names[n] = PyUnicode_InternFromString(NAMES[n]));
     failed |= !(self->only_group = self->names[GROUP] ? PyTuple_Pack(1, self->names[GROUP]) : NULL);
-    failed |= !(self->zero = PyLong_FromLong(0));
     for (const enum dmesh_argument *place = spec->arguments; *place; place++)
-        self->defaults[*place] = *place == DMESH_OP                             ? self->names[SUM]
-                                 : *place == DMESH_ROOT                         ? self->zero
-                                 : *place == DMESH_AXIS || *place == DMESH_OUT ? Py_None
-                                                                               : NULL;
+        if (*place != DMESH_X && *place != self->peer)
+            failed |= !(self->defaults[*place] = *place == DMESH_OP     ? PyUnicode_InternFromString("sum")
+                                                 : *place == DMESH_ROOT ? PyLong_FromLong(0)
+                                                                        : Py_NewRef(Py_None));
     if (failed)
         Py_CLEAR(self);
     return self;
@@ -248,30 +246,23 @@ static void fast_path_dealloc(dmesh_fast_path *self) {
     fast_path_clear(self);
     for (int n = 0; n < NAME_COUNT; n++)
         Py_XDECREF(self->names[n]);
+    for (int n = 0; n < DMESH_ARGUMENTS; n++)
+        Py_XDECREF(self->defaults[n]);
     Py_XDECREF(self->only_group);
-    Py_XDECREF(self->zero);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-/* __doc__, __name__ and the like are those of the method that it takes the place of. */
+/* __doc__, __name__ and the like are those of the function; the type itself has a __doc__, too, which is None. */
 static PyObject *fast_path_getattr(PyObject *self, PyObject *name) {
-    PyObject *found = PyObject_GenericGetAttr(self, name);
-    if (found || !PyErr_ExceptionMatches(PyExc_AttributeError))
-        return found;
-    PyErr_Clear();
+    if (PyUnicode_CompareWithASCIIString(name, "__doc__") != 0) {
+        PyObject *found = PyObject_GenericGetAttr(self, name);
+        if (found || !PyErr_ExceptionMatches(PyExc_AttributeError))
+            return found;
+        PyErr_Clear();
+    }
     return PyObject_GetAttr(((dmesh_fast_path *)self)->slow, name);
 }
-
-static PyObject *get_doc(dmesh_fast_path *self, void *unused) {
-    (void)unused;
-    return PyObject_GetAttrString(self->slow, "__doc__");
-}
-
-static PyGetSetDef fast_path_getset[] = {
-    {"__doc__", (getter)get_doc, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
 
 static PyMemberDef fast_path_members[] = {
     {"__wrapped__", T_OBJECT_EX, offsetof(dmesh_fast_path, slow), READONLY, "The Python function."},
@@ -285,7 +276,6 @@ static PyType_Slot fast_path_slots[] = {
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_descr_get, fast_path_get},
     {Py_tp_getattro, fast_path_getattr},
-    {Py_tp_getset, fast_path_getset},
     {Py_tp_members, fast_path_members},
     {Py_tp_traverse, fast_path_traverse},
     {Py_tp_clear, fast_path_clear},

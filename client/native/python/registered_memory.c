@@ -75,13 +75,6 @@ static PyObject *registered_reads(dmesh_registered_object *self, PyObject *args)
                            memcmp(found, expected, (size_t)nbytes) == 0);
 }
 
-static PyObject *registered_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "", names))
-        return NULL;
-    return type->tp_alloc(type, 0);
-}
-
 static void registered_dealloc(dmesh_registered_object *self) {
     PyTypeObject *type = Py_TYPE(self);
     for (size_t at = 0; at < self->registered.owned; at++)
@@ -102,7 +95,6 @@ static PyMethodDef registered_methods[] = {
 };
 
 static PyType_Slot registered_slots[] = {
-    {Py_tp_new, registered_new},
     {Py_tp_dealloc, registered_dealloc},
     {Py_tp_methods, registered_methods},
     {0, NULL},
