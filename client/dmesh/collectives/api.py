@@ -82,16 +82,10 @@ class World:
     """Group of all clients, as a part of the process-wide state."""
 
     group: ProcessGroup
-    """The group."""
 
 
 def resolve(group: ProcessGroup | None) -> ProcessGroup:
-    """Return the group that a function was given, or the world.
-
-    Raises:
-        CollectiveTypeError: It is no group.
-        NotInitializedError: No group was given, and the system has not been initialized.
-    """
+    """Return the group that a function was given, or the world."""
     if group is None:
         return context.current().get(World).group
     if not isinstance(group, ProcessGroup):
@@ -112,10 +106,7 @@ def collective(function: F) -> F:
 
 
 def complete(docstring: str | None, arguments: Iterable[str]) -> str | None:
-    """Return a function's docstring with what it does not say itself of its arguments and errors.
-
-    The documentation site calls this, too.
-    """
+    """Add to a docstring what all functions share; the documentation site calls this, too."""
     if docstring is None:  # python -OO
         return None
     head, returns, result = inspect.cleandoc(docstring).partition("\n\nReturns:\n")
@@ -128,11 +119,7 @@ def complete(docstring: str | None, arguments: Iterable[str]) -> str | None:
 
 
 class method(Generic[F]):
-    """Method of groups: a public function with `group=` this group.
-
-    Args:
-        function: The public function.
-    """
+    """Method of groups: a public function with `group=` this group."""
 
     def __new__(cls, function: F) -> method[F]:
         """Return the native core's method, if it has one."""

@@ -68,16 +68,12 @@ _WORD = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Reduction of one dtype: the dtypes that travel, are folded, and are returned."""
+    """Reduction of one dtype: canonical name; dtypes that travel, are folded, and are returned."""
 
     op: str
-    """Canonical name of the op."""
     wire: np.dtype[Any]
-    """Dtype of the contributions as they travel."""
     accumulator: np.dtype[Any]
-    """Dtype in which they are folded."""
     result: np.dtype[Any]
-    """Dtype of the result."""
     _ufunc: np.ufunc = field(repr=False)
 
     def fold(self, contribution: NDArray[Any], accumulator: NDArray[Any], first: bool) -> None:
@@ -129,7 +125,6 @@ class Request:
     """Validated call of one rank: what all ranks must agree on, and this rank's arrays."""
 
     kind: str
-    """Name of the operation."""
     text: str
     """Wire descriptor as text: everything that all ranks must agree on."""
     descriptor: Descriptor | None = None
@@ -145,7 +140,6 @@ class Request:
     reduction: Reduction | None = None
     """Reduction of the contributions; None if they are only moved."""
     contributes: bool = False
-    """True if this rank contributes data."""
     dtype: np.dtype[Any] = _BYTE
     """Dtype of the output buffer."""
     source: Any = None
@@ -153,7 +147,6 @@ class Request:
     shape: tuple[int, ...] | None = None
     """Shape of the result; None if this rank gets none."""
     out: Any = None
-    """Array that the caller wants the result in."""
     arrange: Callable[[Any], Any] | None = None
     """Makes the result of the flat output buffer, if that takes more than a reshape."""
     aliased: bool = False
@@ -248,14 +241,7 @@ class Requests:
         self._known: dict[tuple[object, ...], tuple[np.dtype[Any], Request]] = {}
 
     def make(self, kind: str, x: Any = None, out: Any = None, **arguments: Any) -> Request:
-        """Return the request of a call of a function, or refuse it.
-
-        Args:
-            kind: Name of the function.
-            x: Its array.
-            out: Array for the result.
-            arguments: Its other arguments; `root` is the other rank of a transfer, too.
-        """
+        """Return the request of a call of a function, or refuse it; `root` is a transfer's peer, too."""
         is_plain = type(x) is np.ndarray and out is None and x.flags.c_contiguous and x.flags.aligned
         if not is_plain or not _EXACT.issuperset(map(type, arguments.values())):
             return self.validate(kind, x, out, **arguments)
