@@ -443,12 +443,10 @@ def select(
 ) -> Program:
     """Return what a rank does in a call; see `request.Request`.
 
-    The choice depends on nothing but numbers that all ranks of a group share, or they would run schedules
-    that do not fit each other. The sizes at which one schedule becomes faster than another depend on the
-    machines; `dmesh.collectives.tuning` has them.
-
-    `flat`, `tree` and `send_buffer` are the most bytes for which a reduction takes one hop, a broadcast goes
-    through a tree, and a sender does not wait for its receiver. `contributes` is a transfer's direction.
+    The choice depends on nothing but numbers that all ranks of a group share, or their schedules would not
+    fit each other. `flat`, `tree` and `send_buffer`, which depend on the machines (`tuning`), are the most
+    bytes for which a reduction takes one hop, a broadcast goes through a tree, and a sender does not wait for
+    its receiver. `contributes` is a transfer's direction.
     """
     if kind == "transfer":
         return make(transfer, size, rank, root, count, contributes, nbytes <= send_buffer)

@@ -23,8 +23,7 @@ Paths of a payload:
   buffered.
 * More: the receiver says READY as soon as its receive is posted (both sides know the size), and the sender
   answers with CHUNKs that go straight into the posted memory. Chunks of several sends and small frames take
-  turns on a connection. Until READY comes, the sender's OFFER gives the receiver something to compare with: a
-  receiver that expects another length fails at once instead of waiting forever.
+  turns on a connection. By the OFFER before, a receiver that expects another length fails at once.
 * A sender that gives up says CANCEL, so that half a payload is never taken for a whole one.
 
 Every frame of a channel carries the channel's signature, but for CHUNK, which only follows a READY. All

@@ -176,11 +176,6 @@ class LocalTransport(Transport):
 
         carry_out(job, self._jobs.put, self._check_open)
 
-    def control(self, peer: int, message: bytes) -> None:
-        """Send a control message; see `Transport.control`."""
-        self.message_queue.check_control(peer, message)
-        self._put(peer, Frame(Kind.CONTROL, length=len(message)), bytes(message))
-
     def close(self, linger: float) -> None:
         """Say goodbye and stop; see `Transport.close`. There is nothing to linger for."""
         for peer in range(self._network.size):
@@ -192,10 +187,10 @@ class LocalTransport(Transport):
 
     # -- the message queue's sender ------------------------------------------------------------------
 
-    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
+    def transmit(self, peer: int, frame: Frame, send: Send | None, payload: bytes | None = None) -> None:
         """Put a frame on its way; see `FrameSender.transmit`."""
         if send is None:
-            self._put(peer, frame)
+            self._put(peer, frame, payload or b"")
             return
         with self._lock:
             if send.withdrawn:

@@ -28,7 +28,7 @@ from dmesh.collectives.backends.tcp.channel import Peer, Send
 from dmesh.collectives.backends.tcp.connecting import Dial, TcpConnector, TcpOptions
 from dmesh.collectives.backends.tcp.connection import Connection
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
-from dmesh.collectives.backends.tcp.frames import Frame, Kind
+from dmesh.collectives.backends.tcp.frames import Frame
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream
 from dmesh.collectives.backends.tcp.transport import MessageQueue, Transport, TransportListener
@@ -44,14 +44,9 @@ dials it in that time and gets the same explanation, instead of a refused connec
 class TcpTransport(Transport):
     """Moves bytes between processes over TCP.
 
-    Args:
-        rank: This client's id.
-        listener: Bound and listening at one of the addresses that the peers know; closed by `close`.
-        secret: Returns the secret that all clients of the cluster share.
-        cluster_id: Names this run of the cluster; the same for all its clients.
-        incarnation: Random number of this process, as the peers know it; 0 if there is none.
-        options: Limits.
-        tls: Encrypts connections, at all clients or none.
+    The `listener` is bound and listening at one of the addresses that the peers know; `close` closes it. All
+    clients share the `secret` and the `cluster_id`, which names this run of the cluster, and all or none have
+    `tls`. The `incarnation` is the random number of this process, as the peers know it; 0 if there is none.
     """
 
     def __init__(
@@ -171,12 +166,6 @@ class TcpTransport(Transport):
         if self._closing:
             raise CollectiveError(f"the transport of rank {self.rank} is closed")
 
-    def control(self, peer: int, message: bytes) -> None:
-        """Send a control message; see `Transport.control`."""
-        self.message_queue.check_control(peer, message)
-        if (connection := self._connection(peer)) is not None:
-            connection.send(Frame(Kind.CONTROL, length=len(message)), None, bytes(message))
-
     def sends_to(self, peer: int) -> bool:
         """Return whether this client has a connection to `peer`; see `Transport.sends_to`."""
         connection = self._dialed.get(peer)
@@ -202,10 +191,10 @@ class TcpTransport(Transport):
 
     # -- the message queue's sender; any thread ------------------------------------------------------
 
-    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
+    def transmit(self, peer: int, frame: Frame, send: Send | None, payload: bytes | None = None) -> None:
         """Send a frame; see `FrameSender.transmit`."""
         if (connection := self._connection(peer)) is not None:
-            connection.send(frame, send)
+            connection.send(frame, send, payload)
 
     def withdraw(self, send: Send) -> bool:
         """Stop using a send's memory; see `FrameSender.withdraw`."""

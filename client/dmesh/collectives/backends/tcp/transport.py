@@ -17,6 +17,7 @@ from dmesh.collectives.backends.tcp.channel import (
     Destination,
     FrameSender,
     Peer,
+    Send,
     run,
     where,
 )
@@ -199,14 +200,6 @@ class MessageQueue(Channels):
             account = self._accounts.get(peer)
             return 0 if account is None else account.charged
 
-    def check_control(self, peer: int, message: bytes) -> None:
-        """Raise CollectiveValueError if a control message to send is too long, or there is no such peer."""
-        self.peer(peer)
-        if len(message) > CONTROL_LIMIT:
-            raise CollectiveValueError(
-                f"a control message has {len(message)} bytes, at most {CONTROL_LIMIT} are allowed"
-            )
-
     def _tell(self, event: Callable[[TransportListener], None]) -> None:
         """Call the listener; an exception of its own must not end the transport's thread."""
         if self._listener is not None:
@@ -278,8 +271,17 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def transmit(self, peer: int, frame: Frame, send: Send | None, payload: bytes | None = None) -> None:
+        """Send a frame; see `FrameSender.transmit`. A CONTROL frame has a `payload` without a `send`."""
+
     def control(self, peer: int, message: bytes) -> None:
-        """Send a small message (at most 64 KiB) outside of any channel, in order, without waiting."""
+        """Send a small message outside of any channel, in order, without waiting."""
+        self.message_queue.peer(peer)
+        if len(message) > CONTROL_LIMIT:
+            raise CollectiveValueError(
+                f"a control message has {len(message)} bytes, at most {CONTROL_LIMIT} are allowed"
+            )
+        self.transmit(peer, Frame(Kind.CONTROL, length=len(message)), None, bytes(message))
 
     def sends_to(self, peer: int) -> bool:
         """Return whether a message to `peer` needs no new connection."""
