@@ -9,6 +9,7 @@ last one.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Any, Literal, cast, overload
 
@@ -90,7 +91,7 @@ class PlannedAllReduce:
         return group.all_reduce(x, self._op, out=self.result, timeout=timeout, async_op=async_op)
 
 
-class SharedPlan:
+class SharedPlan(ABC):
     """A collective that is ready to be called, whose result all ranks of a host have in common.
 
     Args:
@@ -122,20 +123,41 @@ class SharedPlan:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._what} in {self._group.label}>"
 
-    def _check(self) -> None:
+    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
+        """Carry the collective out; all ranks must call their plan.
+
+        Args:
+            x: This rank's contribution, of a broadcast the root's array; None for the content of `input`. It
+                is not changed.
+            timeout: Seconds; see the module `api`.
+
+        Returns:
+            A read-only array, which holds until the next call.
+
+        Raises:
+            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
+            CollectiveValueError: It has another shape.
+            CollectiveError: As for the collective; or the group's members have changed since it was planned.
+        """
         self._group.refuse_forked_child()
         if self._group.generation != self.generation:
             raise CollectiveError(
                 f"{self!r} was made before the members of {self._group.label} changed: make another one"
             )
-
-    def _done(self) -> Array:
+        self._run(x, timeout)
         turn, self._turn = self._turn, 1 - self._turn
         return self._views[turn]
 
+    @abstractmethod
+    def _run(self, x: Array | None, timeout: float | None) -> None:
+        """Put the result of the call whose turn it is into its place."""
+
 
 class PlannedAllGather(SharedPlan):
-    """An all-gather that is ready to be called; made by `plan_all_gather`."""
+    """An all-gather that is ready to be called, with a result of shape (ranks, *shape).
+
+    Made by `plan_all_gather`.
+    """
 
     def __init__(self, group: Group, like: Array) -> None:
         what = text_from("plan_all_gather", [], like.dtype, like.shape)
@@ -147,28 +169,12 @@ class PlannedAllGather(SharedPlan):
         """The place of this rank's contribution to the next call; in common memory part of its result."""
         return self._results[self._turn][self._group.rank, ...] if self._own is None else self._own
 
-    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
-        """Give all ranks the contributions of all; all of them must call their plan.
-
-        Args:
-            x: This rank's contribution; None for the content of `input`.
-            timeout: Seconds; see the module `api`.
-
-        Returns:
-            A read-only array of shape (ranks, *shape), which holds until the next call.
-
-        Raises:
-            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
-            CollectiveValueError: It has another shape.
-            CollectiveError: As for `all_gather`; or the group's members have changed since it was planned.
-        """
-        self._check()
+    def _run(self, x: Array | None, timeout: float | None) -> None:
         _fill(self, self.input, x)
         if self._own is None:
             self._group.barrier(timeout=timeout)
         else:
             self._group.all_gather(self._own, out=self._results[self._turn], timeout=timeout)
-        return self._done()
 
 
 class PlannedBroadcast(SharedPlan):
@@ -184,33 +190,20 @@ class PlannedBroadcast(SharedPlan):
         """Array that the next call gives to all, for the root to fill; in common memory it is the result."""
         return self._results[self._turn]
 
-    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
-        """Give all ranks the root's array; all of them must call their plan.
-
-        Args:
-            x: On the root: the array; None for the content of `input`. Ignored elsewhere.
-            timeout: Seconds; see the module `api`.
-
-        Returns:
-            A read-only array, which holds until the next call.
-
-        Raises:
-            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
-            CollectiveValueError: It has another shape.
-            CollectiveError: As for `broadcast`; or the group's members have changed since it was planned.
-        """
-        self._check()
+    def _run(self, x: Array | None, timeout: float | None) -> None:
         if self._group.rank == self._root:
             _fill(self, self.input, x)
         if self.is_common:
             self._group.barrier(timeout=timeout)
         else:
             self._group.broadcast(self.input, self._root, out=self.input, timeout=timeout)
-        return self._done()
 
 
 class PlannedSharedAllReduce(SharedPlan):
-    """An all-reduce that is ready to be called; made by `plan_shared_all_reduce`."""
+    """An all-reduce that is ready to be called; made by `plan_shared_all_reduce`.
+
+    Contributions in shared memory, such as `input`, are not copied.
+    """
 
     def __init__(self, group: Group, like: Array, op: str, result: np.dtype[Any]) -> None:
         what = text_from("plan_shared_all_reduce", [op], like.dtype, like.shape)
@@ -219,23 +212,7 @@ class PlannedSharedAllReduce(SharedPlan):
         """A place for contributions, from which others on the host can read them without a copy."""
         self._op = op
 
-    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
-        """Reduce the contributions of all ranks; all of them must call their plan.
-
-        Args:
-            x: This rank's contribution; None for the content of `input`. It is not changed, and not copied
-                either if it is in shared memory.
-            timeout: Seconds; see the module `api`.
-
-        Returns:
-            A read-only array, which holds until the next call.
-
-        Raises:
-            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
-            CollectiveValueError: It has another shape.
-            CollectiveError: As for `all_reduce`; or the group's members have changed since it was planned.
-        """
-        self._check()
+    def _run(self, x: Array | None, timeout: float | None) -> None:
         x = _planned(self, x, self.input)
         result = self._results[self._turn]
         if self.is_common:
@@ -245,7 +222,6 @@ class PlannedSharedAllReduce(SharedPlan):
             self._group.barrier(timeout=timeout)
         else:
             self._group.all_reduce(x, self._op, out=result, timeout=timeout)
-        return self._done()
 
 
 def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = None) -> PlannedAllReduce:
