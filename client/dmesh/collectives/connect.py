@@ -53,13 +53,7 @@ class _Card(NamedTuple):
 
 
 def connect(members: Members, generation: Callable[[], Generation | None], channel: Channel) -> Waits[Tuning]:
-    """Find out which backends a group has, settle its generation, and return its tuning.
-
-    Args:
-        members: The group.
-        generation: Returns its generation.
-        channel: Channel of its first call.
-    """
+    """Find out in a group's first call which backends it has, settle its generation, return its tuning."""
     made = generation()
     assert made is not None  # its first call is under way
     exchange = Exchange(channel, members.ranks, members.rank, made.freeze)
@@ -145,14 +139,7 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
 
 
 def _use_mpi(members: Members, generation: int, exchange: Exchange, outside: int) -> Waits[Connection | None]:
-    """Make a communicator for the group, if all its members are in one MPI launch.
-
-    Args:
-        members: The group.
-        generation: Number of its generation.
-        exchange: Among all members.
-        outside: Position of a member that is not in the launch of the others; -1 if there is none.
-    """
+    """Make a communicator for the group, unless a member (-1: none) is outside of the others' MPI launch."""
     world, ranks = members.services.mpi, members.ranks
     if world is None:
         return None
@@ -176,16 +163,7 @@ def _use_mpi(members: Members, generation: int, exchange: Exchange, outside: int
 def _use_tcp(
     members: Members, exchange: Exchange, found: Connections, hosts: Sequence[bytes], tuned: str, refusal: str
 ) -> Waits[Connection]:
-    """Return the backends of a group with dedicated connections.
-
-    Args:
-        members: The group.
-        exchange: Among all members.
-        found: The connections.
-        hosts: Host of each member.
-        tuned: The tuning, for the log.
-        refusal: Why the group shares no memory, for the log.
-    """
+    """Return the backends of a group with dedicated connections; `tuned` and `refusal` are for the log."""
     services, ranks, tuning = members.services, members.ranks, found.tuning
     assert services.shared_memory is not None
     assert services.shared_memory.core is not None
@@ -196,10 +174,8 @@ def _use_tcp(
     if len(places) > 1 and min(lengths) > 1 and len(set(lengths)) == 1:
         hierarchy = yield from find_hierarchy(exchange, members, places, tuning)
     else:
-        hierarchy = (
-            f"its hosts have {', '.join(map(str, lengths))} members; it needs at least two hosts with "
-        )
-        hierarchy += "equally many, at least two"
+        needs = "it needs at least two hosts with equally many, at least two"
+        hierarchy = f"its hosts have {', '.join(map(str, lengths))} members; {needs}"
     if isinstance(hierarchy, str):
         logger.info(
             "%s has dedicated connections%s. It shares no memory: %s. It is not hierarchical: %s",

@@ -79,7 +79,6 @@ class Step:
     title: str
     done: int
     total: int
-    """Steps that are done, and that there are."""
 
 
 Tell = Callable[[str | Table | Step], None]
@@ -127,13 +126,7 @@ def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
 
 
 class _Race:
-    """Measures alternatives in turns.
-
-    Args:
-        communicator: Of this client.
-        part: Seconds for a table.
-        tell: See `measure`.
-    """
+    """Measures alternatives in turns, for `part` seconds each time; see `measure`."""
 
     def __init__(self, communicator: Communicator, part: float, tell: Tell) -> None:
         self.world = communicator.world
@@ -196,12 +189,7 @@ def _batch(group: Group, x: Floats, count: int, broadcast: bool) -> float:
 
 
 def _measure_connections(race: _Race, share: int) -> Tuning:
-    """Return the best values for dedicated connections.
-
-    Args:
-        race: Measures.
-        share: Bytes of the pieces that 0 stands for with this number of members.
-    """
+    """Return the best values for dedicated connections, where a piece of 0 stands for `share` bytes."""
     others = race.world.size - 1
     tunings = {"0": _FLAT_ONLY} | {str(p): replace(_FLAT_ONLY, piece=p) for p in _PIECES if p != share}
     pieces = race.run("all-reduce by bytes of a piece", tunings, _LARGE, parts=2)
@@ -278,13 +266,9 @@ def _doublings(most: int) -> list[int]:
 
 
 def crossover(small: Sequence[float], large: Sequence[float]) -> int:
-    """Return the number of sizes for which the alternative for small arrays is better.
+    """Return the number of sizes for which the alternative for small arrays is better, by rising sizes.
 
     The choice has the least product of times, so one badly measured size does not move it far.
-
-    Args:
-        small: Seconds of the alternative for small arrays, by rising sizes.
-        large: Seconds of the other one.
     """
     gains = [math.log(s) - math.log(b) for s, b in zip(small, large, strict=True)]
     costs = list(itertools.accumulate(gains, initial=0.0))
@@ -294,27 +278,23 @@ def crossover(small: Sequence[float], large: Sequence[float]) -> int:
 def best(times: Sequence[Sequence[float]], margin: float) -> int:
     """Return the fastest alternative, by the geometric mean, of those that clearly beat the first one.
 
-    Args:
-        times: Seconds of each alternative, by sizes.
-        margin: Speed-up that is needed at each size; if no alternative has it, the first one is returned.
+    If none has the speed-up `margin` over it at each size, return the first one.
     """
-    clear = [
-        way
-        for way, found in enumerate(times)
-        if all(its * margin < firsts for its, firsts in zip(found, times[0], strict=True))
-    ]
+    clear = [way for way, found in enumerate(times) if _beats(found, times[0], margin)]
     return min(clear, key=lambda way: statistics.geometric_mean(times[way]), default=0)
 
 
 def most_worth(times: Sequence[Sequence[float]], margin: float) -> int:
     """Return the last alternative that clearly beats the one that would be chosen without it.
 
-    Args:
-        times: Seconds of each alternative, each more costly than the one before, by sizes.
-        margin: Speed-up that is needed at each size.
+    Each is more costly than the one before, so it needs the speed-up `margin` at each size.
     """
     taken = 0
     for way, found in enumerate(times):
-        if all(its * margin < former for its, former in zip(found, times[taken], strict=True)):
+        if _beats(found, times[taken], margin):
             taken = way
     return taken
+
+
+def _beats(times: Sequence[float], others: Sequence[float], margin: float) -> bool:
+    return all(its * margin < other for its, other in zip(times, others, strict=True))

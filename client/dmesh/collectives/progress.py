@@ -27,11 +27,7 @@ _LONGEST_FAILURE = 300
 
 
 class CollectiveReports:
-    """Source of the collectives' part of this client's progress reports. Any thread.
-
-    Args:
-        communicator: The client's communicator.
-    """
+    """Source of the collectives' part of this client's progress reports. Any thread."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -46,25 +42,22 @@ class CollectiveReports:
         found: list[tuple[bool, float, pb.GroupProgress]] = []
         for group in communicator.all_groups():
             for stream in group.streams:
-                if stream.issued == 0:
-                    continue
-                known = noted.get(stream.number, [])
-                last = self._last(stream, known)
-                under_way = stream.issued > stream.completed
-                message = self._describe(group, stream, known)
-                if last is not None:
-                    _write(last, now, message.last)
-                found.append((under_way, 0.0 if last is None else last.called, message))
+                if stream.issued:
+                    known = noted[stream.number]
+                    last = self._last(stream, known)
+                    message = self._describe(group, stream, known)
+                    if last is not None:
+                        _write(last, now, message.last)
+                    called = 0.0 if last is None else last.called
+                    found.append((stream.issued > stream.completed, called, message))
         found.sort(key=lambda item: item[:2], reverse=True)
         report.groups.extend(message for _, _, message in found[:_MOST_GROUPS])
         for record in communicator.events.records(_MOST_RECENT):
             _write(record, now, report.recent.add())
 
     def _describe(self, group: Group, stream: Stream, noted: Iterable[CallRecord]) -> pb.GroupProgress:
-        name = group.name or group.label
-        ranks = group.ranks
+        name, ranks = group.members.name, group.members.of(stream.pair)
         if stream.pair is not None:
-            ranks = (ranks[stream.pair[0]], ranks[stream.pair[1]])
             name = f"{name}: {ranks[0]} to {ranks[1]}"
         failure = group.failure
         calls, elapsed, waited = (0, 0, 0) if stream.endpoint is None else stream.endpoint.totals()
@@ -103,8 +96,7 @@ def _write(record: CallRecord, now: float, into: pb.CallRecord) -> None:
     into.call = record.call[:_LONGEST_CALL]
     into.nbytes = record.nbytes
     into.age_us = _microseconds(now - record.called)
-    waits_for = record.waits_for()
-    ended, began = record.ended, record.began
+    waits_for, ended, began = record.waits_for(), record.ended, record.began
     if ended is not None:
         into.state = pb.CALL_STATE_FAILED if record.error else pb.CALL_STATE_DONE
     elif began is None:
