@@ -70,7 +70,6 @@ class Group(ProcessGroup):
         self.id = number
         self.ranks = ranks
         self.name = name
-        self.world_rank = communicator.rank
         self.members = Members(communicator, ranks, name, number)
         self.label = self.members.label
         """The group's name for people."""
@@ -150,19 +149,19 @@ class Group(ProcessGroup):
             if work is None:
                 assert refusal is not None
                 raise self._refused(generation, refusal, pair, request.text)
-            made = work
             if async_op:
-                self._worker(pair).submit(made, lambda: self._carry_out(made, made.run))
-                return made
+                self._worker(pair).submit(work, partial(self._carry_out, work, work.run))
+                return work
             if (worker := self._workers.get(pair)) is not None:
-                worker.catch_up(lambda: made.stream.ready(made.sequence, alone=request.device is not None))
-            return self._carry_out(made, made.run)
+                worker.catch_up(partial(stream.ready, work.sequence, alone=request.device is not None))
+            return self._carry_out(work, work.run)
         except BaseException as error:
             if work is not None:
                 if work.sequence in stream.calls:
                     self._abandon(work, error, carried_out_elsewhere=async_op)
             elif before is not None and stream.issued > before:
-                self._give_up(generation, before + 1, error)  # it has a number, for which the others wait
+                # It has a number, for which the others wait.
+                self._give_up(generation, f"call #{before + 1} of {self.label}", error)
             raise
 
     def refuse_forked_child(self) -> None:
@@ -199,7 +198,7 @@ class Group(ProcessGroup):
             return refusal.afterwards(self.label)
         # To this rank's user it is the error of the call that failed elsewhere before it was made here.
         generation.reported = True
-        return refusal.during(f"{self.members.call_text(pair, self.world_rank, text)} of {self.label}")
+        return refusal.during(f"{self.members.call_text(pair, self.communicator.rank, text)} of {self.label}")
 
     def _abandon(self, work: Work, error: BaseException, *, carried_out_elsewhere: bool) -> None:
         """End a call that has its number, so that others wait for it, but was interrupted out of turn.
@@ -254,17 +253,15 @@ class Group(ProcessGroup):
         for _ in range(_ATTEMPTS):
             try:
                 if endpoint.pending and self._generation.stream_of(endpoint) is not None:
-                    self._give_up(self._generation, endpoint.pending_sequence, error)
+                    call = f"call #{endpoint.pending_sequence} of {self.label}"
+                    self._give_up(self._generation, call, error)
             except KeyboardInterrupt:
                 continue
             return
 
-    def _give_up(self, generation: Generation, number: int, error: BaseException) -> None:
-        generation.fail(self._gave_up(f"call #{number} of {self.label}", error))
-
-    def _gave_up(self, call: str, error: BaseException) -> Failure:
-        said = clean(f"{type(error).__name__}: {error}".rstrip(": "))
-        return Failure(Cause.BROKEN, f"rank {self.world_rank} gave up {call}: {said}", (self.world_rank,))
+    def _give_up(self, generation: Generation, call: str, error: BaseException) -> None:
+        said, rank = clean(f"{type(error).__name__}: {error}".rstrip(": ")), self.communicator.rank
+        generation.fail(Failure(Cause.BROKEN, f"rank {rank} gave up {call}: {said}", (rank,)))
 
     def _carry_out(self, work: Work, do: Callable[[], Any]) -> Any:
         events = self.communicator.events
@@ -303,7 +300,7 @@ class Group(ProcessGroup):
             # The transport found it out; the communicator may hear of it in a moment, too.
             generation.lose(error.rank, self.communicator.why_gone(error.rank) or str(error))
         elif generation.failure is None:
-            generation.fail(self._gave_up(str(work), error))
+            self._give_up(generation, str(work), error)
             generation.reported = True
             return error
         failure = generation.failure
