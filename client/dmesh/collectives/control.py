@@ -69,25 +69,19 @@ class ControlHandler:
         self._complaints: dict[int, int] = {}
 
     def early_failure(self, generation: int, number: int) -> tuple[int, Failure] | None:
-        """Return who has said that a group has failed before it was made here, and why.
-
-        With the communicator's lock held.
-        """
+        """Return who said, before a group was made here, that it failed, and why; under the client's lock."""
         return self._early.pop((generation, number), None)
 
     def begin(self, generation: int) -> list[tuple[int, int, Failure]]:
-        """Return what was heard early of a generation that begins: from whom, of which group, why.
+        """Return from whom, of which group and why failures were heard of a generation that begins now.
 
-        With the communicator's lock held.
+        With the client's lock held.
         """
-        heard = [
-            (source, number, failure)
-            for (of, number), (source, failure) in self._early.items()
-            if of == generation
-        ]
+        early = self._early
+        heard = [(peer, number, why) for (of, number), (peer, why) in early.items() if of == generation]
         self._complaints.clear()
-        for key in [key for key in self._early if key[0] <= generation]:
-            del self._early[key]
+        for key in [key for key in early if key[0] <= generation]:
+            del early[key]
         return heard
 
     def receive(self, peer: int, message: bytes) -> None:
@@ -191,9 +185,7 @@ class ControlHandler:
         """Take a member's answer to where it is."""
         if answer.generation != generation.number:
             return
-        with generation.lock:
-            stream = generation.streams.get(answer.pair)
-            call = None if stream is None else stream.calls.get(answer.sequence)
+        call = generation.call_at(answer.pair, answer.sequence)
         if call is not None:
             call.answered(rank, answer)
 
@@ -203,11 +195,9 @@ class ControlHandler:
         with communicator.lock:
             groups = list(communicator.groups.values())
         for current in [group.current for group in groups if rank in group.ranks]:
-            if current.number == generation:
-                with current.lock:
-                    stream = next((s for s in current.streams.values() if s.number == number), None)
-                    call = None if stream is None else stream.calls.get(sequence)
-                if stream is not None and call is not None:
+            for stream in tuple(current.streams.values()):
+                call = current.call_at(stream.pair, sequence)
+                if current.number == generation and stream.number == number and call is not None:
                     calls = {communicator.rank: call.text, rank: text}
                     _fail_mismatch(current, stream.pair, sequence, calls)
 
@@ -240,10 +230,8 @@ class ControlHandler:
         failed_us = lost == communicator.rank
         if failed_us:
             reason = f"it has declared this client lost ({failure.reason})"
-            lost, failure = (
-                peer,
-                Failure(Cause.LOST, f"lost {communicator.describe(peer)}: {reason}", (peer,), reason),
-            )
+            lost = peer
+            failure = Failure(Cause.LOST, f"lost {communicator.describe(peer)}: {reason}", (peer,), reason)
         skipped = failure.cause is Cause.MISMATCH and bool(failure.reason and failure.ranks)
         with communicator.lock:
             if generation < communicator.generation:

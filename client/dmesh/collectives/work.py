@@ -232,6 +232,12 @@ class Generation:
         """Return the stream of an endpoint; None if it is none of this generation's."""
         return next((s for s in tuple(self.streams.values()) if s.endpoint is endpoint), None)
 
+    def call_at(self, pair: Pair | None, sequence: int) -> Work | None:
+        """Return a call under way that Python carries out; None if it is none."""
+        with self.lock:
+            stream = self.streams.get(pair)
+            return None if stream is None else stream.calls.get(sequence)
+
     # -- streams and backends --------------------------------------------------------------------------------
 
     def add_stream(self, pair: Pair | None) -> Stream:
