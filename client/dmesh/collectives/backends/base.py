@@ -171,20 +171,17 @@ class Sequence(Operation):
 
     def missing(self) -> tuple[int, ...]:
         """Return what the current operation waits for."""
-        current = self._current
-        return () if current is None else current.missing()
+        return () if (current := self._current) is None else current.missing()
 
     def fail(self, error: BaseException) -> None:
         """Fail the current operation and all later ones."""
         self._error = self._error or error
-        current = self._current
-        if current is not None:
+        if (current := self._current) is not None:
             current.fail(error)
 
     def may_still_come(self, rank: int) -> bool:
         """Ask the current operation; see `Operation.may_still_come`."""
-        current = self._current
-        return current is not None and current.may_still_come(rank)
+        return (current := self._current) is not None and current.may_still_come(rank)
 
     def revoke(self) -> None:
         """End the current operation and the sequence."""

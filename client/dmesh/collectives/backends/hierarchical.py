@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Sequence, Steps, Stream
-from dmesh.collectives.backends.endpoints import EndpointOperation
+from dmesh.collectives.backends.base import Call, Capabilities, Operation, Sequence, Steps, Stream
+from dmesh.collectives.backends.endpoints import EndpointBackend, EndpointOperation
 from dmesh.collectives.backends.shm.setup import share_memory
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.messages import Exchange, Waits
@@ -30,12 +30,11 @@ from dmesh.native import Endpoint
 
 _REDUCE_SCATTER, _ALL_REDUCE, _ALL_GATHER = map(KINDS.index, ("reduce_scatter", "all_reduce", "all_gather"))
 
-
 _Part = tuple[tuple[int, ...], Endpoint]
 """Ranks that reduce together, and this rank's endpoint among them."""
 
 
-class HierarchicalBackend(Backend):
+class HierarchicalBackend(EndpointBackend):
     """Intra-host reduction in shared memory, inter-host reduction over connections.
 
     `minimum`: bytes of the arrays from which on this is faster than one flat all-reduce.
@@ -50,21 +49,20 @@ class HierarchicalBackend(Backend):
         condition="equally many members, at least two, on each of at least two hosts",
     )
 
-    def __init__(self, intra: _Part, inter: _Part, ranks: tuple[int, ...], minimum: int) -> None:
+    def __init__(self, intra: _Part, inter: _Part, members: Members, minimum: int) -> None:
+        super().__init__(members.ranks, members.rank)
         self.minimum = minimum
         self.intra_ranks = intra[0]
         self.endpoints = intra[1], inter[1]
         self._intra = intra
         self._inter = inter
-        self._ranks = ranks
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
         """Return whether it is a large all-reduce of a suitable dtype; see `Backend.supports`."""
-        descriptor = request.descriptor
-        if request.kind != "all_reduce" or descriptor is None or request.nbytes_per_rank < self.minimum:
+        if request.kind != "all_reduce" or request.nbytes_per_rank < self.minimum:
             return False
-        endpoint = stream.endpoint
-        if endpoint is None or not stream.uses_endpoint(sequence) or not endpoint.supports(descriptor):
+        descriptor = request.descriptor
+        if descriptor is None or not super().supports(request, stream, sequence):
             return False
         # Partial results must fit into the dtype, and float16 ends at 65504: others go on folding in 32 bits.
         narrow = DTYPES[descriptor.dtype] == np.float16
@@ -143,4 +141,4 @@ def find_hierarchy(
     intra, inter = (tuple(ranks[member] for member in part) for part in (host, column))
     within = memory.open_collectives()
     minimum = tuning.rows * len(intra)
-    return HierarchicalBackend((intra, within), (inter, between.collectives), ranks, minimum)
+    return HierarchicalBackend((intra, within), (inter, between.collectives), members, minimum)

@@ -111,8 +111,7 @@ class Segment:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def __del__(self) -> None:
-        self.close()
+    __del__ = close
 
 
 def attach(ticket: Ticket, host: Host | None = None) -> mmap.mmap:
