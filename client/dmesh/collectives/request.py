@@ -111,14 +111,6 @@ class Buffers:
     in_place: bool
     """True if both are the same memory."""
 
-    def source_bytes(self) -> NDArray[np.uint8] | None:
-        """Return the contribution as bytes; None if there is none, or it is empty."""
-        return _bytes(self.source)
-
-    def result_bytes(self) -> NDArray[np.uint8] | None:
-        """Return the output as bytes; None if it is empty."""
-        return _bytes(self.result)
-
 
 @dataclass(eq=False)  # not frozen, which would take twice the time; nobody changes one
 class Request:
@@ -256,10 +248,6 @@ class Requests:
                 self._known.clear()
             self._known[key] = x.dtype, request.of(None)
         return request
-
-
-def _bytes(array: Array | None) -> NDArray[np.uint8] | None:
-    return None if array is None or not array.size else array.view(np.uint8)
 
 
 class Descriptor(NamedTuple):

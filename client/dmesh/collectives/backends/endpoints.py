@@ -155,7 +155,8 @@ class EndpointBackend(Backend):
             root = next((source for source, target in request.pairs if target == self._rank), -1)
         number, op, _, dtype, _ = request.descriptor or Descriptor(KINDS.index(kind), 0, 0, 0, ())
         block = nbytes if kind in ("all_gather", "gather") else nbytes // len(self._ranks)
-        data = buffers.source_bytes(), buffers.result_bytes()
+        both = buffers.source, buffers.result
+        data = (None if array is None or not array.size else _octets(array) for array in both)
         endpoint.start(number, op, dtype, root, request.hash, nbytes, block, *data)
 
 
