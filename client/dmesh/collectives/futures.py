@@ -196,9 +196,11 @@ class Transfer(Future[Any]):
 
         A function that Ctrl-C ends at any place can be called again.
         """
+        endpoint = self.endpoint
+        if endpoint is None:
+            return True
         with self._driving:
-            endpoint = self.endpoint
-            if endpoint is None:
+            if self.endpoint is not endpoint:
                 return True
             if self._outcome is None:
                 try:
