@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
-from dmesh.collectives.backends.mpi_world import MpiWorld
+from dmesh.collectives.backends.mpi_world import MOVING_FOR, MpiWorld
 from dmesh.collectives.request import Buffers, Reduction, Request
 from dmesh.collectives.schedules import bounds
 from dmesh.collectives.tuning import SEND_BUFFER
@@ -121,6 +121,8 @@ class MpiOperation(Operation):
             if now >= deadline:
                 return False
             moving = len(self._memory) > 1  # at first, the descriptor alone
+            if moving:
+                self._world.moving_until = now + MOVING_FOR
             if quiet > (_MOVING_SPIN if moving else _SPIN):
                 nap = _MOVING_NAP if moving else min(quiet / 10, _LONGEST_NAP)
                 time.sleep(min(nap, deadline - now))

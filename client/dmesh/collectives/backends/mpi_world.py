@@ -36,6 +36,10 @@ _REPORT_EVERY = 10.0
 _NAP = 0.001
 _PROGRESS_EVERY = 0.02
 """Seconds between the calls that keep MPI going while the program computes."""
+_MOVING_EVERY = 0.001
+"""The same while calls move data. A process whose threads wake so often soon gets a busy core back."""
+MOVING_FOR = 0.1
+"""Seconds for which that lasts after data has moved."""
 _HOW_TO_START = (
     "Start all clients by one `mpirun -n N`, with the same DTENSOR_JOBS and each with a DTENSOR_CLIENT_ID of "
     "its own, for example: mpirun -n 4 sh -c 'DTENSOR_CLIENT_ID=$OMPI_COMM_WORLD_RANK exec python train.py' "
@@ -65,6 +69,7 @@ class MpiWorld:
         self.token = token  # random, the same on all clients of the launch
         self._ranks = {client: rank for rank, client in enumerate(clients)}
         self._held: dict[MemoryUser, bool] = {}  # True if retired
+        self.moving_until = 0.0  # set by calls while they move data
         self._closed = False
 
     def group_of(self, clients: Sequence[int]) -> Any:
@@ -104,7 +109,8 @@ class MpiWorld:
     def _keep_going(self) -> None:
         try:
             while not self._closed:
-                time.sleep(_PROGRESS_EVERY)
+                moving = time.monotonic() < self.moving_until
+                time.sleep(_MOVING_EVERY if moving else _PROGRESS_EVERY)
                 self.comm.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG)
                 self.sweep()
         except self.mpi.Exception as error:  # the calls of groups find out for themselves
