@@ -13,6 +13,7 @@ from tests.collectives.ranks import cluster
 from dmesh import native
 from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.backends.tcp.local import LocalConnector
+from dmesh.collectives.backends.tcp.messages import Exchange
 from dmesh.collectives.tuning import Tuning
 from dmesh.errors import CollectiveError
 
@@ -74,6 +75,28 @@ def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, si
     said = "after 0.1 s" if silent else "the test refuses it"
     assert f"there is no connection with rank {1 + failing // (3 * STREAMS)}" in caplog.text
     assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shm", "rounds"),
+    [
+        ("native", 3),  # what each can do, its region, and whether it has mapped all others
+        ("wired", 3),  # what each can do, the numbers of its connections, and whether it has them all
+        ("without", 1),
+    ],
+)
+def test_a_group_chooses_its_backends_in_few_rounds(monkeypatch, shm, rounds):
+    swap, swaps = Exchange.swap, []
+
+    def count(self, messages):
+        swaps.append(self.position)
+        return swap(self, messages)
+
+    monkeypatch.setattr(Exchange, "swap", count)
+    with cluster(SIZE, shm=(shm,)) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        ranks.all(lambda c: c.world.barrier())
+    assert sorted(swaps) == sorted([*range(SIZE)] * rounds)
 
 
 def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):
