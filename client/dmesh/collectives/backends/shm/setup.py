@@ -370,7 +370,7 @@ class Member:
 
 
 class SharedMemoryGroup:
-    """Memory of a group, which opens endpoints in it; see `generation.EndpointOpener`.
+    """Memory of a group, which opens endpoints in it; see `work.EndpointOpener`.
 
     When nothing refers to it any more, the other members see that this one has left.
     """
