@@ -20,7 +20,14 @@ from typing import Any
 import pytest
 from tests.faults.processes import ClientProcess, errors, eventually, results
 
-from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, CONTROL_LIMIT, EAGER_LIMIT, Frame, Kind
+from dmesh.collectives.backends.tcp.frames import (
+    CHUNK_LIMIT,
+    CONTROL_LIMIT,
+    EAGER_LIMIT,
+    VERSION,
+    Frame,
+    Kind,
+)
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
     HELLO_SIZE,
@@ -229,7 +236,7 @@ def noise(chance: random.Random, victims: Victims, trace: str) -> bytes:
     if kind == 3:
         return pickle.dumps(Boom(trace))
     if kind == 4:  # a frame in the place of a greeting, of 2^40 bytes
-        return struct.pack("!BBHIQQQQ", 2, chance.choice([1, 4, 6]), 0, 0, 0, 1, 1, 2**40)
+        return struct.pack("!BBHIQQQQ", VERSION, chance.choice([1, 4, 6]), 0, 0, 0, 1, 1, 2**40)
     if kind == 5:
         return hello[: chance.randrange(HELLO_SIZE)]
     if kind == 6:
@@ -379,7 +386,9 @@ def test_a_crowd_that_says_nothing_or_very_slowly_keeps_nobody_out(make_victims,
 # -- a peer that breaks the rules ----------------------------------------------------------------------------
 
 
-def frame(kind: int, *, length: int = 0, signature: int = 0, version: int = 2, generation: int = 0) -> bytes:
+def frame(
+    kind: int, *, length: int = 0, signature: int = 0, version: int = VERSION, generation: int = 0
+) -> bytes:
     return struct.pack("!BBHIQQQQ", version, kind, signature, 0, generation, 1, 1, length)
 
 
@@ -388,7 +397,7 @@ BROKEN = {
     "2^40 bytes of a piece": (frame(4, length=2**40), f"must be 1 to {CHUNK_LIMIT}"),
     "2^63 bytes offered": (frame(2, length=2**63), "OFFER frame came with length"),
     "a huge message": (
-        struct.pack("!BBHIQQQQ", 2, 6, 0, 0, 0, 0, 0, CONTROL_LIMIT + 1),
+        struct.pack("!BBHIQQQQ", VERSION, 6, 0, 0, 0, 0, 0, CONTROL_LIMIT + 1),
         f"must be 0 to {CONTROL_LIMIT}",
     ),
     "a piece that nobody asked for": (frame(4, length=CHUNK_LIMIT, generation=99), "nobody asked for"),

@@ -35,16 +35,19 @@ class RefusalLog:
     def __init__(
         self, rank: int, interval: float = _LOG_INTERVAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._rank = rank
-        self._interval = interval
-        self._clock = clock
+        self._rank, self._interval, self._clock = rank, interval, clock
         self._logged: dict[str, float] = {}  # host -> time of its last line, oldest first
         self._left_out: dict[str, int] = {}
 
     def note(self, host: str, message: str) -> None:
         """Log the problem of a connection from a host; the message should name the host."""
         now = self._clock()
-        self._expire(now)
+        for former, when in tuple(self._logged.items()):
+            if now - when < self._interval:
+                break
+            del self._logged[former]
+            if count := self._left_out.pop(former, 0):
+                logger.warning("rank %d: refused %d more connections from %s", self._rank, count, former)
         if host not in self._logged and len(self._logged) >= _MOST_HOSTS:
             host = _MANY  # they share a line: outsiders must fill neither the log nor memory
         if host in self._logged:
@@ -52,14 +55,6 @@ class RefusalLog:
             return
         self._logged[host] = now
         logger.warning("rank %d: %s", self._rank, message)
-
-    def _expire(self, now: float) -> None:
-        for host, when in tuple(self._logged.items()):
-            if now - when < self._interval:
-                return
-            del self._logged[host]
-            if count := self._left_out.pop(host, 0):
-                logger.warning("rank %d: refused %d more connections from %s", self._rank, count, host)
 
 
 class Admission:

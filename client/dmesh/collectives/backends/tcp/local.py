@@ -62,8 +62,7 @@ class LocalNetwork:
         self, size: int, unexpected_limit: int = UNEXPECTED_LIMIT, *, dedicated: bool = False
     ) -> None:
         self.size = size
-        self.holding: set[tuple[int, int]] = set()
-        """Sources and destinations between which frames are held."""
+        self.holding: set[tuple[int, int]] = set()  # (source, destination)
         self.unexpected_limit = unexpected_limit
         self.dedicated = dedicated
         self._transports = [LocalTransport(self, rank, 1) for rank in range(size)]
@@ -145,8 +144,7 @@ class LocalTransport(Transport):
         self.incarnation = incarnation
         self.message_queue = MessageQueue(rank, self, network.unexpected_limit)
         self.connector: LocalConnector | None = LocalConnector(network, rank) if network.dedicated else None
-        self.incoming: list[deque[_Delivery]] = [deque() for _ in range(network.size)]
-        """Frames on their way here, of each rank."""
+        self.incoming: list[deque[_Delivery]] = [deque() for _ in range(network.size)]  # by source
         self._network = network
         self._known: dict[int, int] = {}
         self._lock = threading.Lock()
