@@ -86,7 +86,7 @@ int main(void) {
                     for (unsigned outs = 1; outs <= MOST_OUTS; outs++) {
                         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
                             check(kernel, ways, outs, counts[i], 0, false);
-                            check(kernel, ways, outs, counts[i], DMESH_STREAM, in_place);
+                            check(kernel, ways, outs, counts[i], 1, in_place);
                             check(kernel, ways, outs, counts[i], 0, in_place);
                             runs += 3;
                         }

@@ -123,6 +123,10 @@ typedef struct __attribute__((packed, may_alias)) {
         .first = NAME##_first, .more = NAME##_more, .finish = NAME##_finish                             \
     }
 
+#include "kernels_integers.h"
+#include "kernels_floats.h"
+#include "kernels_fp16.h"
+
 #endif
 
 #endif

@@ -8,9 +8,6 @@
 #define DMESH_EIGHT_HALVES
 #define DMESH_FUSED_MULTIPLY_ADD
 #include "kernels.h"
-#include "kernels_integers.h"
-#include "kernels_floats.h"
-#include "kernels_fp16.h"
 
 dmesh_kernel_table dmesh_kernels_avx2 = {INTEGER_TABLES, FLOAT_TABLES, HALF_TABLES};
 #endif

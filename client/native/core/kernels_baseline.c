@@ -4,8 +4,5 @@
 #define DMESH_FUSED_MULTIPLY_ADD
 #endif
 #include "kernels.h"
-#include "kernels_integers.h"
-#include "kernels_floats.h"
-#include "kernels_fp16.h"
 
 dmesh_kernel_table dmesh_kernels_baseline = {INTEGER_TABLES, FLOAT_TABLES, HALF_TABLES};

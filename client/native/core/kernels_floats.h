@@ -17,47 +17,41 @@
 FLOAT_KERNELS(f32, float)
 FLOAT_KERNELS(f64, double)
 
+/* The compiler must not decide by itself where to fuse (-ffp-contract=off). */
+#ifdef DMESH_FUSED_MULTIPLY_ADD
+#define MULTIPLY_ADD(a, b, c) _Generic((a), float: __builtin_fmaf, double: __builtin_fma)(a, b, c)
+#else
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#endif
+
 /* Complex numbers are ordered as pairs; one with a NaN in it is less and greater than any without.
  *
  * NumPy divides by a complex number even where it is real: n + 0i. The zero counts, for infinities and signs. */
-#define COMPLEX_KERNELS(TYPE, FLOAT)                                                                          \
-    static inline TYPE add_##TYPE(TYPE a, TYPE b) { return (TYPE){a.re + b.re, a.im + b.im}; }                \
-    static inline bool nan_##TYPE(TYPE a) { return a.re != a.re || a.im != a.im; }                            \
-    static inline TYPE smaller_##TYPE(TYPE a, TYPE b) {                                                       \
-        bool less = (a.re < b.re && b.im == b.im) || (a.re == b.re && a.im <= b.im);                          \
-        return nan_##TYPE(a) || less ? a : b;                                                                 \
-    }                                                                                                         \
-    static inline TYPE larger_##TYPE(TYPE a, TYPE b) {                                                        \
-        bool greater = (a.re > b.re && b.im == b.im) || (a.re == b.re && a.im >= b.im);                       \
-        return nan_##TYPE(a) || greater ? a : b;                                                              \
-    }                                                                                                         \
-    static inline TYPE divide_##TYPE(TYPE a, unsigned ways) {                                                 \
-        const FLOAT scale = 1 / (FLOAT)ways, zero = 0;                                                        \
-        return (TYPE){(a.re + a.im * zero) * scale, (a.im - a.re * zero) * scale};                            \
-    }                                                                                                         \
-    FUSED_PASSES(min_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, smaller_##TYPE, AS_IT_IS)                          \
-    FUSED_PASSES(max_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, larger_##TYPE, AS_IT_IS)                           \
-    FUSED_PASSES(mean_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, add_##TYPE, divide_##TYPE)                        \
+#define COMPLEX_KERNELS(TYPE, FLOAT)                                                                    \
+    static inline TYPE add_##TYPE(TYPE a, TYPE b) { return (TYPE){a.re + b.re, a.im + b.im}; }          \
+    static inline bool nan_##TYPE(TYPE a) { return a.re != a.re || a.im != a.im; }                      \
+    static inline TYPE smaller_##TYPE(TYPE a, TYPE b) {                                                 \
+        bool less = (a.re < b.re && b.im == b.im) || (a.re == b.re && a.im <= b.im);                    \
+        return nan_##TYPE(a) || less ? a : b;                                                           \
+    }                                                                                                   \
+    static inline TYPE larger_##TYPE(TYPE a, TYPE b) {                                                  \
+        bool greater = (a.re > b.re && b.im == b.im) || (a.re == b.re && a.im >= b.im);                 \
+        return nan_##TYPE(a) || greater ? a : b;                                                        \
+    }                                                                                                   \
+    static inline TYPE divide_##TYPE(TYPE a, unsigned ways) {                                           \
+        const FLOAT scale = 1 / (FLOAT)ways, zero = 0;                                                  \
+        return (TYPE){(a.re + a.im * zero) * scale, (a.im - a.re * zero) * scale};                      \
+    }                                                                                                   \
+    static inline DMESH_TARGET TYPE multiply_##TYPE(TYPE a, TYPE b) {                                   \
+        return (TYPE){MULTIPLY_ADD(a.re, b.re, -(a.im * b.im)), MULTIPLY_ADD(a.re, b.im, a.im * b.re)}; \
+    }                                                                                                   \
+    FUSED_PASSES(prod_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, multiply_##TYPE, AS_IT_IS)                  \
+    FUSED_PASSES(min_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, smaller_##TYPE, AS_IT_IS)                    \
+    FUSED_PASSES(max_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, larger_##TYPE, AS_IT_IS)                     \
+    FUSED_PASSES(mean_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, add_##TYPE, divide_##TYPE)                  \
     PARTED_PASSES(mean_##TYPE, mem_##TYPE, mem_##TYPE, mem_##TYPE, KEEP, add_##TYPE, divide_##TYPE)
 COMPLEX_KERNELS(c64, float)
 COMPLEX_KERNELS(c128, double)
-
-/* The compiler must not decide by itself where to fuse (-ffp-contract=off). */
-#ifdef DMESH_FUSED_MULTIPLY_ADD
-#define MULTIPLY_ADD_F32(a, b, c) __builtin_fmaf(a, b, c)
-#define MULTIPLY_ADD_F64(a, b, c) __builtin_fma(a, b, c)
-#else
-#define MULTIPLY_ADD_F32(a, b, c) ((a) * (b) + (c))
-#define MULTIPLY_ADD_F64(a, b, c) ((a) * (b) + (c))
-#endif
-static inline DMESH_TARGET c64 multiply_c64(c64 a, c64 b) {
-    return (c64){MULTIPLY_ADD_F32(a.re, b.re, -(a.im * b.im)), MULTIPLY_ADD_F32(a.re, b.im, a.im * b.re)};
-}
-static inline DMESH_TARGET c128 multiply_c128(c128 a, c128 b) {
-    return (c128){MULTIPLY_ADD_F64(a.re, b.re, -(a.im * b.im)), MULTIPLY_ADD_F64(a.re, b.im, a.im * b.re)};
-}
-FUSED_PASSES(prod_c64, mem_c64, mem_c64, KEEP, multiply_c64, AS_IT_IS)
-FUSED_PASSES(prod_c128, mem_c128, mem_c128, KEEP, multiply_c128, AS_IT_IS)
 
 #define FLOAT_TABLE(TYPE, C_TYPE, SUM)                                               \
     {                                                                                \

@@ -89,8 +89,7 @@ static void fold(const dmesh_kernel *kernel, const void *const *inputs, unsigned
 }
 
 void dmesh_reduce(const dmesh_kernel *kernel, const void *const *inputs, unsigned ways, void *const *outputs,
-                  unsigned outs, size_t count, unsigned flags) {
-    const bool stream = flags & DMESH_STREAM;
+                  unsigned outs, size_t count, int stream) {
     count *= kernel->lanes;
     if (ways == 1 && kernel->single_is_copy) {
         for (unsigned out = 0; out < outs; out++)

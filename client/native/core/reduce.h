@@ -40,12 +40,6 @@ enum dmesh_isa {
     DMESH_ISA_BASELINE, /* instructions of every CPU of the architecture: for tests and comparisons */
 };
 
-enum dmesh_reduce_flags {
-    /* Outputs bypass the caches: for megabytes that are not read soon. When the call returns, they are visible to any
-     * thread that sees a later store of this one. */
-    DMESH_STREAM = 1,
-};
-
 /* One op for one dtype. */
 typedef struct dmesh_kernel dmesh_kernel;
 
@@ -63,8 +57,9 @@ size_t dmesh_kernel_output_size(const dmesh_kernel *kernel);
  *
  * No pointer needs to be aligned. An output can be the same memory as an input, element for element, if their
  * elements have one size; any other overlap is an error of the caller. `ways` and `outs` are at least 1; `mean`
- * divides by `ways`. `flags` are of enum dmesh_reduce_flags. */
+ * divides by `ways`. If it `streams`, outputs bypass the caches: for megabytes that are not read soon; when the call
+ * returns, they are visible to any thread that sees a later store of this one. */
 void dmesh_reduce(const dmesh_kernel *kernel, const void *const *inputs, unsigned ways, void *const *outputs,
-                  unsigned outs, size_t count, unsigned flags);
+                  unsigned outs, size_t count, int streams);
 
 #endif

@@ -42,7 +42,8 @@ void *dmesh_registered_drop(struct dmesh_registered *registered, const unsigned 
 struct dmesh_location dmesh_registered_locate(const struct dmesh_registered *registered, const void *address,
                                               size_t nbytes) {
     struct dmesh_location location = {.where = DMESH_PRIVATE};
-    size_t low = 0, high = registered->owned; /* the first `low` segments begin at or before `address`, those from `high` on later */
+    /* The first `low` segments begin at or before `address`; those from `high` on, later. */
+    size_t low = 0, high = registered->owned;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         if (registered->own[middle].base <= (const unsigned char *)address)

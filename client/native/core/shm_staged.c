@@ -143,12 +143,12 @@ static const unsigned char *contribution(const struct dmesh_shm *shm, const stru
 
 /* Reduces `nbytes` of all contributions in rank order: at `offset` in the arrays, at `at` in the staging buffers. */
 static void reduce(const struct dmesh_shm *shm, const struct dmesh_staged *staged, size_t offset, size_t at,
-                   size_t nbytes, void *const *outputs, unsigned outs, unsigned flags) {
+                   size_t nbytes, void *const *outputs, unsigned outs, int streams) {
     const void *inputs[DMESH_MEMBERS];
     for (int member = 0; member < shm->size; member++)
         inputs[member] = contribution(shm, staged, member, offset, at);
     const size_t count = nbytes / dmesh_kernel_input_size(staged->call.kernel);
-    dmesh_reduce(staged->call.kernel, inputs, (unsigned)shm->size, outputs, outs, count, flags);
+    dmesh_reduce(staged->call.kernel, inputs, (unsigned)shm->size, outputs, outs, count, streams);
 }
 
 /* Reduces bytes `slice` of the array, which are in this rank's part of a piece, for all ranks that get the result. */
@@ -173,11 +173,11 @@ static void reduce_part(struct dmesh_shm *shm, const struct dmesh_staged *staged
     if (!needs_staging) {
         const enum dmesh_copy_mode mode = staged->streams ? DMESH_NON_TEMPORAL : dmesh_copy_choose(&shm->results);
         const int64_t began = dmesh_now();
-        reduce(shm, staged, slice.begin, at, nbytes, outputs, outs, mode == DMESH_NON_TEMPORAL ? DMESH_STREAM : 0);
+        reduce(shm, staged, slice.begin, at, nbytes, outputs, outs, mode == DMESH_NON_TEMPORAL);
         dmesh_copy_learn(&shm->results, mode, nbytes, dmesh_now() - began);
     } else if (!outs || (non_temporal && staged->streams)) {
         outputs[outs++] = reduced;
-        reduce(shm, staged, slice.begin, at, nbytes, outputs, outs, non_temporal ? DMESH_STREAM : 0);
+        reduce(shm, staged, slice.begin, at, nbytes, outputs, outs, non_temporal);
     } else if (staged->streams) {
         void *only[] = {reduced};
         reduce(shm, staged, slice.begin, at, nbytes, only, 1, 0);
@@ -231,7 +231,8 @@ static enum dmesh_status take(struct dmesh_shm *shm, const struct dmesh_staged *
     for (int turn = 0; call->target && status == DMESH_OK && turn < shm->size; turn++) {
         const int member = (shm->me + turn) % shm->size; /* each starts with another one */
         if (dmesh_contributes(call, member))
-            status = fetch(shm, staged, member, offset, at, call->target + dmesh_target_offset(call, member) + begin, nbytes);
+            status = fetch(shm, staged, member, offset, at, call->target + dmesh_target_offset(call, member) + begin,
+                           nbytes);
     }
     return status;
 }

@@ -351,14 +351,11 @@ struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_byte
     if (!tcp)
         return NULL;
     const size_t share = ((size_t)1 << 20) / (size_t)size & ~(size_t)4095;
-    tcp->failure = DMESH_PENDING;
-    tcp->size = size;
-    tcp->me = me;
-    tcp->streams = streams;
-    tcp->used = 1;
-    tcp->owns = owns;
-    tcp->one_step_bytes = one_step_bytes;
-    tcp->piece_bytes = piece_bytes ? piece_bytes : share < SMALLEST_PIECE ? SMALLEST_PIECE : dmesh_least(share, LARGEST_PIECE);
+    *tcp = (struct dmesh_tcp){.size = size, .me = me, .streams = streams, .used = 1, .owns = owns,
+                              .one_step_bytes = one_step_bytes, .failure = DMESH_PENDING};
+    tcp->piece_bytes = piece_bytes              ? piece_bytes
+                       : share < SMALLEST_PIECE ? SMALLEST_PIECE
+                                                : dmesh_least(share, LARGEST_PIECE);
     for (tcp->depth = 2; tcp->depth < (size_t)streams; tcp->depth *= 2)
         continue; /* so that no stream waits long for a place while another one is slower */
     tcp->scratch = malloc(tcp->depth * (size_t)size * tcp->piece_bytes);

@@ -23,17 +23,17 @@ static void arrange(struct dmesh_tcp *tcp, int member) {
     struct dmesh_span *out = tcp->peers[member].out.spans, *in = tcp->peers[member].in.spans;
     const int sends = dmesh_contributes(call, me), receives = dmesh_contributes(call, member);
     if (tcp->two_phases) {
-        /* Each member gets its part of the contributions, and sends the result to all that get it, or lack it still. */
-        const int lacks = pattern->from_root ? member != call->root : dmesh_gets_result(call, member);
-        const int lacking = pattern->from_root ? me != call->root : dmesh_gets_result(call, me);
-        const unsigned char *result = pattern->from_root && sends ? call->source : call->target;
+        /* Each member gets its part of the contributions, and sends the result to all that get it; the root of a broadcast
+         * has it already. */
+        const int broadcasts = pattern->from_root;
+        const unsigned char *result = broadcasts && sends ? call->source : call->target;
         if (sends)
             out[DMESH_CONTRIBUTIONS] = part(tcp, call->source, share, member);
         if (receives)
             in[DMESH_CONTRIBUTIONS] = part(tcp, pattern->reduces ? NULL : call->target, share, me);
-        if (lacks)
+        if (broadcasts ? !receives : dmesh_gets_result(call, member))
             out[DMESH_RESULTS] = part(tcp, result, share, me);
-        if (lacking)
+        if (broadcasts ? !sends : dmesh_gets_result(call, me))
             in[DMESH_RESULTS] = part(tcp, call->target, share, member);
         return;
     }
@@ -61,12 +61,6 @@ static void arrange_own(struct dmesh_tcp *tcp) {
         tcp->copy_from = source.data;
     }
     tcp->folds = tcp->source.data != NULL;
-}
-
-static void write_header(struct dmesh_traffic *traffic, uint64_t number, uint64_t hash) {
-    const uint64_t follows = traffic->spans[DMESH_CONTRIBUTIONS].nbytes + traffic->spans[DMESH_RESULTS].nbytes;
-    const uint64_t words[] = {number, hash, follows};
-    memcpy(traffic->header, words, sizeof words);
 }
 
 /* Resets the progress; stream i begins with item i. */
@@ -101,7 +95,9 @@ void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint6
         if (member == tcp->me)
             continue;
         arrange(tcp, member);
-        write_header(&peer->out, tcp->number, hash);
+        const struct dmesh_span *spans = peer->out.spans;
+        const uint64_t words[] = {tcp->number, hash, spans[DMESH_CONTRIBUTIONS].nbytes + spans[DMESH_RESULTS].nbytes};
+        memcpy(peer->out.header, words, sizeof words);
         /* Collectives end when all members have come. A small transfer goes in one direction; a larger one ends for its
          * sender when the receiver's header has come. */
         const int both = call->kind != DMESH_TRANSFER || call->contribution > DMESH_SEND_BUFFER;

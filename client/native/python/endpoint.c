@@ -4,10 +4,7 @@
  */
 #include "endpoint.h"
 
-#include <stddef.h>
 #include <structmember.h>
-
-#include "copy.h"
 
 /* Whether a member keeps the pending call from completing. */
 static int waits_for(const dmesh_endpoint *self, int member) {
@@ -120,8 +117,6 @@ static PyObject *endpoint_abort(dmesh_endpoint *self, PyObject *unused) {
     return endpoint_close(self, unused);
 }
 
-/* ---- the type --------------------------------------------------------------------------------------------- */
-
 static int bfloat16_number(void) {
     PyObject *module = PyImport_ImportModule("ml_dtypes");
     PyObject *type = module ? PyObject_GetAttrString(module, "bfloat16") : NULL;
@@ -213,9 +208,8 @@ static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
     if (streams < 1 || streams > DMESH_STREAMS || count % streams || size < 2 || size > DMESH_MEMBERS ||
         (pipe && size != 2) || position < 0 || position >= size || piece_bytes < 0 || piece_bytes % 64 ||
         piece_bytes > PTRDIFF_MAX / (DMESH_STREAMS * DMESH_MEMBERS) || one_step_bytes < 0)
-        return PyErr_Format(PyExc_ValueError,
-                            "no connections: %zd descriptors, %d for each member, for pieces of %zd bytes, one_step_bytes up to %zd",
-                            count, streams, piece_bytes, one_step_bytes);
+        return PyErr_Format(PyExc_ValueError, "no connections: %zd descriptors, %d for each member, for pieces of %zd bytes, "
+                            "one_step_bytes up to %zd", count, streams, piece_bytes, one_step_bytes);
     int found[DMESH_MEMBERS * DMESH_STREAMS];
     for (Py_ssize_t index = 0; index < count; index++) {
         const Py_ssize_t member = index / streams;
@@ -243,17 +237,15 @@ static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
 #define OBJECTS(DO)                                                                                                  \
     DO(self->on_complete) DO(self->keep_alive) DO(self->retire) DO(self->registered) DO(self->attach)                \
     DO(self->source) DO(self->result)
-#define VISIT(object) Py_VISIT(object);
-#define CLEAR(object) Py_CLEAR(object);
 
 static int endpoint_traverse(dmesh_endpoint *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    OBJECTS(VISIT)
+    OBJECTS(DMESH_VISIT)
     return 0;
 }
 
 static int endpoint_clear(dmesh_endpoint *self) {
-    OBJECTS(CLEAR)
+    OBJECTS(DMESH_CLEAR)
     return 0;
 }
 

@@ -120,8 +120,8 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
         attempt->descriptor.op = op_of(given[DMESH_OP]);
         if (pattern->source_blocks)
             call->count /= (size_t)size;
-        call->kernel = attempt->descriptor.op < 0 ? NULL : dmesh_kernel_of(attempt->descriptor.op, attempt->descriptor.dtype);
-        if (!call->kernel)
+        if (attempt->descriptor.op < 0 ||
+            !(call->kernel = dmesh_kernel_of(attempt->descriptor.op, attempt->descriptor.dtype)))
             return 0;
     }
     if (kind == DMESH_REDUCE_SCATTER) {

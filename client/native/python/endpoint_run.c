@@ -1,23 +1,19 @@
 /* Calls under way: begins them, goes on with them and completes them, and maps the arrays that ranks access in place. */
 #include "endpoint.h"
 
-/* Nanoseconds that a whole call waits here for others, before Python waits, which asks the missing ranks, reports, and times
- * out; and 20 times as long for large ones. */
+/* Nanoseconds that a whole call waits here for others, and 20 times as long if it is large, before Python waits, which asks
+ * the missing ranks, reports, and times out. */
 enum { BUDGET = 1000 * 1000 };
 enum { LARGE = 64 * 1024 };         /* bytes from which a call over TCP is large */
 enum { SLICE = 100 * 1000 * 1000 }; /* nanoseconds of TCP traffic between looks at Python's signals */
 
 /* ---- arrays that ranks access in place ---------------------------------------------------------------------- */
 
-static int is_attached(const dmesh_endpoint *self, const unsigned char *nonce) {
-    for (size_t n = 0; n < self->attachments; n++)
-        if (memcmp(self->attached[n], nonce, DMESH_NONCE) == 0)
-            return 1;
-    return 0;
-}
-
-/* Maps a segment, and keeps it mapped as long as the endpoint lives. */
+/* Maps a segment, unless it is mapped already, and keeps it mapped as long as the endpoint lives. */
 static int attach(dmesh_endpoint *self, int member, const struct dmesh_location *location) {
+    for (size_t n = 0; n < self->attachments; n++)
+        if (memcmp(self->attached[n], location->nonce, DMESH_NONCE) == 0)
+            return 0;
     PyObject *done = PyObject_CallFunction(self->attach, "iy#Ki", member, (const char *)location->nonce,
                                            (Py_ssize_t)DMESH_NONCE, (unsigned long long)location->nbytes,
                                            (int)location->descriptor);
@@ -67,7 +63,7 @@ static int resolve(dmesh_endpoint *self, int member, const struct dmesh_location
         PyErr_Format(PyExc_RuntimeError, "member %d offers an array, but shares none with this one", member);
         return -1;
     }
-    if (!is_attached(self, location->nonce) && attach(self, member, location) < 0)
+    if (attach(self, member, location) < 0)
         return -1;
     *found = dmesh_registered_resolve(&self->registered->registered, location, nbytes);
     if (!*found)
@@ -229,11 +225,8 @@ PyObject *dmesh_endpoint_carry_out(dmesh_endpoint *self, struct dmesh_attempt *a
     const unsigned long long number = ++self->issued;
     const size_t nbytes = attempt->call.contribution;
     struct dmesh_entry *entry = dmesh_entry_of(self, number);
-    entry->number = number;
-    entry->descriptor = attempt->descriptor;
-    entry->nbytes = (npy_intp)nbytes;
-    entry->completed_at = entry->waited_from = 0;
-    entry->began = dmesh_now();
+    *entry = (struct dmesh_entry){.number = number, .descriptor = attempt->descriptor, .nbytes = (npy_intp)nbytes,
+                                  .began = dmesh_now()};
     self->whole = 1;
     begin(self, &attempt->call, dmesh_descriptor_hash(&attempt->descriptor));
     const int streams = self->tcp || nbytes > self->shm.slot_bytes;

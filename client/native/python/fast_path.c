@@ -5,7 +5,6 @@
  */
 #include "endpoint.h"
 
-#include <stddef.h>
 #include <structmember.h>
 
 /* Names, interned: of the arguments that an endpoint understands, in the order of `enum dmesh_argument`; of those that are
@@ -53,7 +52,8 @@ static int sort(const dmesh_fast_path *self, PyObject *const *args, Py_ssize_t n
         const int optional = name == names[TIMEOUT] || (name == names[COMPRESS] && spec->kind == DMESH_ALL_REDUCE);
         if (name == names[ASYNC_OP] ? value == Py_False : optional && value == Py_None)
             continue; /* as if it were not given */
-        const enum dmesh_argument *place = spec->arguments + nargs; /* if it is given by position, too, Python raises the error */
+        /* If it is given by position, too, Python raises the error. */
+        const enum dmesh_argument *place = spec->arguments + nargs;
         while (*place && name != names[*place])
             place++;
         if (!*place)
@@ -226,17 +226,15 @@ static PyObject *fast_path_get(PyObject *self, PyObject *group, PyObject *type) 
 }
 
 #define OBJECTS(DO) DO(self->slow) DO(self->resolve) DO(self->method) DO(self->endpoint)
-#define VISIT(object) Py_VISIT(object);
-#define CLEAR(object) Py_CLEAR(object);
 
 static int fast_path_traverse(dmesh_fast_path *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
-    OBJECTS(VISIT)
+    OBJECTS(DMESH_VISIT)
     return 0;
 }
 
 static int fast_path_clear(dmesh_fast_path *self) {
-    OBJECTS(CLEAR)
+    OBJECTS(DMESH_CLEAR)
     return 0;
 }
 

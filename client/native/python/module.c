@@ -66,7 +66,8 @@ static int module_exec(PyObject *module) {
         return -1;
     PyTypeObject *fast_path = NULL;
     if (!(state->registered = add_type(module, &dmesh_registered_spec)) ||
-        !(state->endpoint = add_type(module, &dmesh_endpoint_spec)) || !(fast_path = add_type(module, &dmesh_fast_path_spec)))
+        !(state->endpoint = add_type(module, &dmesh_endpoint_spec)) ||
+        !(fast_path = add_type(module, &dmesh_fast_path_spec)))
         return -1;
     Py_DECREF(fast_path);
     PyObject *sanitizers = split_names(DMESH_SANITIZERS);

@@ -35,6 +35,10 @@ extern unsigned dmesh_forks;
 
 static inline dmesh_state *dmesh_state_of(PyObject *module) { return (dmesh_state *)PyModule_GetState(module); }
 
+/* For lists of a type's objects. */
+#define DMESH_VISIT(object) Py_VISIT(object);
+#define DMESH_CLEAR(object) Py_CLEAR(object);
+
 /* Types of the module; client/dmesh/_native.pyi declares them for Python. */
 extern PyType_Spec dmesh_registered_spec, dmesh_endpoint_spec, dmesh_fast_path_spec;
 

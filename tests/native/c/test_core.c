@@ -286,7 +286,7 @@ static void test_kernels(void) {
     void *outputs[] = {sum, mean};
     dmesh_reduce(dmesh_kernel_for(DMESH_F64, DMESH_SUM, DMESH_ISA_BEST), inputs, 2, outputs, 2, 3, 0);
     CHECK(sum[2] == 33 && mean[2] == 33);
-    dmesh_reduce(dmesh_kernel_for(DMESH_F64, DMESH_MEAN, DMESH_ISA_BASELINE), inputs, 2, &outputs[1], 1, 3, DMESH_STREAM);
+    dmesh_reduce(dmesh_kernel_for(DMESH_F64, DMESH_MEAN, DMESH_ISA_BASELINE), inputs, 2, &outputs[1], 1, 3, 1);
     CHECK(mean[0] == 5.5 && mean[2] == 16.5);
     CHECK(!dmesh_kernel_for(DMESH_F64, DMESH_BITWISE_AND, DMESH_ISA_BEST));
 }
