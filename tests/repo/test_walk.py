@@ -22,7 +22,7 @@ WALK = (
 NAMED = set(re.findall(r"(\w+)\.py", WALK))
 WAITING = {"waiting", "base", "taking"}
 """Modules that a call enters only if another rank is late."""
-NETWORK = {"local", "connecting", "connection"}
+NETWORK = {"local", "transport"}
 """Modules of the network within this process that the test uses in place of sockets."""
 MOST = {"warm": 6, "first": 12}
 """Modules that a call enters: a first one, and a later one that the fast path does not take."""

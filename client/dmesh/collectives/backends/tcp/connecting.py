@@ -1,7 +1,7 @@
 """Connections being made by this client, until the other side has proven that it is a peer.
 
 A proven connection carries frames; or, if the HELLO named a number, the calls of one group, which reads and
-writes it itself: a *dedicated connection*, kept in `DedicatedConnections` until the group claims it.
+writes it itself: a *dedicated connection*, kept by the `Connector` until the group claims it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import secrets
 import selectors
 import socket
 import ssl
@@ -25,7 +24,7 @@ from dmesh.collectives.backends.tcp.connection import bound_flight, is_silent, t
 from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
 from dmesh.collectives.backends.tcp.handshake import Acceptor, Credentials, Dialer, Refused, Status
 from dmesh.collectives.backends.tcp.tls import CLOSED, PeerTls, SecureSocket, Stream, Unencrypted, explain
-from dmesh.collectives.backends.tcp.transport import UNEXPECTED_LIMIT, OnDialed
+from dmesh.collectives.backends.tcp.transport import UNEXPECTED_LIMIT, Connector, OnDialed
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
@@ -295,54 +294,7 @@ def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily
     return family, address
 
 
-class DedicatedConnections:
-    """Dedicated connections that peers may make, each once, by random numbers. May be used by any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._expected: dict[int, int] = {}
-        self._arrived: dict[int, socket.socket] = {}
-        self._closed = False
-
-    def expect(self, peer: int) -> int:
-        """Let a peer dial once; see `Connector.expect`."""
-        with self._lock:
-            while (number := secrets.randbits(32)) == 0 or number in self._expected:
-                continue
-            self._expected[number] = peer
-            return number
-
-    def claim(self, number: int) -> socket.socket | None:
-        """Return the connection that has come under a number; see `Connector.claim`."""
-        with self._lock:
-            self._expected.pop(number, None)
-            return self._arrived.pop(number, None)
-
-    def is_expected(self, peer: int, number: int) -> bool:
-        """Return whether a peer may come in under a number."""
-        with self._lock:
-            return self._expected.get(number) == peer and number not in self._arrived and not self._closed
-
-    def admit(self, number: int, sock: socket.socket) -> None:
-        """Take a proven connection that has come under a number."""
-        bound_flight(sock)
-        with self._lock:
-            if number in self._expected and not self._closed:
-                self._arrived[number] = sock
-                return
-        sock.close()  # nobody waits for it any more
-
-    def close(self) -> None:
-        """Close all unclaimed connections, and expect no more."""
-        with self._lock:
-            self._closed = True
-            unclaimed, self._arrived = self._arrived, {}
-            self._expected.clear()
-        for sock in unclaimed.values():
-            sock.close()
-
-
-class TcpConnector(DedicatedConnections):
+class TcpConnector(Connector):
     """Dedicated connections of one client; see `Connector`. Not within TLS, whose state lives in Python."""
 
     def __init__(

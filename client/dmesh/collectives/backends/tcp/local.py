@@ -27,10 +27,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dmesh.collectives.backends.tcp.channel import Peer, Send
-from dmesh.collectives.backends.tcp.connecting import DedicatedConnections
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
 from dmesh.collectives.backends.tcp.transport import (
     UNEXPECTED_LIMIT,
+    Connector,
     MessageQueue,
     OnDialed,
     Transport,
@@ -117,7 +117,7 @@ class LocalNetwork:
         return self._transports[rank]
 
 
-class LocalConnector(DedicatedConnections):
+class LocalConnector(Connector):
     """Dedicated connections of one rank: pairs of sockets; see `Connector`."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:

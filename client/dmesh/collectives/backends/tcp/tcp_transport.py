@@ -26,7 +26,7 @@ from dmesh._log import announce
 from dmesh.collectives.backends.tcp.admission import Admission
 from dmesh.collectives.backends.tcp.channel import Peer, Send
 from dmesh.collectives.backends.tcp.connecting import Dial, TcpConnector, TcpOptions
-from dmesh.collectives.backends.tcp.connection import Connection
+from dmesh.collectives.backends.tcp.connection import Connection, bound_flight
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import Frame
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
@@ -311,6 +311,7 @@ class TcpTransport(Transport):
         if number:
             assert self.connector is not None
             assert isinstance(sock, socket.socket)  # never within TLS
+            bound_flight(sock)
             self.connector.admit(number, sock)
             return
         connection = self._make(peer, dialed=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
@@ -218,15 +220,52 @@ OnDialed = Callable[[socket.socket | None, str], None]
 """Takes a dialed connection, or None and the problem."""
 
 
-class Connector(Protocol):
-    """Makes dedicated connections: each belongs to one group. May be used by any thread."""
+class Connector(ABC):
+    """Makes dedicated connections of groups: a peer dials once, under a random number. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._expected: dict[int, int] = {}
+        self._arrived: dict[int, socket.socket] = {}
+        self._closed = False
 
     def expect(self, peer: int) -> int:
         """Let a peer dial once; return the number (not 0) by which it must ask. Ends with `claim`."""
+        with self._lock:
+            while (number := secrets.randbits(32)) == 0 or number in self._expected:
+                continue
+            self._expected[number] = peer
+            return number
 
     def claim(self, number: int) -> socket.socket | None:
         """Return and forget the connection that has come under a number; None if none has."""
+        with self._lock:
+            self._expected.pop(number, None)
+            return self._arrived.pop(number, None)
 
+    def is_expected(self, peer: int, number: int) -> bool:
+        """Return whether a peer may come in under a number."""
+        with self._lock:
+            return self._expected.get(number) == peer and number not in self._arrived and not self._closed
+
+    def admit(self, number: int, sock: socket.socket) -> None:
+        """Take a proven connection that has come under a number."""
+        with self._lock:
+            if number in self._expected and not self._closed:
+                self._arrived[number] = sock
+                return
+        sock.close()  # nobody waits for it any more
+
+    def close(self) -> None:
+        """Close all unclaimed connections, and expect no more."""
+        with self._lock:
+            self._closed = True
+            unclaimed, self._arrived = self._arrived, {}
+            self._expected.clear()
+        for sock in unclaimed.values():
+            sock.close()
+
+    @abstractmethod
     def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
         """Connect to a peer that expects it under a number; `on_dialed` is called once, on any thread."""
 
