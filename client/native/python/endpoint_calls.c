@@ -110,7 +110,8 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
         return 0;
     int ndim = PyArray_NDIM(attempt->source);
     npy_intp dimensions[DMESH_DIMENSIONS + 1], *shape = dimensions + 1;
-    memcpy(shape, PyArray_DIMS(attempt->source), (size_t)ndim * sizeof *shape);
+    for (int n = 0; n < ndim; n++)
+        shape[n] = PyArray_DIM(attempt->source, n);
     /* With axis 0, blocks are rows along the first axis; without one, there is another axis for them. */
     const int along = axis && axis != Py_None;
     if ((along && (!ndim || position_of(self, axis) != 0)) || (pattern->source_blocks && (!ndim || shape[0] % size)))
