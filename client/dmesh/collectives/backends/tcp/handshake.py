@@ -32,7 +32,7 @@ from typing import Final
 
 from dmesh.errors import PeerAuthenticationError
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Version of the handshake and of the frames that follow it."""
 
 _MAGIC: Final = b"dmeshpee"
