@@ -135,8 +135,9 @@ class Collectives:
     def renew(self, peers, generation: int) -> None:
         self.said.append(("renew", [peer.incarnation for peer in peers], generation))
 
-    def departed(self, rank: int, reason: str, incarnation: int) -> None:
-        self.said.append(("departed", rank, incarnation))
+    def lose(self, rank: int, reason: str, incarnation: int, *, hearsay: bool) -> None:
+        assert hearsay
+        self.said.append(("lost", rank, incarnation))
 
 
 class Table:
@@ -203,8 +204,8 @@ def test_a_table_that_is_newer_than_the_meeting_is_not_trusted():
     client.on_meeting(5)
     assert client.communicator.said == [
         ("renew", [10, 21, 30], 5),
-        ("departed", 2, 30),
-        ("departed", 1, 21),
+        ("lost", 2, 30),
+        ("lost", 1, 21),
     ]
     table.hold(7, 10, 21, 31)
     client.on_meeting(7)
