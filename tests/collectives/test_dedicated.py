@@ -81,7 +81,7 @@ def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, si
     ("shm", "rounds"),
     [
         ("native", 3),  # what each can do, its region, and whether it has mapped all others
-        ("wired", 3),  # what each can do, the numbers of its connections, and whether it has them all
+        ("dedicated", 3),  # what each can do, the numbers of its connections, and whether it has them all
         ("without", 1),
     ],
 )

@@ -33,7 +33,7 @@ _WHERE: dict[State, str] = {
 
 @dataclass
 class Inquiry:
-    """What one waiting call knows of the other ranks. `answered` may be called by any thread."""
+    """A waiting call's questions to the other ranks, and their answers; any thread may call `answered`."""
 
     members: Members
     generation: int

@@ -191,7 +191,7 @@ class _Entry:
     frame: Frame
     send: Send | None
     pending: list[bytes | memoryview]
-    """What is loaded and not written yet."""
+    """Loaded bytes that are not written yet."""
     offset: int = 0
 
     @property
