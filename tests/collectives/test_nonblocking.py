@@ -367,6 +367,33 @@ def test_nothing_is_left_of_a_forgotten_group(native_pair):
     assert not any(name.startswith(("dmesh-group-forgotten", "dmesh-transfers")) for name in names), names
 
 
+def test_a_call_that_has_asked_the_others_leaves_no_cycle(native_pair):
+    """A large array in a cycle would stay until the garbage collector happens to look."""
+
+    def body(communicator):
+        group = communicator.new_group([0, 1], "late")
+        group.barrier()
+        asked = communicator.rank == 0
+        if not asked:
+            assert native_pair.wait_until(lambda: first.is_set())
+        future = group.all_gather(np.ones(1000), async_op=True)
+        if asked:
+            assert native_pair.wait_until(lambda: future._inquiry is not None)
+            first.set()
+        found = [weakref.ref(future.result(60)), weakref.ref(future), weakref.ref(group.current)]
+        group.barrier()
+        return found
+
+    first = threading.Event()
+    gc.collect()
+    gc.disable()
+    try:
+        found = [reference for references in native_pair.all(body) for reference in references]
+        assert native_pair.wait_until(lambda: not any(reference() for reference in found))
+    finally:
+        gc.enable()
+
+
 def test_two_large_blocking_sends_say_what_to_do(pair):
     def body(communicator):
         communicator.world.send(array(0, LARGE), 1 - communicator.rank, timeout=0.3)

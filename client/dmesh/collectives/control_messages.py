@@ -128,7 +128,7 @@ def _encoded(value: Any, name: str) -> Any:
             return clean(value)
         case Cause():
             return value.value
-        case tuple():
+        case tuple() | list():
             return value[: _MOST_RANKS.get(name)]
         case None | int():
             return value

@@ -421,8 +421,9 @@ class Work(Future[Any]):
 
     def answered(self, rank: int, answer: Position) -> None:
         """Take another rank's answer to where it is. Any thread."""
-        if self._inquiry is not None:
-            self._inquiry.answered(rank, answer)
+        inquiry = self._inquiry
+        if inquiry is not None:
+            inquiry.answered(rank, answer)
 
     # -- carrying out ----------------------------------------------------------------------------------------
 
@@ -473,7 +474,8 @@ class Work(Future[Any]):
     def end(self) -> None:
         """Let go of the operation: no memory of the caller's is touched any more. Idempotent."""
         operation, self._operation = self._operation, None
-        self.request = None  # a future that the caller keeps must not keep the arrays
+        # A future that the caller keeps must not keep the arrays; nor may a cycle keep the generation.
+        self.request = self._inquiry = None
         if operation is not None:
             operation.revoke()
 

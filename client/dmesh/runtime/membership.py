@@ -269,7 +269,7 @@ def _error_of(arrival: Arrival) -> str | None:
 
 
 class ClientBarriers(Barriers):
-    """The barriers of this client, for the detection of skipped calls.."""
+    """The barriers of this client, for the detection of skipped calls."""
 
     def __init__(self, agent: Agent) -> None:
         self._barriers, self._job = agent.barriers, agent.identity.job

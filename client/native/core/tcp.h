@@ -70,6 +70,7 @@ struct dmesh_tcp {
     int used;              /* streams that carry data in this call, at least one */
     int owns;              /* whether the connections are closed with it */
     uint64_t number;       /* of the call */
+    int64_t small_at;      /* when the last small transfer to this rank began */
     size_t piece_bytes;
     size_t one_step_bytes; /* bytes that one rank sends in all, up to which one step is faster than two */
     size_t depth;          /* pieces that each member has in the scratch memory; a power of 2 */

@@ -6,6 +6,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "wait.h"
+
+static const int64_t CLOSE_TOGETHER = 1000 * 1000; /* nanoseconds between small transfers */
+
 static struct dmesh_span span(const unsigned char *data, size_t offset, size_t nbytes) {
     return (struct dmesh_span){data ? (unsigned char *)data + offset : NULL, nbytes};
 }
@@ -74,13 +78,17 @@ static void reset(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic) {
 }
 
 /* Nothing is sent back on the connection of a small transfer. Linux would acknowledge each array by a packet of its own
- * as soon as it is read, which takes as long as a send; now it does so after two. The option holds for a while only. */
-static void delay_acknowledgement(int fd) {
+ * as soon as it is read, which takes as long as a send; now it does so after two. The option holds for a while only. If
+ * transfers do not follow each other closely, late acknowledgements would make the path look slow to the sender. */
+static void delay_acknowledgement(struct dmesh_tcp *tcp, int fd) {
 #ifdef TCP_QUICKACK
+    const int64_t now = dmesh_now();
     const int quick = 0;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &quick, sizeof quick); /* without it, it is only slower */
+    if (now - tcp->small_at < CLOSE_TOGETHER)
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &quick, sizeof quick); /* without it, it is only slower */
+    tcp->small_at = now;
 #else
-    (void)fd;
+    (void)tcp, (void)fd;
 #endif
 }
 
@@ -118,6 +126,6 @@ void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint6
         peer->out.active = both || tcp->me == 0;
         peer->in.active = both || tcp->me == 1;
         if (!both && peer->in.active)
-            delay_acknowledgement(peer->streams[0].fd);
+            delay_acknowledgement(tcp, peer->streams[0].fd);
     }
 }

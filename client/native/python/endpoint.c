@@ -283,7 +283,9 @@ static PyObject *get_non_temporal(dmesh_endpoint *self, void *unused) {
 /* For tests: data for others bypasses the caches, or does not; the copies are not measured any more. */
 static int set_non_temporal(dmesh_endpoint *self, PyObject *value, void *unused) {
     (void)unused;
-    const int non_temporal = value && PyObject_IsTrue(value) > 0;
+    const int non_temporal = value ? PyObject_IsTrue(value) : 0;
+    if (non_temporal < 0)
+        return -1;
     const struct dmesh_copy_policy fixed = {.mode = non_temporal ? DMESH_NON_TEMPORAL : DMESH_CACHED, .fixed = 1};
     self->shm.copies = self->shm.results = fixed;
     return 0;

@@ -97,6 +97,8 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
     PyObject *x = given[DMESH_X], *axis = given[DMESH_AXIS], *out = given[DMESH_OUT];
     if (self->closed || self->issued != self->completed || dmesh_is_forked(self) || self->is_p2p != transfers)
         return 0;
+    if (transfers && (out == NULL) != (self->shm.me == 0)) /* the wrong end */
+        return 0;
     call->kind = kind;
     attempt->descriptor.kind = kind;
     if (kind == DMESH_BARRIER)
