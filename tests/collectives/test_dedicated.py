@@ -11,6 +11,7 @@ import pytest
 from tests.collectives.ranks import cluster
 
 from dmesh import native
+from dmesh.collectives.backends import registered
 from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.backends.tcp.local import LocalConnector
 from dmesh.collectives.backends.tcp.messages import Exchange
@@ -97,6 +98,29 @@ def test_a_group_chooses_its_backends_in_few_rounds(monkeypatch, shm, rounds):
         ranks.all(lambda c: c.world.barrier())
         ranks.all(lambda c: c.world.barrier())
     assert sorted(swaps) == sorted([*range(SIZE)] * rounds)
+
+
+@pytest.mark.parametrize("change", ["memory", "registered"])
+def test_what_another_thread_changes_during_the_exchange_comes_too_late(monkeypatch, change):
+    """The others have this member's message already, and decide by it."""
+    swap, changed = Exchange.swap, []
+
+    def change_after(self, messages):
+        found = yield from swap(self, messages)
+        if self.position == 0 and not changed:
+            changed.append(True)
+            if change == "memory":
+                ranks.communicators[0].shared_memory.refusal = "another group has got none"
+            else:
+                monkeypatch.setitem(registered.factories, "late", None)
+        return found
+
+    monkeypatch.setattr(Exchange, "swap", change_after)
+    with cluster(SIZE, shm=("native",)) as ranks:
+        ranks.all(lambda c: c.world.barrier(timeout=20))
+        backends = ranks.all(lambda c: [backend.name for backend in c.world.current.backends])
+    assert changed
+    assert backends == [["messages", "nccl"] if change == "memory" else ["shm", "messages", "nccl"]] * SIZE
 
 
 def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):

@@ -65,8 +65,11 @@ def connect(members: Members, generation: Callable[[], Generation | None], chann
 def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Connection]:
     services, ranks, rank = members.services, members.ranks, members.rank
     shared_memory, mpi = services.shared_memory, services.mpi
+    # The others decide by this member's card, and so must it, whatever its other threads change meanwhile.
+    factories = dict(registered.factories)
+    refusal = "" if shared_memory is None else shared_memory.refusal
     is_large = len(ranks) > MOST_MEMBERS
-    if shared_memory is None and mpi is None and (is_large or not registered.factories):
+    if shared_memory is None and mpi is None and (is_large or not factories):
         # Clients without a registry of shared memory are threads of one process: all of them see the same.
         return Connection(tuning=services.tuning)
     launch = bytes(mpi_world.TOKEN_BYTES) if mpi is None else mpi.token
@@ -77,9 +80,9 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
         return connection or Connection(tuning=services.tuning if shared_memory is None else SHIPPED)
 
     mine = _Card(
-        _digest(*registered.factories),
+        _digest(*factories),
         bytes(_DIGEST) if shared_memory is None else _digest(*map(str, shared_memory.host)),
-        shared_memory is not None and not shared_memory.refusal,
+        shared_memory is not None and not refusal,
         launch,
         0 if _why_not_connected(members) else PROTOCOL,
         _TUNING.pack(*astuple(services.tuning)),
@@ -89,17 +92,16 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
     first = cards[ranks[0]]
 
     other = next((at for at, card in cards.items() if card.registered != first.registered), None)
-    if other is None and registered.factories:
+    if other is None and factories:
         place = registered.Membership(members.group, generation, ranks, rank)
-        made = [registered.CollectivesOnly(factory(place)) for factory in registered.factories.values()]
+        made = [registered.CollectivesOnly(factory(place)) for factory in factories.values()]
         return Connection(tuple(made))
     if other is not None:
         logger.warning(
             "%s uses no registered backend: rank %d and rank %d have registered different ones; here: %s",
-            members.label, ranks[0], other, ", ".join(registered.factories) or "none",
+            members.label, ranks[0], other, ", ".join(factories) or "none",
         )  # fmt: skip
 
-    refusal = "" if shared_memory is None else shared_memory.refusal
     for at, card in cards.items():
         if not card.shares:
             refusal = refusal or f"rank {at} shares no memory"

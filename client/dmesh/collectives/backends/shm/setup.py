@@ -96,10 +96,14 @@ class Segment:
         import fcntl
 
         self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._descriptor, nbytes)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
-        self.memory = mmap.mmap(self._descriptor, nbytes)
+        try:
+            os.ftruncate(self._descriptor, nbytes)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+            self.memory = mmap.mmap(self._descriptor, nbytes)
+        except BaseException:
+            self.close()
+            raise
         nonce = secrets.token_bytes(16)
         self.ticket = Ticket(*(host or here()), os.getpid(), self._descriptor, nbytes, nonce)
         self.memory[: len(self.ticket.beginning)] = self.ticket.beginning
