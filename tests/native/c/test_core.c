@@ -198,6 +198,7 @@ static void test_long_reductions(void) {
 /* ---- TCP ---------------------------------------------------------------------------------------------------- */
 
 static int sockets[SIZE][SIZE];
+static int noticed[2]; /* connects ranks 0 and 1 */
 
 static void tcp_calls(int rank) {
     struct dmesh_tcp *tcp = dmesh_tcp_new(SIZE, rank, 1, 64, 64, 1, sockets[rank]);
@@ -213,8 +214,11 @@ static void tcp_calls(int rank) {
     }
     const struct dmesh_call barrier = {.kind = DMESH_BARRIER};
     dmesh_tcp_begin(tcp, &barrier, 99);
-    if (rank != 2)
+    if (rank != 2) {
         CHECK(dmesh_tcp_run(tcp, soon()) == DMESH_DISCONNECTED && tcp->culprit == 2);
+        char byte = 0; /* Its own end must not come before the other one has noticed that of rank 2. */
+        CHECK(write(noticed[rank], &byte, 1) == 1 && read(noticed[rank], &byte, 1) == 1);
+    }
     dmesh_tcp_free(tcp);
 }
 
@@ -227,6 +231,7 @@ static void test_tcp(void) {
             sockets[one][other] = pair[0];
             sockets[other][one] = pair[1];
         }
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, noticed) == 0);
     for (int rank = 0; rank < SIZE; rank++) {
         CHECK((children[rank] = fork()) >= 0);
         if (children[rank] == 0) {
