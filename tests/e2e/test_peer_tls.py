@@ -20,7 +20,7 @@ for count in (1, 10_000, 1_000_000):
     total = dmesh.collectives.all_reduce(np.arange(count) * (rank + 1.0))
     assert total.tobytes() == (np.arange(count) * float(size * (size + 1) // 2)).tobytes()
 transport = dmesh.runtime.context.current().get(Communicator).transport
-kinds = {type(link._socket).__name__ for link in [*transport._dialed.values(), *transport._accepted.values()]}
+kinds = {type(link._socket).__name__ for link in transport._connections}
 print("sockets", sorted(kinds), flush=True)
 dmesh.shutdown_accelerator_system()
 print("bye", flush=True)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from tests.faults.processes import ClientProcess, errors, eventually, results
 
+from dmesh.collectives.backends.tcp.connection import encode
 from dmesh.collectives.backends.tcp.frames import (
     CHUNK_LIMIT,
     CONTROL_LIMIT,
@@ -408,7 +409,7 @@ BROKEN = {
     "a pickle": (pickle.dumps(Boom("/nonexistent/never")), "version 128"),
     "half a header": (frame(1)[:17], "closed without a goodbye"),
     "half a payload": (frame(1, length=1000) + bytes(10), "closed without a goodbye"),
-    "more after goodbye": (bytes(Frame(Kind.GOODBYE).encode()) + frame(1), "it has left the cluster"),
+    "more after goodbye": (bytes(encode(Frame(Kind.GOODBYE))) + frame(1), "it has left the cluster"),
 }
 
 
@@ -450,9 +451,9 @@ def test_messages_that_mean_nothing_are_ignored_and_fill_no_log(make_victims, ch
                     b"x" * (MAX_BYTES + 1),
                 ]
             )
-            sock.sendall(Frame(Kind.CONTROL, length=len(message)).encode() + message)
+            sock.sendall(encode(Frame(Kind.CONTROL, length=len(message))) + message)
         last = Frame(Kind.DATA, 77, 1, 0, 0, b"x", victims.generation)
-        sock.sendall(last.encode())
+        sock.sendall(encode(last))
         eventually(
             lambda: victims.clients[0].do("transport.message_queue.buffered_bytes(2)"), "all of it to be read"
         )
@@ -473,7 +474,7 @@ def test_a_flood_that_nobody_wants_is_kept_within_its_budget(generation, make_vi
         sent = 0
         with contextlib.suppress(TimeoutError):
             for step in range(4096):  # 256 MiB, far more than the kernel takes
-                sock.sendall(flood._replace(step=step).encode() + payload)
+                sock.sendall(encode(flood._replace(step=step)) + payload)
                 sent += len(payload)
         assert sent < 4096 * EAGER_LIMIT
         kept = victims.clients[0].do("transport.message_queue.buffered_bytes(2)")
@@ -493,8 +494,8 @@ def test_frames_of_a_former_generation_are_dropped_and_not_kept(make_victims):
     old = Frame(Kind.DATA, 77, 1, 0, len(payload), b"x", victims.generation - 1)
     with victims.shake_hands(0) as sock:
         for step in range(1024):
-            sock.sendall(old._replace(step=step).encode() + payload)
-        sock.sendall(Frame(Kind.GOODBYE).encode())
+            sock.sendall(encode(old._replace(step=step)) + payload)
+        sock.sendall(encode(Frame(Kind.GOODBYE)))
         eventually(lambda: victims.clients[0].do("gone"), "all of it to be read")
         assert victims.clients[0].do("transport.message_queue.buffered_bytes(2)") == 0
     victims.check_unharmed(before)

@@ -22,11 +22,11 @@ WALK = (
 NAMED = set(re.findall(r"(\w+)\.py", WALK))
 WAITING = {"waiting", "base", "inquiry"}
 """Modules that a call enters only if another rank is late."""
-NETWORK = {"tcp_transport", "transport", "connection", "frame_io", "frames", "event_loop", "connecting"}
+NETWORK = {"connection"}
 """Modules of the TCP transport below `channel`, which a call by messages enters besides."""
 MOST = {"warm": 6, "first": 12}
 """Modules that a call enters: a first one, and a later one that the fast path does not take."""
-MOST_BELOW = {"warm": 0, "first": 7}
+MOST_BELOW = {"warm": 0, "first": 1}
 """Those of the transport."""
 
 PROGRAM = """

@@ -12,8 +12,10 @@ from __future__ import annotations
 import _thread
 import contextlib
 import queue
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -142,6 +144,50 @@ def carry_out(
         with contextlib.suppress(queue.Empty):
             take(done, 0.1)
             return
+
+
+class Inbox:
+    """Actions for a thread that waits in a selector, handed over by any thread; never waits.
+
+    The thread watches `wakee`, calls `woken` when that is readable, and `run` before it waits again.
+    """
+
+    def __init__(self) -> None:
+        self._actions: deque[Callable[[], object]] = deque()
+        self._waker, self.wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self.wakee.setblocking(False)
+        self.reader: int | None = None
+        """The thread; its own actions need not wake it."""
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+    def put(self, action: Callable[[], object]) -> None:
+        """Have an action run on the thread, in the order of the calls."""
+        self._actions.append(action)
+        if threading.get_ident() != self.reader:
+            self.wake()
+
+    def wake(self) -> None:
+        """Make the thread look."""
+        with contextlib.suppress(OSError):  # it has been woken often enough, or has ended
+            self._waker.send(b"\0")
+
+    def woken(self) -> None:
+        """Take note of having been woken."""
+        with contextlib.suppress(BlockingIOError):
+            self.wakee.recv(4096)
+
+    def run(self) -> None:
+        """Run the actions that are there."""
+        for _ in range(len(self._actions)):
+            self._actions.popleft()()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._waker.close()
+        self.wakee.close()
 
 
 class Errands:

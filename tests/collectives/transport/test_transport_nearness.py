@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.collectives.transport.harness import eventually
 
-from dmesh.collectives.backends.tcp.connection import bound_flight
+from dmesh.collectives.backends.tcp.sockets import bound_flight
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system tells no times")
 

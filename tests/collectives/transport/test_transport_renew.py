@@ -52,7 +52,7 @@ def succeeded(make_tcp):
     cluster = make_tcp(2)
     cluster.fence(0, 1)
     cluster.fence(1, 0)
-    former = cluster.transports[0]._dialed[1]
+    former = cluster.transports[0]._connections.dialed[1]
     cluster.kill(1)
     cluster.listeners[0].wait_for("lost", 1)
     successor = Successor(cluster)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.collectives.transport.harness import Recorder, pattern
 
 from dmesh.collectives.backends.tcp.channel import Peer
-from dmesh.collectives.backends.tcp.frame_io import FrameReader, ReadResult, SendQueue, WriteResult
+from dmesh.collectives.backends.tcp.connection import SendQueue, WriteResult, encode
 from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, EAGER_LIMIT, Frame, Kind
-from dmesh.collectives.backends.tcp.transport import MessageQueue
+from dmesh.collectives.backends.tcp.message_queue import FrameReader, MessageQueue, ReadResult
 from dmesh.errors import CollectiveError
 
 
@@ -207,15 +207,15 @@ def test_unrequested_pieces_break_the_protocol(frame, message):
     line = Line(random.Random(0))
     channel = line.queues[1].open(1, 1, b"s")
     channel.receive(0, 7, memoryview(bytearray(EAGER_LIMIT + 1)))
-    reader = FrameReader(Pipe(random.Random(0), frame.encode()), 0, line.queues[1], line.goodbyes.append)
+    reader = FrameReader(Pipe(random.Random(0), encode(frame)), 0, line.queues[1], line.goodbyes.append)
     with pytest.raises(CollectiveError, match=message):
         reader.read()
 
 
 def test_nothing_may_follow_a_goodbye_or_come_from_the_accepting_side():
     line = Line(random.Random(0))
-    hello = Frame(Kind.CONTROL).encode()
-    pipe = Pipe(random.Random(0), Frame(Kind.GOODBYE).encode() + hello)
+    hello = encode(Frame(Kind.CONTROL))
+    pipe = Pipe(random.Random(0), encode(Frame(Kind.GOODBYE)) + hello)
     with pytest.raises(CollectiveError, match="CONTROL frame came where none may come"):
         FrameReader(pipe, 0, line.queues[1], line.goodbyes.append).read()
     assert line.goodbyes == [Frame(Kind.GOODBYE)]

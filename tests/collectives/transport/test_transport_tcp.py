@@ -22,6 +22,7 @@ from tests.collectives.transport.harness import (
 
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
+from dmesh.collectives.backends.tcp.connection import encode
 from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, VERSION, Frame, Kind
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,
@@ -207,7 +208,7 @@ def test_a_second_connection_for_the_same_rank_is_refused(make_tcp):
 def test_a_peer_that_breaks_the_protocol_is_lost_and_nobody_else(make_tcp, sent, problem):
     cluster = make_tcp(3)
     with shake_hands(cluster, 0, as_rank=2) as sock:
-        sock.sendall(Frame(Kind.CONTROL, length=2).encode() + b"hi" + sent)
+        sock.sendall(encode(Frame(Kind.CONTROL, length=2)) + b"hi" + sent)
         _, _, reason = cluster.listeners[0].wait_for("lost", 2)
         assert "it broke the protocol" in reason
         assert problem in reason
@@ -219,7 +220,7 @@ def test_a_peer_that_breaks_the_protocol_is_lost_and_nobody_else(make_tcp, sent,
 def test_a_connection_that_ends_within_a_frame_is_a_loss(make_tcp):
     cluster = make_tcp(3)
     with shake_hands(cluster, 0, as_rank=2) as sock:
-        sock.sendall(Frame(Kind.DATA, 1, 1, 0, 100, b"s").encode() + bytes(50))
+        sock.sendall(encode(Frame(Kind.DATA, 1, 1, 0, 100, b"s")) + bytes(50))
     _, _, reason = cluster.listeners[0].wait_for("lost", 2)
     assert reason == "its connection was closed without a goodbye"
 

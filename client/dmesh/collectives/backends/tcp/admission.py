@@ -11,9 +11,9 @@ from typing import Final
 
 from dmesh._log import logger
 from dmesh.collectives.backends.tcp.connecting import Opening, TcpOptions
-from dmesh.collectives.backends.tcp.connection import tune
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Acceptor, Credentials, Refused, Status
+from dmesh.collectives.backends.tcp.sockets import tune
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, claimed_rank, explain, speaks_tls
 
 _ACCEPTS_AT_ONCE: Final = 32

@@ -46,12 +46,12 @@ class Peer:
 class FrameSender(Protocol):
     """Sending side of a transport. Never called with the message queue's lock held."""
 
-    def transmit(self, peer: int, frame: Frame, send: Send | None) -> None:
+    def transmit(self, peer: int, frame: Frame, send: Send | None, payload: bytes | None = None) -> None:
         """Send a frame after all earlier ones to that peer; it may overtake large payloads.
 
         With a `send`, its data is the payload (of one DATA frame, or of as many CHUNK frames as it takes),
         and `Channel.sent` is called when its memory is not needed any more. Nothing is sent for a withdrawn
-        `send`.
+        `send`. A CONTROL frame has a `payload` without a `send`.
         """
 
     def withdraw(self, send: Send) -> bool:
@@ -451,6 +451,11 @@ class Channels(ABC):
                 f"rank {rank} {problem}; the peers are {sorted(self.peers) or 'none (not started)'}"
             )
         return peer
+
+    def gone(self, peer: int) -> str | None:
+        """Return why a peer is gone: it is lost or has left; None if it is there."""
+        with self.lock:
+            return self.departures.get(peer)
 
     def open(self, group: int, sequence: int, signature: bytes, generation: int = 0) -> Channel:
         """Open the channel of one collective. Frames that came before are delivered to it at once.

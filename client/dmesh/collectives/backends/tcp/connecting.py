@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from dmesh.collectives.backends.tcp.channel import Peer
-from dmesh.collectives.backends.tcp.connection import bound_flight, is_silent, tune
+from dmesh.collectives.backends.tcp.connection import Connector, OnDialed
 from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
 from dmesh.collectives.backends.tcp.handshake import Acceptor, Credentials, Dialer, Refused, Status
+from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT
+from dmesh.collectives.backends.tcp.sockets import bound_flight, is_silent, tune
 from dmesh.collectives.backends.tcp.tls import CLOSED, PeerTls, SecureSocket, Stream, Unencrypted, explain
-from dmesh.collectives.backends.tcp.transport import UNEXPECTED_LIMIT, Connector, OnDialed
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
@@ -300,17 +301,12 @@ class TcpConnector(Connector):
     def __init__(
         self, loop: EventLoop, credentials: Credentials, peer_of: Callable[[int], Peer], options: TcpOptions
     ) -> None:
-        super().__init__()
+        super().__init__(loop.call)
         self._loop = loop
         self._credentials = credentials
         self._peer_of = peer_of
         self._options = options
         self._dials: dict[Dial, OnDialed] = {}
-
-    def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
-        """Connect to a peer, and call `on_dialed` on the loop's thread; see `Connector.dial`."""
-        known = self._peer_of(peer)
-        self._loop.call(lambda: self._dial(known, number, on_dialed))
 
     def close(self) -> None:
         """Close all unclaimed connections, and end all attempts; on the loop's thread."""
@@ -320,7 +316,7 @@ class TcpConnector(Connector):
             dial.cancel()
             on_dialed(None, _SHUTTING_DOWN)
 
-    def _dial(self, peer: Peer, number: int, on_dialed: OnDialed) -> None:
+    def _dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
         if self._closed:
             on_dialed(None, _SHUTTING_DOWN)
             return
@@ -332,6 +328,7 @@ class TcpConnector(Connector):
                 bound_flight(sock)
             on_dialed(sock, problem)
 
-        dial = Dial(self._loop, self._credentials, peer, self._options, ended, number=number)
+        known = self._peer_of(peer)
+        dial = Dial(self._loop, self._credentials, known, self._options, ended, number=number)
         self._dials[dial] = on_dialed
         dial.begin()

@@ -1,37 +1,207 @@
-"""Connection of frames between two peers: a queue that is written, a reader, and how both ends close it.
+"""Connections of frames with the peers: what waits to be sent, and how both ends close a connection.
 
-Two cases show that a peer's host is gone without a word, powered off or cut off by the network:
-
-* An idle connection: keep-alive probes are not answered (`tune`; the kernel ends the connection).
-* Data, or probes of a closed window, are not acknowledged (`is_silent`, to be called from time to time).
-
-TCP_USER_TIMEOUT, the kernel's own limit, is not used: it would also end a connection whose process is alive
-but does not read for a while, because it is stopped, or because its buffer for unexpected messages is full.
+The thread that sends a frame writes it itself, as far as the socket takes it; the loop's thread dials, reads,
+and writes the rest.
 """
 
 from __future__ import annotations
 
+import enum
+import itertools
+import secrets
 import selectors
 import socket
-import struct
-from collections.abc import Callable
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from dmesh.collectives.backends.tcp.channel import Send
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
-from dmesh.collectives.backends.tcp.frame_io import FrameReader, ReadResult, SendQueue, WriteResult
-from dmesh.collectives.backends.tcp.frames import Frame, Kind
+from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, HEADER, VERSION, Frame, Kind
+from dmesh.collectives.backends.tcp.message_queue import FrameReader, MessageQueue, ReadResult
+from dmesh.collectives.backends.tcp.sockets import is_silent
 from dmesh.collectives.backends.tcp.tls import SecureSocket, Stream
-from dmesh.collectives.backends.tcp.transport import MessageQueue
 from dmesh.errors import CollectiveError
 
-_DISCARD_SIZE = 256 * 1024
-_PROBES = 6
-_NEAR = 50  # microseconds of round trip, within which the bound still lets 10 gigabytes pass each second
-_FLIGHT_BOUND = 256 * 1024  # bytes, which Linux doubles for its bookkeeping
-# Of struct tcp_info: state, ca_state, retransmits, probes; ... unacked; ... last_ack_recv.
-_FIRST = struct.Struct("=BBBB20xI28xI")
-# And, in kernels from 4.6 on: min_rtt.
-_SHORTEST = struct.Struct("=148xI")
+_DISCARD_SIZE: Final = 256 * 1024
+_FRAMES_AT_ONCE: Final = 16
+_WRITES_AT_ONCE: Final = 4
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the header and the signature of a frame, which the payload follows; see `frames`."""
+    kind, group, sequence, step, length, signature, generation = frame
+    header = HEADER.pack(VERSION, kind, len(signature), step, generation, group, sequence, length)
+    return header + signature
+
+
+class WriteResult(enum.Enum):
+    """Outcome of a write."""
+
+    EMPTY = enum.auto()  # everything is written
+    BLOCKED = enum.auto()  # something is left; write again when the socket is writable
+    ENDED = enum.auto()  # everything is written, and nothing will follow
+    BROKEN = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A queued frame, or the chunks of a large payload, of which one at a time is loaded."""
+
+    frame: Frame
+    send: Send | None
+    pending: list[bytes | memoryview]
+    """Loaded bytes that are not written yet."""
+    offset: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing follows the loaded frame."""
+        return self.frame.kind is not Kind.CHUNK or self.offset == self.frame.length
+
+    def load(self) -> None:
+        """Load the next chunk, unless a frame is loaded."""
+        if not self.pending:
+            assert self.send is not None
+            end = min(self.offset + CHUNK_LIMIT, self.frame.length)
+            header = encode(self.frame._replace(length=end - self.offset))
+            self.pending = [header, self.send.data[self.offset : end]]
+            self.offset = end
+
+
+class SendQueue:
+    """Frames in order; the chunks of large payloads take turns between them.
+
+    May be used by any thread. Its lock is held while the socket is written to, which never blocks; so once a
+    payload is withdrawn, its memory is not being read any more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: deque[_Entry] = deque()
+        self._last: Frame | None = None
+        self._socket: Stream | None = None
+        self._blocked = False
+        self._ended = False
+        self._interrupted = False
+
+    def put(self, frame: Frame, send: Send | None = None, payload: bytes | None = None) -> bool:
+        """Append a frame; return True if `write` should be called for it now."""
+        with self._lock:
+            if self._ended or self._last is not None or (send is not None and send.withdrawn):
+                return False
+            data = payload if send is None else send.data
+            pieces = [] if frame.kind is Kind.CHUNK else [encode(frame), *([data] if data else [])]
+            self._entries.append(_Entry(frame, send, pieces))
+            return self._socket is not None and not self._blocked
+
+    def finish(self, last: Frame) -> None:
+        """Append the last frame; call `write` for it."""
+        with self._lock:
+            if self._last is None:
+                self._last = last
+                self._blocked = False
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)
+
+    def attach(self, sock: Stream) -> None:
+        """Set the socket to write to."""
+        with self._lock:
+            self._socket = sock
+
+    def detach(self) -> None:
+        """End the queue and drop its frames; the socket is not used after it returns."""
+        with self._lock:
+            self._ended = True
+            self._socket = None
+            self._entries.clear()
+
+    def write(self) -> tuple[WriteResult, Iterable[Send]]:
+        """Write as much as the socket takes; return the outcome, and the sends that are complete."""
+        finished: list[Send] = []
+        with self._lock:
+            result = self._write(finished)
+            self._blocked = result is WriteResult.BLOCKED
+        return result, finished
+
+    def withdraw(self, send: Send) -> bool:
+        """Stop using the memory of a send; return True if all of it has been written, or will be from a copy.
+
+        A frame that may have been begun must be finished, or the other side would lose its place in the
+        stream.
+        """
+        with self._lock:
+            send.withdrawn = True
+            entry = next((entry for entry in self._entries if entry.send is send), None)
+            if entry is None:
+                return send.written
+            entry.send = None
+            if entry.pending:
+                entry.pending = [bytes(piece) for piece in entry.pending]
+                complete = entry.complete
+                entry.frame = entry.frame._replace(length=entry.offset)
+                return complete
+            self._entries.remove(entry)
+            return False
+
+    def _write(self, finished: list[Send]) -> WriteResult:
+        sock = self._socket
+        if sock is None:
+            return WriteResult.EMPTY
+        if self._interrupted:
+            return WriteResult.BROKEN
+        for _ in range(_WRITES_AT_ONCE):
+            if not self._entries:
+                if self._last is None:
+                    return WriteResult.EMPTY
+                if self._ended:
+                    return WriteResult.ENDED
+                self._ended = True
+                self._entries.append(_Entry(self._last, None, [encode(self._last)]))
+            pieces: list[bytes | memoryview] = []
+            size = 0
+            for entry in itertools.islice(self._entries, _FRAMES_AT_ONCE):
+                entry.load()
+                pieces += entry.pending
+                size += sum(map(len, entry.pending))
+                if size >= CHUNK_LIMIT:
+                    break
+            # Ctrl-C may interrupt anything below. Nobody knows then how much was written, and the stream must
+            # not go on: the peer would take the wrong bytes for data.
+            self._interrupted = True
+            try:
+                written = sock.sendmsg(pieces)
+            except (BlockingIOError, InterruptedError):
+                self._interrupted = False
+                return WriteResult.BLOCKED
+            except OSError:
+                return WriteResult.BROKEN
+            self._advance(written, finished)
+            self._interrupted = False
+        if self._entries or (self._last is not None and not self._ended):
+            return WriteResult.BLOCKED
+        return WriteResult.EMPTY if self._last is None else WriteResult.ENDED
+
+    def _advance(self, written: int, finished: list[Send]) -> None:
+        while written:
+            entry = self._entries[0]
+            while entry.pending and written >= len(entry.pending[0]):
+                written -= len(entry.pending.pop(0))
+            if entry.pending:
+                if written:
+                    entry.pending[0] = memoryview(entry.pending[0])[written:]
+                return
+            self._entries.popleft()
+            if not entry.complete:
+                self._entries.append(entry)
+            elif entry.send is not None:
+                entry.send.written = True
+                finished.append(entry.send)
 
 
 class Connection:
@@ -221,46 +391,146 @@ class Connection:
         self._tell_end(self, reason)
 
 
-def tune(sock: Stream, silence: float) -> None:
-    """Send small frames at once; end an idle connection whose host does not answer for `silence` seconds."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = max(1, round(silence / 4))
-    interval = max(1, round((silence - idle) / _PROBES))
-    for option, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", _PROBES)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+class Connections:
+    """Connections of a client with its peers, and the frame sender of its message queue; see `FrameSender`.
 
-
-def is_silent(sock: Stream, silence: float) -> bool:
-    """Return True if the peer's host owes an acknowledgement, and has sent none for `silence` seconds."""
-    info = _tcp_info(sock)
-    if len(info) < _FIRST.size:
-        return False
-    _, _, retransmits, probes, unacknowledged, last_answer = _FIRST.unpack_from(info)
-    # One probe may just be on its way: they are up to two minutes apart.
-    asked = (unacknowledged > 0 and retransmits > 0) or probes > 1
-    return bool(asked and last_answer >= silence * 1000)
-
-
-def bound_flight(sock: socket.socket) -> bool:
-    """Bound the bytes in flight to a peer on the same host or a fast network; return False for others.
-
-    By itself the kernel lets megabytes wait on such a connection, though a fraction fills the line; they fall
-    out of the processor's cache while they wait. The bound makes large all-reduces between two containers of
-    one machine take 0.4 to 0.7 of the time. For a distant peer the kernel knows best. The handshake before it
-    has measured the round trip.
+    A connection that sends is made at the first need, and dialed by the loop's thread. `dial` takes it there;
+    `on_goodbye` and `on_ended` see `Connection`.
     """
-    info = _tcp_info(sock)
-    if len(info) < _SHORTEST.size or not 0 < _SHORTEST.unpack(info)[0] <= _NEAR:
+
+    def __init__(
+        self,
+        rank: int,
+        unexpected_limit: int,
+        loop: EventLoop,
+        dial: Callable[[Connection], None],
+        on_goodbye: Callable[[Connection, Frame], None],
+        on_ended: Callable[[Connection, str], None],
+    ) -> None:
+        self.message_queue = MessageQueue(rank, self, unexpected_limit)
+        # These belong to the loop's thread, but any thread may look up a connection; new ones are made under
+        # the lock.
+        self.dialed: dict[int, Connection] = {}
+        self.accepted: dict[int, Connection] = {}
+        self.closing = False
+        """True if no more connections are made."""
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._dial = dial
+        self._on_goodbye = on_goodbye
+        self._on_ended = on_ended
+
+    def __iter__(self) -> Iterator[Connection]:
+        return itertools.chain(tuple(self.dialed.values()), tuple(self.accepted.values()))
+
+    def transmit(self, peer: int, frame: Frame, send: Send | None, payload: bytes | None = None) -> None:
+        """Send a frame; see `FrameSender.transmit`."""
+        connection = self.dialed.get(peer) or self.to(peer)
+        if connection is not None:
+            connection.send(frame, send, payload)
+
+    def withdraw(self, send: Send) -> bool:
+        """Stop using a send's memory; see `FrameSender.withdraw`."""
+        if (connection := self.dialed.get(send.peer)) is not None:
+            return connection.withdraw(send)
+        send.withdrawn = True  # nothing has ever been sent to that peer
         return False
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _FLIGHT_BOUND)
-    return True
+
+    def resume(self, peer: int) -> None:
+        """Read a peer again; see `FrameSender.resume`."""
+        if (connection := self.accepted.get(peer)) is not None:
+            self._loop.call(connection.resume)
+
+    def to(self, peer: int) -> Connection | None:
+        """Return the connection that carries frames to a peer, a new one if need be; None if it is gone."""
+        gone = self.message_queue.gone(peer)
+        with self._lock:
+            connection = self.dialed.get(peer)
+            if connection is None and not gone and not self.closing:
+                made = connection = self.dialed[peer] = self._make(peer, dialed=True)
+                self._loop.call(lambda: self._dial(made))
+        return connection
+
+    def accept(self, peer: int, sock: Stream) -> None:
+        """Take a connection that a peer has dialed. The loop's thread."""
+        connection = self.accepted[peer] = self._make(peer, dialed=False)
+        connection.adopt(sock)
+
+    def drop(self, peers: Collection[int]) -> None:
+        """Close the connections with former processes of peers. The loop's thread."""
+        with self._lock:
+            dropped = [found.pop(peer, None) for found in (self.dialed, self.accepted) for peer in peers]
+        for connection in dropped:
+            if connection is not None:
+                connection.drop()
+
+    def close(self) -> bool:
+        """Make no more connections; return False if that was decided before."""
+        with self._lock:
+            first, self.closing = not self.closing, True
+        return first
+
+    def _make(self, peer: int, *, dialed: bool) -> Connection:
+        return Connection(self._loop, self.message_queue, peer, dialed, self._on_goodbye, self._on_ended)
 
 
-def _tcp_info(sock: Stream) -> bytes:
-    """Return the kernel's counters; none if it has none: not Linux, or the socket is closed."""
-    try:
-        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SHORTEST.size)
-    except (OSError, AttributeError):
-        return b""
+OnDialed = Callable[[socket.socket | None, str], None]
+"""Takes a dialed connection, or None and the problem."""
+
+
+class Connector(ABC):
+    """Makes dedicated connections of groups: a peer dials once, under a random number. For any thread.
+
+    `call` runs an action on the thread that dials.
+    """
+
+    def __init__(self, call: Callable[[Callable[[], None]], None]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._expected: dict[int, int] = {}
+        self._arrived: dict[int, socket.socket] = {}
+        self._closed = False
+
+    def expect(self, peer: int) -> int:
+        """Let a peer dial once; return the number (not 0) by which it must ask. Ends with `claim`."""
+        with self._lock:
+            while (number := secrets.randbits(32)) == 0 or number in self._expected:
+                continue
+            self._expected[number] = peer
+            return number
+
+    def claim(self, number: int) -> socket.socket | None:
+        """Return and forget the connection that has come under a number; None if none has."""
+        with self._lock:
+            self._expected.pop(number, None)
+            return self._arrived.pop(number, None)
+
+    def is_expected(self, peer: int, number: int) -> bool:
+        """Return whether a peer may come in under a number."""
+        with self._lock:
+            return self._expected.get(number) == peer and number not in self._arrived and not self._closed
+
+    def admit(self, number: int, sock: socket.socket) -> None:
+        """Take a proven connection that has come under a number."""
+        with self._lock:
+            if number in self._expected and not self._closed:
+                self._arrived[number] = sock
+                return
+        sock.close()  # nobody waits for it any more
+
+    def close(self) -> None:
+        """Close all unclaimed connections, and expect no more."""
+        with self._lock:
+            self._closed = True
+            unclaimed, self._arrived = self._arrived, {}
+            self._expected.clear()
+        for sock in unclaimed.values():
+            sock.close()
+
+    def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
+        """Connect to a peer that expects it under a number; `on_dialed` is called once, on any thread."""
+        self._call(lambda: self._dial(peer, number, on_dialed))
+
+    @abstractmethod
+    def _dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
+        """Connect to a peer; see `dial`. The thread of `call`."""

@@ -20,8 +20,8 @@ from functools import partial
 from socket import socket
 
 from dmesh.collectives.backends.tcp.channel import Channel
+from dmesh.collectives.backends.tcp.connection import Connector
 from dmesh.collectives.backends.tcp.messages import Agreement, Exchange, Waits
-from dmesh.collectives.backends.tcp.transport import Connector
 from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import selectors
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from dmesh._log import logger
 from dmesh.collectives.backends.tcp.tls import Stream
-from dmesh.coordination.waiting import Worker
+from dmesh.coordination.waiting import Inbox, Worker
 
 Action = Callable[[], None]
 OnReady = Callable[[int], None]
@@ -42,16 +39,14 @@ class EventLoop:
         self._on_crash = on_crash
         self._on_end = on_end
         self._selector = selectors.DefaultSelector()
-        self._calls: deque[Action] = deque()
+        self._inbox = Inbox()
+        self.call: Callable[[Action], None] = self._inbox.put
+        """Runs an action on the loop's thread, in the order of the calls; never waits."""
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._ended = False
-        self._waker, self._wakee = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakee.setblocking(False)
-        self._selector.register(self._wakee, selectors.EVENT_READ, self._on_wake)
+        self._selector.register(self._inbox.wakee, selectors.EVENT_READ, lambda _: self._inbox.woken())
         self._thread = Worker(self._run, name)
-        self._ident: int | None = None
         self._started = False
 
     def start(self) -> None:
@@ -62,18 +57,12 @@ class EventLoop:
     @property
     def is_current(self) -> bool:
         """True on the loop's own thread."""
-        return threading.get_ident() == self._ident
-
-    def call(self, action: Action) -> None:
-        """Run an action on the loop's thread, in the order of the calls; never waits."""
-        self._calls.append(action)
-        if not self.is_current:
-            self._wake()
+        return threading.get_ident() == self._inbox.reader
 
     def stop(self) -> None:
         """End the thread after its current action."""
         self._ended = True
-        self._wake()
+        self._inbox.wake()
 
     def join(self, timeout: float) -> None:
         """Wait for the thread's end, for `timeout` seconds at most; not on the thread itself."""
@@ -98,16 +87,8 @@ class EventLoop:
         else:
             self._selector.register(sock, events, on_ready)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it has been woken often enough, or has ended
-            self._waker.send(b"\0")
-
-    def _on_wake(self, _: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wakee.recv(4096)
-
     def _run(self) -> None:
-        self._ident = threading.get_ident()
+        self._inbox.reader = threading.get_ident()
         try:
             while not self._ended:
                 self._turn()
@@ -132,11 +113,10 @@ class EventLoop:
             action = heapq.heappop(self._timers)[2].action
             if action is not None:
                 action()
-        for _ in range(len(self._calls)):
-            self._calls.popleft()()
+        self._inbox.run()
 
     def _time_to_next(self) -> float | None:
-        if self._calls:
+        if self._inbox:
             return 0.0
         while self._timers and self._timers[0][2].action is None:
             heapq.heappop(self._timers)
@@ -144,5 +124,4 @@ class EventLoop:
 
     def _release(self) -> None:
         self._selector.close()
-        self._waker.close()
-        self._wakee.close()
+        self._inbox.close()

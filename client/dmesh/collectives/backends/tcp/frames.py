@@ -54,9 +54,9 @@ CONTROL_LIMIT: Final = 64 * 1024
 SIGNATURE_LIMIT: Final = 4 * 1024
 """Longest signature of a channel."""
 
-_HEADER: Final = struct.Struct("!BBHIQQQQ")
-HEADER_SIZE: Final = _HEADER.size
-"""Bytes of a frame's fixed header."""
+HEADER: Final = struct.Struct("!BBHIQQQQ")
+"""A frame's fixed header; `connection.encode` writes it."""
+HEADER_SIZE: Final = HEADER.size
 
 
 class Kind(enum.IntEnum):
@@ -87,11 +87,6 @@ class Frame(NamedTuple):
         """Bytes that follow the header and the signature."""
         return self.length if self.kind in _WITH_PAYLOAD else 0
 
-    def encode(self) -> bytes:
-        """Return the header and the signature, which the payload follows."""
-        which = (self.step, self.generation, self.group, self.sequence)
-        return _HEADER.pack(VERSION, self.kind, len(self.signature), *which, self.length) + self.signature
-
 
 _WITH_PAYLOAD: Final = frozenset({Kind.DATA, Kind.CHUNK, Kind.CONTROL})
 _SIGNED: Final = frozenset({Kind.DATA, Kind.OFFER, Kind.READY, Kind.CANCEL})
@@ -113,7 +108,7 @@ def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple
 
     Raises CollectiveError if it breaks a rule of the protocol: nothing after it can be trusted.
     """
-    version, number, signature_length, step, generation, group, sequence, length = _HEADER.unpack_from(
+    version, number, signature_length, step, generation, group, sequence, length = HEADER.unpack_from(
         data, offset
     )
     if version != VERSION:

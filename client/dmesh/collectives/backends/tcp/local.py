@@ -27,15 +27,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dmesh.collectives.backends.tcp.channel import Peer, Send
+from dmesh.collectives.backends.tcp.connection import Connector, OnDialed
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
-from dmesh.collectives.backends.tcp.transport import (
-    UNEXPECTED_LIMIT,
-    Connector,
-    MessageQueue,
-    OnDialed,
-    Transport,
-    TransportListener,
-)
+from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT, MessageQueue, TransportListener
+from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.coordination.waiting import Worker, carry_out
 from dmesh.errors import CollectiveError
 
@@ -121,12 +116,11 @@ class LocalConnector(Connector):
     """Dedicated connections of one rank: pairs of sockets; see `Connector`."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
-        super().__init__()
+        super().__init__(call=lambda action: action())
         self._network = network
         self._rank = rank
 
-    def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
-        """Connect to a peer; see `Connector.dial`."""
+    def _dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
         theirs = self._network.transport(peer).connector
         if theirs is None or not theirs.is_expected(self._rank, number):
             on_dialed(None, "it does not expect that")

@@ -6,7 +6,7 @@ all its connections, and the first that ends tells its peers within milliseconds
 goodbye on each first.
 
 ```
-caller's thread: Channel -> Connection -> SendQueue -> socket   (writes at once what the socket takes)
+caller's thread: Channel -> Connections -> Connection -> socket   (writes at once what the socket takes)
 loop's thread:   socket -> FrameReader -> MessageQueue -> posted memory   (and the rest of the writing)
                  listener -> Admission -> Connection;   Dial -> Connection
 ```
@@ -16,22 +16,22 @@ With TLS, a `SecureSocket` takes the place of each socket (`tls`).
 
 from __future__ import annotations
 
-import itertools
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from dmesh._log import announce
 from dmesh.collectives.backends.tcp.admission import Admission
-from dmesh.collectives.backends.tcp.channel import Peer, Send
+from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import Dial, TcpConnector, TcpOptions
-from dmesh.collectives.backends.tcp.connection import Connection, bound_flight
+from dmesh.collectives.backends.tcp.connection import Connection, Connections
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import Frame
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
+from dmesh.collectives.backends.tcp.message_queue import TransportListener
+from dmesh.collectives.backends.tcp.sockets import bound_flight
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream
-from dmesh.collectives.backends.tcp.transport import MessageQueue, Transport, TransportListener
+from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.coordination.waiting import Bell, carry_out
 from dmesh.errors import CollectiveError, InitializationTimeoutError, PeerAuthenticationError, PeerLostError
 
@@ -61,31 +61,28 @@ class TcpTransport(Transport):
     ) -> None:
         self.rank = rank
         self.options = options = options or TcpOptions()
-        self.message_queue = MessageQueue(rank, self, options.unexpected_limit)
+        self._loop = loop = EventLoop(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
+        self._connections = connections = Connections(
+            rank, options.unexpected_limit, loop, self._dial, self._on_goodbye, self._on_ended
+        )
+        self.message_queue = connections.message_queue
         generation = lambda: self.message_queue.generation  # noqa: E731
         self._credentials = Credentials(rank, incarnation, cluster_id, secret, generation)
         self._tls = tls
         self._listener_socket = listener
-        self._loop = EventLoop(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
         self._admission: Admission | None = None
-        self._lock = threading.Lock()
-        self._closing = False
-        # These belong to the loop's thread, but any thread may look up a connection; new ones are made under
-        # the lock.
-        self._dialed: dict[int, Connection] = {}
-        self._accepted: dict[int, Connection] = {}
         self._dials: dict[int, Dial] = {}
         self._refused: dict[int, Refused] = {}
         self._changed = Bell()  # rings when a connection comes or goes
         self.connector: TcpConnector | None = None
         if tls is None:
-            self.connector = TcpConnector(self._loop, self._credentials, self.message_queue.peer, options)
+            self.connector = TcpConnector(loop, self._credentials, self.message_queue.peer, options)
 
     # -- the transport's users; any thread -----------------------------------------------------------
 
     def start(self, listener: TransportListener, peers: Sequence[Peer], generation: int = 0) -> None:
         """Begin to accept and deliver; see `Transport.start`. This client itself may be among the peers."""
-        if self._admission is not None or self._closing:
+        if self._admission is not None or self._connections.closing:
             raise CollectiveError(f"the transport of rank {self.rank} has been started or closed already")
         others = [peer for peer in peers if peer.rank != self.rank]
         self.message_queue.attach(listener, others, generation)
@@ -111,7 +108,7 @@ class TcpTransport(Transport):
 
         Every so many seconds `report` is called with a line that names the missing ranks.
         """
-        connections = {rank: self._connection(rank) for rank in self.message_queue.peers}
+        connections = {rank: self._connections.to(rank) for rank in self.message_queue.peers}
         self._loop.call(lambda: self._extend_dials(timeout))
         clients = len(connections) + 1
         began = reported = time.monotonic()
@@ -150,7 +147,7 @@ class TcpTransport(Transport):
     def watch(self, peer: int) -> None:
         """Dial a peer, if nothing has been sent to it yet; see `Transport.watch`."""
         self.message_queue.peer(peer)
-        self._connection(peer)
+        self._connections.to(peer)
 
     def renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
         """Begin a new generation; see `Transport.renew`.
@@ -163,23 +160,22 @@ class TcpTransport(Transport):
         carry_out(lambda: self._renew(others, generation, switch), self._loop.call, self._check_open)
 
     def _check_open(self) -> None:
-        if self._closing:
+        if self._connections.closing:
             raise CollectiveError(f"the transport of rank {self.rank} is closed")
 
     def sends_to(self, peer: int) -> bool:
         """Return whether this client has a connection to `peer`; see `Transport.sends_to`."""
-        connection = self._dialed.get(peer)
+        connection = self._connections.dialed.get(peer)
         return connection is not None and connection.is_open
 
     def hears_from(self, peer: int) -> bool:
         """Return whether there is a connection with `peer`; see `Transport.hears_from`."""
-        accepted = self._accepted.get(peer)
+        accepted = self._connections.accepted.get(peer)
         return self.sends_to(peer) or (accepted is not None and accepted.is_open)
 
     def close(self, linger: float) -> None:
         """Say goodbye and stop; see `Transport.close`."""
-        with self._lock:
-            first, self._closing = not self._closing, True
+        first = self._connections.close()
         self.message_queue.shut(CollectiveError(f"the transport of rank {self.rank} is closed"))
         self._changed.ring()
         if self._admission is None:
@@ -189,58 +185,15 @@ class TcpTransport(Transport):
         # A margin for a busy machine; the loop itself keeps to the limit.
         self._loop.join(linger + 30.0)
 
-    # -- the message queue's sender; any thread ------------------------------------------------------
-
-    def transmit(self, peer: int, frame: Frame, send: Send | None, payload: bytes | None = None) -> None:
-        """Send a frame; see `FrameSender.transmit`."""
-        if (connection := self._connection(peer)) is not None:
-            connection.send(frame, send, payload)
-
-    def withdraw(self, send: Send) -> bool:
-        """Stop using a send's memory; see `FrameSender.withdraw`."""
-        if (connection := self._dialed.get(send.peer)) is not None:
-            return connection.withdraw(send)
-        send.withdrawn = True  # nothing has ever been sent to that peer
-        return False
-
-    def resume(self, peer: int) -> None:
-        """Read a peer again; see `FrameSender.resume`."""
-        if (connection := self._accepted.get(peer)) is not None:
-            self._loop.call(connection.resume)
-
-    def _connection(self, peer: int) -> Connection | None:
-        """Return the connection that carries frames to a peer, a new one if need be; None if it is gone."""
-        if (connection := self._dialed.get(peer)) is not None:
-            return connection
-        gone = self.message_queue.gone(peer)
-        with self._lock:
-            connection = self._dialed.get(peer)
-            if connection is None and not gone and not self._closing:
-                made = connection = self._make(peer, dialed=True)
-                self._dialed[peer] = made
-                self._loop.call(lambda: self._dial(made))
-        return connection
-
     # -- connections; the loop's thread --------------------------------------------------------------
-
-    def _make(self, peer: int, *, dialed: bool) -> Connection:
-        return Connection(self._loop, self.message_queue, peer, dialed, self._on_goodbye, self._on_ended)
-
-    def _connections(self) -> Iterator[Connection]:
-        return itertools.chain(tuple(self._dialed.values()), tuple(self._accepted.values()))
 
     def _renew(self, peers: Sequence[Peer], generation: int, switch: Callable[[], None]) -> None:
         former = self.message_queue.peers
         replaced = {peer.rank for peer in peers if peer.incarnation != former[peer.rank].incarnation}
-        with self._lock:
-            both = (self._dialed, self._accepted)
-            dropped = [connections.pop(rank, None) for connections in both for rank in replaced]
+        self._connections.drop(replaced)
         for rank in replaced:
             self._cancel_dial(rank)
             self._refused.pop(rank, None)
-        for connection in dropped:
-            if connection is not None:
-                connection.drop()
         if self._admission is not None:
             self._admission.expect({peer.rank: peer.incarnation for peer in peers})
         # From here on peers of the new generation are let in, and its channels can be opened.
@@ -249,7 +202,10 @@ class TcpTransport(Transport):
 
     def _is_current(self, connection: Connection) -> bool:
         """Return False for a connection with a former process of the peer."""
-        return connection in (self._dialed.get(connection.peer), self._accepted.get(connection.peer))
+        return connection in (
+            self._connections.dialed.get(connection.peer),
+            self._connections.accepted.get(connection.peer),
+        )
 
     def _dial(self, connection: Connection) -> None:
         peer = connection.peer
@@ -278,7 +234,7 @@ class TcpTransport(Transport):
         silence = self.options.silence
         for dial in tuple(self._dials.values()):
             dial.check()
-        for connection in self._connections():
+        for connection in self._connections:
             connection.check(silence)
         self._loop.after(silence / _SILENCE_CHECKS, self._check_silence)
 
@@ -301,11 +257,11 @@ class TcpTransport(Transport):
     def _may_enter(self, peer: int, incarnation: int, number: int) -> bool:
         # The peer may have been replaced since it said who it is.
         known = self.message_queue.peers[peer].incarnation
-        if self._closing or (known and incarnation != known) or self.message_queue.gone(peer):
+        if self._connections.closing or (known and incarnation != known) or self.message_queue.gone(peer):
             return False
         if number:
             return self.connector is not None and self.connector.is_expected(peer, number)
-        return peer not in self._accepted
+        return peer not in self._connections.accepted
 
     def _on_admitted(self, peer: int, number: int, sock: Stream) -> None:
         if number:
@@ -314,19 +270,17 @@ class TcpTransport(Transport):
             bound_flight(sock)
             self.connector.admit(number, sock)
             return
-        connection = self._make(peer, dialed=False)
-        self._accepted[peer] = connection
-        connection.adopt(sock)
+        self._connections.accept(peer, sock)
 
     def _on_tls_mismatch(self, peer: int) -> None:
         # A thread that waits for that peer would wait in vain. If it is true, our own connection shows it.
         if (dial := self._dials.get(peer)) is not None:
             dial.hurry()
         else:
-            self._connection(peer)
+            self._connections.to(peer)
 
     def _on_goodbye(self, connection: Connection, frame: Frame) -> None:
-        accepted = self._accepted.get(connection.peer)
+        accepted = self._connections.accepted.get(connection.peer)
         if not connection.dialed or (accepted is not None and accepted.ended):
             self._depart(connection, None)
         elif accepted is None:
@@ -336,31 +290,31 @@ class TcpTransport(Transport):
 
     def _on_ended(self, connection: Connection, reason: str) -> None:
         """A connection ended or broke, with or without a goodbye before."""
-        if self._closing:
+        if self._connections.closing:
             self._stop_if_alone()
             return
         if not connection.dialed:
             self._depart(connection, reason)
         elif not connection.goodbye:
             # A dying process loses all its connections at once, but its last frames may be in the other one.
-            accepted = self._accepted.get(connection.peer)
+            accepted = self._connections.accepted.get(connection.peer)
             delay = 0.0 if accepted is None or accepted.ended else self.options.grace
             self._loop.after(delay, lambda: self._depart(connection, reason))
 
     def _depart_unless_accepted(self, connection: Connection) -> None:
-        if connection.peer not in self._accepted:
+        if connection.peer not in self._connections.accepted:
             self._depart(connection, None)
 
     def _depart(self, connection: Connection, reason: str | None) -> None:
         """Drop and report a peer that is lost for a reason, or has left (None), as a connection shows."""
         peer = connection.peer
-        if self._closing:
+        if self._connections.closing:
             self._stop_if_alone()
             return
         if not self._is_current(connection) or self.message_queue.gone(peer):
             return
         self._cancel_dial(peer)
-        for connections in (self._dialed, self._accepted):
+        for connections in (self._connections.dialed, self._connections.accepted):
             if (other := connections.get(peer)) is not None:
                 other.drop()
         self.message_queue.depart(peer, reason)
@@ -371,12 +325,12 @@ class TcpTransport(Transport):
     def _leave(self, linger: float) -> None:
         self._close_doors()
         for peer, dial in tuple(self._dials.items()):
-            if self._dialed[peer].idle:
+            if self._connections.dialed[peer].idle:
                 dial.cancel()
-                self._dialed[peer].drop()
-        for connection in self._connections():
+                self._connections.dialed[peer].drop()
+        for connection in self._connections:
             if not connection.ended:
-                dialed = None if connection.dialed else self._dialed.get(connection.peer)
+                dialed = None if connection.dialed else self._connections.dialed.get(connection.peer)
                 connection.leave(other_follows=dialed is not None and not dialed.ended)
         self._loop.after(max(0.0, linger), self._loop.stop)
         self._stop_if_alone()
@@ -388,21 +342,21 @@ class TcpTransport(Transport):
             self.connector.close()
 
     def _stop_if_alone(self) -> None:
-        if all(connection.ended for connection in self._connections()):
+        if all(connection.ended for connection in self._connections):
             self._loop.stop()
 
     def _on_crash(self, error: Exception) -> None:
-        self._closing = True
+        self._connections.close()
         self.message_queue.shut(
             CollectiveError(f"the transport of rank {self.rank} failed, please report this: {error!r}")
         )
 
     def _on_end(self) -> None:
-        self._closing = True
+        self._connections.close()
         self._close_doors()
         for dial in self._dials.values():
             dial.cancel()
-        for connection in self._connections():
+        for connection in self._connections:
             connection.drop()
         self._changed.ring()
 
