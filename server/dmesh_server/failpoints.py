@@ -33,15 +33,15 @@ POINTS = MappingProxyType(
         "commits.before_release": "the effects of a batch are about to be told",
         "store.before_write": "a transaction is about to begin",
         "store.before_commit": "all rows are written into the transaction; COMMIT is next",
-        "store.after_commit": "COMMIT has returned: written and synced; not noted in the seal",
-        "store.after_seal": "the commit is noted in the seal",
+        "store.after_commit": "COMMIT has returned: written and synced; not noted in the commit marker",
+        "store.after_marker": "the commit is noted in the commit marker",
         "store.before_checkpoint": "the log is about to be copied into the database",
-        "store.mid_checkpoint": "it is copied and synced; the seal has no checksums of the new pages",
-        "store.after_checkpoint": "the seal is synced; the log may be overwritten from its start",
+        "store.mid_checkpoint": "it is copied and synced; the commit marker lacks checksums of the new pages",
+        "store.after_checkpoint": "the commit marker is synced; the log may be overwritten from its start",
         "store.before_rename": "a compacted copy is complete and synced beside the database",
         "store.after_rename": "it has taken the database's name; the directory is not synced",
         "store.before_create": "a new database is complete and synced under another name",
-        "store.after_create": "it has its name; there is no seal",
+        "store.after_create": "it has its name; there is no commit marker",
     }
 )
 """Every point and where it is."""

@@ -113,7 +113,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
             app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web.address)
             await web.start(app, tls)
             undo.enter_context(loop_lag.watched(runtime.measures.lag))
-        _warn_of_open_doors(settings)
+        _warn_of_open_listeners(settings)
         logs.info(
             "server_ready",
             grpc=address,
@@ -188,7 +188,7 @@ def _web_app(
     )
 
 
-def _warn_of_open_doors(settings: ServerSettings) -> None:
+def _warn_of_open_listeners(settings: ServerSettings) -> None:
     for address in (settings.listen, settings.http):
         if address is None:
             continue

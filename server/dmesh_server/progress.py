@@ -174,9 +174,9 @@ class MemberProgress:
     """The last report of a member. It is as it came; the rest is read when it is asked for."""
 
     task: Task
-    """Its seat."""
+    """Its task slot."""
     incarnation: int
-    """Of the process that reported: another one may hold the seat by now."""
+    """Of the process that reported: another one may hold the task slot by now."""
     received_at: float
     """When the report came, by the server's monotonic clock."""
     encoded: bytes
@@ -251,7 +251,7 @@ class ProgressBook:
         """Returns the last report of each member of a cluster, sorted by task; departed ones included."""
         self._forget(self._clock())
         kept = self._clusters.get(cluster)
-        return () if kept is None else tuple(sorted(kept.members.values(), key=_seat_order))
+        return () if kept is None else tuple(sorted(kept.members.values(), key=_slot_order))
 
     def look(self, cluster: str) -> tuple[MemberProgress, ...]:
         """Returns the same to who reads the briefs, and will do so again.
@@ -279,7 +279,7 @@ class _Kept:
     looked_at: float = float("-inf")
 
 
-def _seat_order(member: MemberProgress) -> tuple[str, int]:
+def _slot_order(member: MemberProgress) -> tuple[str, int]:
     return member.task.job, member.task.index
 
 

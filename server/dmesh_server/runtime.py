@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dmesh_server import announcements, failpoints
-from dmesh_server.chronicle import PREEMPTION_NOTICES, Chronicle, ServerNote, preemption
+from dmesh_server import effect_logging, failpoints
 from dmesh_server.commits import CommitPipeline
 from dmesh_server.core import records
-from dmesh_server.core.census import Census
 from dmesh_server.core.core import Core
 from dmesh_server.core.effects import (
     Attached,
@@ -60,17 +58,19 @@ from dmesh_server.core.events import (
     StopBarrier,
     Tick,
 )
-from dmesh_server.core.happenings import BarrierEnded
+from dmesh_server.core.log_events import BarrierEnded
 from dmesh_server.core.model import Caller, Limits, PassedBarrier
+from dmesh_server.core.views import ClusterViews
+from dmesh_server.event_log import PREEMPTION_NOTICES, EventLog, ServerNote, preemption
 from dmesh_server.progress import ProgressBook
-from dmesh_server.sessions import Notice, Session, Watch, describe_caller
+from dmesh_server.sessions import OutgoingMessage, Session, Watch, describe_caller
 from dmesh_server.store.base import Store
 from dmesh_server.telemetry import logs
 from dmesh_server.telemetry.measures import Measures
 
 A = TypeVar("A")
 
-Question = (
+AnsweredEvent = (
     Register
     | Leave
     | ReportError
@@ -112,7 +112,7 @@ class Runtime:
         server_incarnation: Random number of this start of the server.
         limits: The bounds and times that the core keeps to.
         progress: What members last said of their own progress.
-        chronicle: What happened.
+        event_log: What happened.
         measures: What the server has counted of itself.
     """
 
@@ -135,7 +135,7 @@ class Runtime:
         self.server_incarnation = secrets.randbits(64) or 1
         self.limits = limits if limits is not None else Limits()
         self.progress = ProgressBook(clock)
-        self.chronicle = Chronicle(time.time)
+        self.event_log = EventLog(time.time)
         self.measures = Measures()
         self._clock = clock
         self._session_queue = session_queue
@@ -159,7 +159,7 @@ class Runtime:
         self._core.restore(found, self._clock())
         self._not_ready = None
         logs.info("runtime_started", incarnation=f"{self.server_incarnation:016x}", records=len(found))
-        self.chronicle.note(ServerNote("server_started", f"{len(found)} records were taken up"))
+        self.event_log.note(ServerNote("server_started", f"{len(found)} records were taken up"))
         self._schedule()
         self._readiness_changed()
 
@@ -171,7 +171,7 @@ class Runtime:
         self._apply(Shutdown())
         self._stopping = True
         self._not_ready = "shutting down"
-        self.chronicle.close()
+        self.event_log.close()
         self._readiness_changed()
 
     async def shutdown(self) -> None:
@@ -182,9 +182,9 @@ class Runtime:
         for sink in pending.values():
             sink(CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN))
         for session in self._sessions.values():
-            session.outbox.close()
+            session.send_queue.close()
         for watch in self._watches.values():
-            watch.outbox.close()
+            watch.send_queue.close()
 
     async def close(self) -> None:
         """Ends the runtime; everything acknowledged is durable when this returns."""
@@ -196,7 +196,7 @@ class Runtime:
         return self._not_ready or self._pipeline.failure
 
     @property
-    def census(self) -> Census:
+    def views(self) -> ClusterViews:
         """What there is to see of the clusters, as of now.
 
         Raises:
@@ -205,7 +205,7 @@ class Runtime:
         refusal = self._not_now()
         if refusal is not None:
             raise refusal
-        return self._core.census
+        return self._core.views
 
     @property
     def store_failure(self) -> str | None:
@@ -236,14 +236,14 @@ class Runtime:
         return self._last_number
 
     def random_incarnation(self) -> int:
-        """Returns a random number for a new life of a cluster."""
+        """Returns a random number for a new generation of a cluster."""
         return secrets.randbits(64) or 1
 
     def random_secret(self) -> bytes:
-        """Returns a secret for a new life of a cluster."""
+        """Returns a secret for a new generation of a cluster."""
         return secrets.token_bytes(32)
 
-    async def request(self, event: Question, answer: type[A]) -> A:
+    async def request(self, event: AnsweredEvent, answer: type[A]) -> A:
         """Hands a request in and waits for its answer, which must be an `answer`.
 
         Cancelling the call abandons the request: a change may still happen, a blocked read ends.
@@ -270,7 +270,7 @@ class Runtime:
             raise TypeError(f"{type(event).__name__} was answered with {type(result).__name__}")
         return result
 
-    def ask(self, event: Question, sink: Sink) -> None:
+    def ask(self, event: AnsweredEvent, sink: Sink) -> None:
         """Hands a request in; `sink` gets its answer, now or later, unless the request is abandoned."""
         refusal = self._early_refusal(event)
         if refusal is not None:
@@ -293,14 +293,14 @@ class Runtime:
     async def open_session(
         self, caller: Caller, passed: tuple[PassedBarrier, ...] = ()
     ) -> tuple[Session, Attached]:
-        """Attaches a new session to the caller's seat. Pair with `close_session`.
+        """Attaches a new session to the caller's task slot. Pair with `close_session`.
 
         Args:
-            caller: Whose seat it is.
+            caller: Whose task slot it is.
             passed: Barriers that the caller was told had succeeded.
 
         Raises:
-            CoreError: The seat is not the caller's.
+            CoreError: The task slot is not the caller's.
         """
         session = Session(self.next_number(), caller, self._session_queue)
         self._sessions[session.number] = session
@@ -317,7 +317,7 @@ class Runtime:
     def close_session(self, session: Session) -> None:
         """Notes that a session's stream has ended. Idempotent."""
         if self._sessions.pop(session.number, None) is not None:
-            session.outbox.close()
+            session.send_queue.close()
             self.measures.sessions_dropped += session.dropped
             self._apply(SessionClosed(session.number))
             logs.debug("session_closed", **describe_caller(session.caller), session=session.number)
@@ -346,7 +346,7 @@ class Runtime:
     def close_watch(self, watch: Watch) -> None:
         """Ends a watch. Idempotent."""
         if self._watches.pop(watch.token, None) is not None:
-            watch.outbox.close()
+            watch.send_queue.close()
             self._apply(Abandon(watch.token))
 
     def tick(self) -> None:
@@ -358,7 +358,7 @@ class Runtime:
 
         def settle(answer: object) -> None:
             if isinstance(answer, KvRevision):
-                self.chronicle.note(preemption(event))
+                self.event_log.note(preemption(event))
             sink(answer)
 
         return settle
@@ -373,7 +373,7 @@ class Runtime:
             )
         return None
 
-    def _early_refusal(self, event: Question) -> CoreError | None:
+    def _early_refusal(self, event: AnsweredEvent) -> CoreError | None:
         refusal = self._not_now()
         if refusal is not None:
             return refusal
@@ -391,7 +391,7 @@ class Runtime:
             )
         return None
 
-    def _would_show_undurable(self, event: Question) -> bool:
+    def _would_show_undurable(self, event: AnsweredEvent) -> bool:
         """Tells whether a read would show what the store has refused so far."""
         match event:
             case KvGet():
@@ -441,7 +441,7 @@ class Runtime:
     def _store_changed(self) -> None:
         failure = self._pipeline.failure
         kind = "store_recovered" if failure is None else "store_failed"
-        self.chronicle.note(ServerNote(kind, failure or ""))
+        self.event_log.note(ServerNote(kind, failure or ""))
         self._readiness_changed()
 
     def _readiness_changed(self) -> None:
@@ -459,15 +459,15 @@ class Runtime:
             elif isinstance(effect, WatchPush):
                 watch = self._watches.get(effect.token)
                 if watch is not None:
-                    watch.outbox.put(effect, effect.size)
+                    watch.send_queue.put(effect, effect.size)
             elif isinstance(effect, Noted):
                 self._note(effect)
 
     def _note(self, noted: Noted) -> None:
-        happening = noted.happening
-        if isinstance(happening, BarrierEnded):
-            self.measures.barriers["failed" if happening.error else "passed"].observe(happening.waited)
-        self.chronicle.note(happening)
+        log_event = noted.log_event
+        if isinstance(log_event, BarrierEnded):
+            self.measures.barriers["failed" if log_event.error else "passed"].observe(log_event.waited)
+        self.event_log.note(log_event)
 
     def _refuse(self, effects: Sequence[Effect], reason: str) -> list[Effect]:
         """Does what can be done of the effects of a failed commit; returns what must wait for the next."""
@@ -490,13 +490,13 @@ class Runtime:
 
     def _push(self, push: Push) -> None:
         message = push.message
-        notice = Notice(message)
+        outgoing = OutgoingMessage(message)
         for number in push.sessions:
             session = self._sessions.get(number)
             if session is not None:
-                session.tell(notice)
+                session.tell(outgoing)
         if not isinstance(message, HeartbeatAck) and push.sessions:
-            announcements.log_message(message, self._cluster_of(push))
+            effect_logging.log_message(message, self._cluster_of(push))
 
     def _cluster_of(self, push: Push) -> str:
         sessions = (self._sessions.get(number) for number in push.sessions)

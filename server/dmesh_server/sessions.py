@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dmesh_server.core.effects import HeartbeatAck, Message, SessionEnd, WatchPush
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller
-from dmesh_server.outbox import Outbox
+from dmesh_server.send_queue import SendQueue
 from dmesh_server.telemetry import logs
 
 MAX_SESSION_BYTES = 64 << 20
 """Bytes of answers that may wait for one session's reader. One answer alone may be larger."""
 
 
-class Notice:
+class OutgoingMessage:
     """A message for one or many sessions; whoever sends it first keeps its encoding for the others."""
 
     __slots__ = ("encoded", "message")
@@ -31,7 +31,7 @@ class Session:
     Attributes:
         number: Names the session to the core.
         caller: Whose it is.
-        outbox: What the client is to be told: messages, and answers that are encoded already.
+        send_queue: What the client is to be told: messages, and answers that are encoded already.
         express: A faster way for all but acknowledged heartbeats and the session's end, once there is one.
         fault: Why the server ends the session, if it does.
         dropped: It was, because its client does not read.
@@ -44,22 +44,22 @@ class Session:
         """Makes a session that may fall `queue_limit` messages, or `max_bytes` of answers behind."""
         self.number = number
         self.caller = caller
-        self.outbox: Outbox[Notice | bytes] = Outbox(queue_limit, max_bytes)
-        self.express: Callable[[Notice | bytes], None] | None = None
+        self.send_queue: SendQueue[OutgoingMessage | bytes] = SendQueue(queue_limit, max_bytes)
+        self.express: Callable[[OutgoingMessage | bytes], None] | None = None
         self.fault: CoreError | None = None
         self.dropped = False
         self.on_told: Callable[[Message], None] | None = None
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, outgoing: OutgoingMessage) -> None:
         """Queues a message; the last one closes the queue."""
         if self.on_told is not None:
-            self.on_told(notice.message)
-        if self.express is not None and not isinstance(notice.message, HeartbeatAck | SessionEnd):
-            self.express(notice)
+            self.on_told(outgoing.message)
+        if self.express is not None and not isinstance(outgoing.message, HeartbeatAck | SessionEnd):
+            self.express(outgoing)
             return
-        self._put(notice, 0)
-        if isinstance(notice.message, SessionEnd):
-            self.outbox.close()
+        self._put(outgoing, 0)
+        if isinstance(outgoing.message, SessionEnd):
+            self.send_queue.close()
 
     def answer(self, encoded: bytes) -> None:
         """Queues an answer to a call."""
@@ -72,7 +72,7 @@ class Session:
         """Ends the session, after what is queued already; the client may come back."""
         if self.fault is None:
             self.fault = fault
-        self.outbox.close()
+        self.send_queue.close()
 
     def drop(self) -> None:
         """Ends the session of a client that does not read what it is sent."""
@@ -87,10 +87,10 @@ class Session:
             )
         )
 
-    def _put(self, item: Notice | bytes, size: int) -> None:
-        had_overflowed = self.outbox.overflowed
-        self.outbox.put(item, size)
-        if self.outbox.overflowed and not had_overflowed:
+    def _put(self, item: OutgoingMessage | bytes, size: int) -> None:
+        had_overflowed = self.send_queue.overflowed
+        self.send_queue.put(item, size)
+        if self.send_queue.overflowed and not had_overflowed:
             self.drop()
 
 
@@ -100,7 +100,7 @@ class Watch:
     def __init__(self, token: int, queue_limit: int, max_bytes: int) -> None:
         """Makes a watch that may fall `queue_limit` revisions, or `max_bytes` of keys and values behind."""
         self.token = token
-        self.outbox: Outbox[WatchPush] = Outbox(queue_limit, max_bytes)
+        self.send_queue: SendQueue[WatchPush] = SendQueue(queue_limit, max_bytes)
         self.revision = 0
 
 

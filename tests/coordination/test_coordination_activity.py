@@ -235,13 +235,13 @@ def test_liveness_of_members_that_this_version_does_not_know():
 def test_liveness_and_rejoining_reach_listeners(join, server):
     agent = join(server.address, size=1)
     told: Future = Future()
-    seat: Future = Future()
+    slot: Future = Future()
     agent.add_liveness_listener(told.set_result)
-    agent.add_rejoin_listener(seat.set_result)
+    agent.add_rejoin_listener(slot.set_result)
     agent._events.on_liveness([member(common_pb2.LIVENESS_STUCK, reason=WAITED)])
     agent._events.on_rejoined(5, [member(common_pb2.LIVENESS_LIVE)])
     assert told.result(60).activity.where == "train.py:31 in step"
-    assert seat.result(60).rank == 2
+    assert slot.result(60).rank == 2
 
 
 def test_a_wait_is_reported_again_on_the_next_session(join, server):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dmesh.coordination import express as express_module
-from dmesh.coordination import outbox, session
+from dmesh.coordination import send_queue, session
 from dmesh.coordination.credentials import ClientTls
 from dmesh.coordination.express import Express
 from dmesh.testing import FaultProxy
@@ -35,7 +35,7 @@ def busy(eventually):
     """Has an agent say enough to be worth an express connection, and waits for that."""
 
     def make(agent) -> Express:
-        for number in range(outbox._BUSY):
+        for number in range(send_queue._BUSY):
             agent.key_value_set(f"busy/{number}", "", True)
         eventually(lambda: riding(agent).carrying)
         return riding(agent)
@@ -111,10 +111,10 @@ def test_what_the_server_said_before_it_stopped_is_heard(join, server, busy, bac
         busy(agent)
     original = session.Session._receive_express
 
-    def receive(self: session.Session, response: pb.SessionResponse, outbox: object) -> object:
+    def receive(self: session.Session, response: pb.SessionResponse, send_queue: object) -> object:
         if self is late._session and response.HasField("barrier_result"):
             time.sleep(0.1)
-        return original(self, response, outbox)
+        return original(self, response, send_queue)
 
     monkeypatch.setattr(express_module, "_LAST_WORDS", PATIENCE, raising=False)
     monkeypatch.setattr(session.Session, "_receive_express", receive)
@@ -129,7 +129,7 @@ def test_after_a_break_it_is_the_stream_for_a_while(join, server, busy, eventual
     express = busy(agent)
     reset(express)
     eventually(lambda: agent._session.generation == 2)
-    for number in range(2 * outbox._BUSY):
+    for number in range(2 * send_queue._BUSY):
         agent.key_value_set(f"k{number}", "v")
     assert agent._session._express is None
 
@@ -142,7 +142,7 @@ def test_what_the_server_does_not_take_at_once_is_sent_later(join, standalone, b
     os.kill(coordinator.child.pid, signal.SIGSTOP)
     try:
         calls = [background(agent.key_value_set, f"k{number}", bytes(1 << 20)) for number in range(20)]
-        with agent._questions._lock:  # free, whatever the network does
+        with agent._pending_calls._lock:  # free, whatever the network does
             pass
     finally:
         os.kill(coordinator.child.pid, signal.SIGCONT)
@@ -156,7 +156,7 @@ def test_what_the_server_does_not_take_at_once_is_sent_later(join, standalone, b
 def test_behind_something_that_forwards_one_port_there_is_none(join, server):
     with FaultProxy(server.address) as proxy:
         agent = join(proxy.address, 0, 1)
-        for number in range(2 * outbox._BUSY):
+        for number in range(2 * send_queue._BUSY):
             agent.key_value_set(f"k{number}", "v")
         assert agent._session._express is None
 
@@ -168,14 +168,14 @@ def test_who_wants_encryption_or_a_proxy_asks_for_none(join, server, monkeypatch
     if why == "encrypted":
         monkeypatch.setattr(agent._link._credentials, "tls", ClientTls(Path("ca.pem")))
     agent.start()
-    for number in range(2 * outbox._BUSY):
+    for number in range(2 * send_queue._BUSY):
         agent.key_value_set(f"k{number}", "v")
     assert agent._session._express is None
 
 
 def test_a_server_may_do_without(join, standalone):
     agent = join(standalone("--express-port", "off").address, 0, 1)
-    for number in range(2 * outbox._BUSY):
+    for number in range(2 * send_queue._BUSY):
         agent.key_value_set(f"k{number}", "v")
     assert agent._session._express is None
 
@@ -200,7 +200,7 @@ def test_a_port_that_nobody_answers_at_is_no_harm(join, server, monkeypatch):
 
     monkeypatch.setattr(Express, "_connect", connect)
     agent = join(server.address, 0, 1)
-    for number in range(2 * outbox._BUSY):
+    for number in range(2 * send_queue._BUSY):
         agent.key_value_set(f"k{number}", "v")
     assert tried.wait(PATIENCE)
     assert agent.key_value_get("k1") == b"v"
@@ -276,7 +276,7 @@ def test_without_a_thread_for_it_there_is_none(join, server, monkeypatch):
 
     agent = join(server.address, 0, 1)
     monkeypatch.setattr(express_module.Worker, "start", start)
-    for number in range(2 * outbox._BUSY):
+    for number in range(2 * send_queue._BUSY):
         agent.key_value_set(f"k{number}", "v")
     assert tried.is_set()
 

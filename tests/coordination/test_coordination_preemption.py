@@ -204,7 +204,7 @@ def test_a_successor_that_waits_elsewhere_is_not_waited_for(join, server, backgr
     """As after a rejoin: the others have to reach the barrier at which they take it in."""
     first = Runner(join(server.address, 0, 2), background)
     second = join(server.address, 1, 2)
-    # The seat's former holder took part.
+    # The task slot's former holder took part.
     second.key_value_set("dmesh/preemption/member/worker/1", "%016x" % (second.identity.incarnation ^ 1))
     first.call()
     first.agent.preemption.announce("")

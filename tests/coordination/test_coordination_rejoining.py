@@ -1,4 +1,4 @@
-"""What an agent, and the client around it, make of a seat that another process had before."""
+"""What an agent, and the client around it, make of a task slot that another process had before."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from dmesh.config.settings import Settings
 from dmesh.coordination.agent import Agent
 from dmesh.coordination.barriers import Barriers
 from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
+from dmesh.coordination.dispatcher import EventDispatcher
 from dmesh.coordination.members import ClusterState, Device, Member, MemberState, Process, Task
-from dmesh.coordination.notices import Notices
 from dmesh.errors import ClientIdTakenError
 from dmesh.runtime.membership import Client
 from dmesh.v1 import common_pb2
@@ -55,7 +55,7 @@ def test_a_refusal_without_a_number_leaves_the_number_open():
     assert barriers.instance("b") == -1
 
 
-# Taking the seat --------------------------------------------------------------------------------------------
+# Taking the slot ------------------------------------------------------------------------------------------
 
 
 def test_a_successor_and_those_who_stayed(server, join, eventually, background):
@@ -109,17 +109,17 @@ def test_a_seat_that_is_held_is_waited_for_only_under_the_policy(server, join):
 
 
 def test_departures_and_successors_of_a_seat():
-    notices = Notices("test-notices")
-    seat = Task("worker", 1)
+    notices = EventDispatcher("test-notices")
+    slot = Task("worker", 1)
     first = Member("worker", 1, 11, MemberState.LOST, Process())
     second = Member("worker", 1, 12, MemberState.REGISTERED, Process())
     notices.departed([first])
-    assert (notices.gone(), notices.replaced()) == ({seat}, frozenset())
+    assert (notices.gone(), notices.replaced()) == ({slot}, frozenset())
     notices.rejoined([second])
     notices.departed([first])  # told again, after a time without a session
-    assert (notices.gone(), notices.replaced()) == (frozenset(), {seat})
+    assert (notices.gone(), notices.replaced()) == (frozenset(), {slot})
     notices.departed([replace(second, state=MemberState.LOST)])
-    assert notices.gone() == {seat}
+    assert notices.gone() == {slot}
     notices.close()
 
 

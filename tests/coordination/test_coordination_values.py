@@ -16,12 +16,12 @@ from dmesh.coordination import faults
 from dmesh.coordination.barriers import Barriers, participant_tasks, timeout_ms
 from dmesh.coordination.calls import Announcer
 from dmesh.coordination.channel import Contact, channel_options
+from dmesh.coordination.dispatcher import EventDispatcher
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.members import Member, MemberState, Process, Task
-from dmesh.coordination.notices import Notices
-from dmesh.coordination.outbox import Outbox
 from dmesh.coordination.process import new_incarnation, started_at, this_process
 from dmesh.coordination.retry import RetryPolicy
+from dmesh.coordination.send_queue import SendQueue
 from dmesh.v1 import common_pb2, coordination_pb2
 
 WORKER = Task("worker", 0)
@@ -386,45 +386,45 @@ def test_bad_names_are_refused(name: object) -> None:
 # Heartbeats
 
 
-def drawn(outbox: Outbox) -> coordination_pb2.SessionRequest:
-    return coordination_pb2.SessionRequest.FromString(next(outbox))
+def drawn(send_queue: SendQueue) -> coordination_pb2.SessionRequest:
+    return coordination_pb2.SessionRequest.FromString(next(send_queue))
 
 
 def test_heartbeats_come_on_time_and_before_what_waits() -> None:
     clock = Clock()
-    outbox = Outbox(3.0, lambda: 7, clock)
-    outbox.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
-    assert drawn(outbox).WhichOneof("kind") == "attach"
-    outbox.start_heartbeats()
-    outbox.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="a")))
+    send_queue = SendQueue(3.0, lambda: 7, clock)
+    send_queue.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
+    assert drawn(send_queue).WhichOneof("kind") == "attach"
+    send_queue.start_heartbeats()
+    send_queue.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="a")))
     clock.now += 3
-    assert drawn(outbox).heartbeat == coordination_pb2.Heartbeat(sequence=1, progress=7)
-    assert drawn(outbox).enter_barrier.name == "a", "a heartbeat that is due comes before what waits"
+    assert drawn(send_queue).heartbeat == coordination_pb2.Heartbeat(sequence=1, progress=7)
+    assert drawn(send_queue).enter_barrier.name == "a", "a heartbeat that is due comes before what waits"
     clock.now += 30
-    assert drawn(outbox).heartbeat.sequence == 2
-    outbox.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="b")))
-    assert drawn(outbox).enter_barrier.name == "b", "ten missed heartbeats are one"
+    assert drawn(send_queue).heartbeat.sequence == 2
+    send_queue.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="b")))
+    assert drawn(send_queue).enter_barrier.name == "b", "ten missed heartbeats are one"
 
 
 def test_no_heartbeat_before_the_session_is_attached() -> None:
     clock = Clock()
-    outbox = Outbox(3.0, lambda: 0, clock)
-    outbox.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
+    send_queue = SendQueue(3.0, lambda: 0, clock)
+    send_queue.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
     clock.now += 3
-    assert drawn(outbox).WhichOneof("kind") == "attach"
+    assert drawn(send_queue).WhichOneof("kind") == "attach"
 
 
 def test_a_closed_outbox_ends_whoever_draws_from_it() -> None:
-    outbox = Outbox(3600.0, lambda: 0)
+    send_queue = SendQueue(3600.0, lambda: 0)
     drawn: list[object] = []
-    thread = threading.Thread(target=lambda: drawn.extend(outbox))
+    thread = threading.Thread(target=lambda: drawn.extend(send_queue))
     thread.start()
-    outbox.put(coordination_pb2.SessionRequest(heartbeat=coordination_pb2.Heartbeat(sequence=9)))
-    outbox.close()
+    send_queue.put(coordination_pb2.SessionRequest(heartbeat=coordination_pb2.Heartbeat(sequence=9)))
+    send_queue.close()
     thread.join(60)
     assert not thread.is_alive()
-    outbox.put(coordination_pb2.SessionRequest())
-    assert list(outbox) == []
+    send_queue.put(coordination_pb2.SessionRequest())
+    assert list(send_queue) == []
 
 
 # Notices
@@ -435,7 +435,7 @@ def member(index: int, state: MemberState = MemberState.LOST) -> Member:
 
 
 def test_each_departure_is_told_once_to_each_listener_also_to_a_late_one() -> None:
-    notices, early, late = Notices("test-notices"), [], []
+    notices, early, late = EventDispatcher("test-notices"), [], []
     notices.add_departure_listener(early.append)
     notices.departed([member(1), member(2)])
     notices.departed([member(2), member(3)])
@@ -446,7 +446,7 @@ def test_each_departure_is_told_once_to_each_listener_also_to_a_late_one() -> No
 
 
 def test_a_listener_that_fails_does_not_silence_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    notices, told = Notices("test-notices"), []
+    notices, told = EventDispatcher("test-notices"), []
 
     def fail(_: Member) -> None:
         raise RuntimeError("broken listener")
@@ -460,7 +460,7 @@ def test_a_listener_that_fails_does_not_silence_the_others(caplog: pytest.LogCap
 
 
 def test_a_listener_may_close_the_notices() -> None:
-    notices, closed = Notices("test-notices"), threading.Event()
+    notices, closed = EventDispatcher("test-notices"), threading.Event()
 
     def close(_: Member) -> None:
         notices.close()
@@ -474,7 +474,7 @@ def test_a_listener_may_close_the_notices() -> None:
 
 def test_final_failures_are_told_to_late_listeners_and_others_are_not() -> None:
     for final in (True, False):
-        notices, told = Notices("test-notices"), []
+        notices, told = EventDispatcher("test-notices"), []
         notices.failed(errors.FencedError("out"), final=final)
         notices.add_failure_listener(told.append)
         notices.close()

@@ -95,7 +95,7 @@ def test_a_standalone_server():
         with run_clients(3, WORLD, environ={"DMESH_COORDINATOR": address}) as clients:
             check_world(clients, 3)
         with run_clients(2, WORLD, environ={"DMESH_COORDINATOR": address}) as clients:
-            check_world(clients, 2)  # the same cluster name again: a new life of it
+            check_world(clients, 2)  # the same cluster name again: a new generation of it
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
 

@@ -89,7 +89,7 @@ def test_a_killed_client_is_replaced_and_the_result_is_right(mode):
         replace(1)
         for client in clients.values():
             line = client.wait_for("goes on at")
-            assert str(clients[1].pid) in line, "everybody sees who has the seat now"
+            assert str(clients[1].pid) in line, "everybody sees who has the task slot now"
             assert str(first.pid) not in line
         finish(clients)
 

@@ -64,7 +64,7 @@ def test_one_too_many_is_refused_and_the_others_go_on():
             first.wait_for("here")
             with run(1, address, {}) as [second]:
                 assert second.wait() != 0
-                assert "ClientIdTakenError: all 1 seats of job 'worker'" in second.err
+                assert "ClientIdTakenError: all 1 task slots of job 'worker'" in second.err
             first.close_stdin()
             assert first.wait() == 0, first.err
         finally:

@@ -132,7 +132,7 @@ class ServerProcess:
         options: More flags of `dmesh serve`.
         data_dir: Where its state is; None for `--memory`.
         host: Address to listen on.
-        port: Port to listen on; None for a free one, which stays the same for all lives.
+        port: Port to listen on; None for a free one, which stays the same for all generations.
         environ: Variables on top of the test's own (failpoints, LD_PRELOAD ...).
         prefix: Put in front of the command line, e.g. `ip netns exec NAME`; must `exec` what follows.
         http: Whether the REST side listens, too (`http_address`).
@@ -228,7 +228,7 @@ class ServerProcess:
             self._process.kill()
 
     def restart(self, down: float = 0.0) -> None:
-        """kill -9, an absence of `down` seconds, and a new life at the same address with the same data."""
+        """kill -9, an absence of `down` seconds, and a restart at the same address with the same data."""
         self.kill()
         if down:
             time.sleep(down)  # the time that the server is away is what is injected

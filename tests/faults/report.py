@@ -48,7 +48,7 @@ ROWS = (
         "every acknowledged write there, none by half, revisions never go back"),
     Row("s03", "server away, or stopped, for 2.5 leases", "nobody is declared dead, then or a lease later"),
     Row("s04", "`kill -9` of a client that three wait for", "each waiter's error names rank, host, pid and "
-        "last-seen age, within lease + heartbeat; fail-fast: the seat stays empty; rejoin: the others wait for "
+        "last-seen age, within lease + heartbeat; fail-fast: the task slot stays empty; rejoin: the others wait for "
         "the successor and go on"),
     Row("s05", "SIGSTOP of a client for half a lease (and, scenario 6, for three leases)",
         "half: nothing happens. Three: declared dead, the waiters are told; when it wakes up its first and every "
@@ -59,7 +59,7 @@ ROWS = (
     Row("s08", "C code holds a client's interpreter lock for 9 s (lease 3 s) and 30 s (lease 15 s)",
         "reported as blocked to all members, not dead; goes on afterwards"),
     Row("s09", "packets between one client and the server dropped: both directions, and each alone; healed",
-        "both sides notice; the seat's new holder is the only owner; the former one is fenced; a short cut is "
+        "both sides notice; the task slot's new holder is the only owner; the former one is fenced; a short cut is "
         "only latency"),
     Row("s10", "packets between two clients dropped, in one direction and in both, with the server reachable",
         "the collective fails on all ranks within its time-out and names the pair"),

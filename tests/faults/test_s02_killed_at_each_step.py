@@ -34,7 +34,7 @@ DURING_TRAFFIC = [
     "store.before_write",
     "store.before_commit",
     "store.after_commit",
-    "store.after_seal",
+    "store.after_marker",
 ]
 AT_CHECKPOINT = ["store.before_checkpoint", "store.mid_checkpoint", "store.after_checkpoint"]
 AT_COMPACTION = ["store.before_rename", "store.after_rename"]
@@ -110,7 +110,9 @@ async def test_a_kill_within_the_commit(
     await settle(server, ledger)
 
 
-@pytest.mark.parametrize("point", ["store.before_commit", "store.after_commit", "store.after_seal", "within"])
+@pytest.mark.parametrize(
+    "point", ["store.before_commit", "store.after_commit", "store.after_marker", "within"]
+)
 async def test_a_power_failure(make_server: Make, tmp_path: Path, point: str, chance: random.Random) -> None:
     # As a kill, but what was not synced is lost, or some of its sectors are.
     disk = FailingDisk(tmp_path / "data", tmp_path)

@@ -54,7 +54,7 @@ def test_both_sides_notice_and_the_seat_never_has_two_owners(direction, world, m
     gone = victim.wait_event("failure", kind="CoordinatorUnavailableError")
     figures.add(f"client notices a cut {direction} (lease {LEASE:g} s)", gone["at"] - cut_at)
     assert gone["at"] - cut_at <= LEASE + PINGS + 5.0
-    # Its seat has a new holder, elsewhere.
+    # Its task slot has a new holder, elsewhere.
     successor = make_client(
         1, 3, server.address, prefix=network.hosts[3].prefix, settings="restart_policy=RestartPolicy.REJOIN"
     ).join()

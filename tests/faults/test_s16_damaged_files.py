@@ -233,7 +233,7 @@ async def test_a_backup_of_a_running_server_can_be_restored(make_server: Make, t
 
     restored = make_server(*OPTIONS, data_dir=copy.parent)
     restored.start()
-    assert "store_sealed_anew" in restored.err
+    assert "store_marker_renewed" in restored.err
     found = Ledger()
     # The same members, as of the backup: nothing that came later, all that was there before.
     client = await found.writers[0].register(restored.address)

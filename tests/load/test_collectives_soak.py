@@ -54,7 +54,7 @@ def test_nothing_is_left_of_what_has_ended(way: str) -> None:
 
 
 def kill(job: Job, victim: int, size: int) -> None:
-    """kill -9 in the middle of a collective; another process takes the seat."""
+    """kill -9 in the middle of a collective; another process takes the task slot."""
     for rank in job.ranks:
         rank.tell("fail", size=size)
     job.ranks[victim].kill()

@@ -17,7 +17,7 @@ from tests.server.raw_client import PATIENCE, PATIENT, RawClient
 from tests.server.web_server import Web, join_all, serving_web
 
 from dmesh.security import tokens
-from dmesh_server.chronicle import Chronicle, ServerNote
+from dmesh_server.event_log import EventLog, ServerNote
 from dmesh_server.runtime import Runtime
 from dmesh_server.store.memory import MemoryStore
 from dmesh_server.web import event_stream
@@ -91,7 +91,7 @@ async def web(runtime: Runtime, tmp_path: Path) -> AsyncIterator[Web]:
 
 def note(web: Web, *texts: str) -> None:
     for text in texts:
-        web.runtime.chronicle.note(ServerNote("store_failed", text))
+        web.runtime.event_log.note(ServerNote("store_failed", text))
 
 
 def reason(block: Block) -> str:
@@ -102,7 +102,7 @@ def reason(block: Block) -> str:
 async def gone(web: Web) -> None:
     """Waits until nobody follows any more."""
     async with asyncio.timeout(PATIENCE):
-        while web.runtime.chronicle.feeds:
+        while web.runtime.event_log.feeds:
             await asyncio.sleep(0.01)
 
 
@@ -133,7 +133,7 @@ async def test_who_comes_later_is_told_for_how_long_a_cluster_has_waited_by_then
     await session.enter("epoch", timeout_ms=60_000)
     runtime = served.runtime
     async with asyncio.timeout(PATIENCE):
-        while runtime.census.summary("train").oldest is None:
+        while runtime.views.summary("train").oldest is None:
             await asyncio.sleep(0.01)
 
     async def waited(stream: Following) -> float:
@@ -177,7 +177,7 @@ async def test_clusters_that_look_different_are_told(web: Web, monkeypatch: pyte
 @pytest.mark.parametrize("cursor", ["00000000000000aa-7", "{own}-1"])
 async def test_a_gap_is_told(web: Web, cursor: str) -> None:
     runtime = web.runtime
-    runtime.chronicle = Chronicle(lambda: 0.0, most=3)
+    runtime.event_log = EventLog(lambda: 0.0, most=3)
     note(web, *"abcdef")
     own = f"{runtime.server_incarnation:016x}"
     async with web.client() as http, following(http, {"Last-Event-ID": cursor.format(own=own)}) as stream:
@@ -191,7 +191,7 @@ async def test_barriers_that_pass_are_told_to_who_asks_for_them(web: Web) -> Non
         async with following(http, kind="store_recovered") as stream:
             await stream.next("hello")
             note(web, "not this one")
-            web.runtime.chronicle.note(ServerNote("store_recovered", "this one"))
+            web.runtime.event_log.note(ServerNote("store_recovered", "this one"))
             assert (await stream.next("happened")).data["details"] == {"reason": "this one"}  # type: ignore[index]
         assert (await http.get(PATH, params={"kind": "nothing"})).status_code == 422
         assert (await http.get(PATH, headers={"Last-Event-ID": "x"})).status_code == 422
@@ -251,12 +251,12 @@ async def test_who_does_not_read_is_cut_off_and_costs_nobody_anything(
             f"GET {PATH} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
         )
         async with asyncio.timeout(PATIENCE):
-            while not web.runtime.chronicle.feeds:
+            while not web.runtime.event_log.feeds:
                 await asyncio.sleep(0.01)
         async with following(http) as quick:
             await quick.next("hello")
             sent = 0
-            while web.runtime.measures.readers_dropped == 0 and web.runtime.chronicle.feeds == 2:
+            while web.runtime.measures.readers_dropped == 0 and web.runtime.event_log.feeds == 2:
                 for _ in range(200):  # the quick one keeps up with as much as fits into its queue
                     sent += 1
                     note(web, "x" * 2000)
@@ -279,7 +279,7 @@ async def test_who_does_not_read_is_cut_off_and_costs_nobody_anything(
                 assert web.runtime.measures.readers_dropped == 1
             else:
                 async with asyncio.timeout(PATIENCE):
-                    while web.runtime.chronicle.feeds == 2:
+                    while web.runtime.event_log.feeds == 2:
                         await asyncio.sleep(0.01)
                 assert web.server.refusals.counts["http_connection_not_read"] == 1
             note(web, "still served")

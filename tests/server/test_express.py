@@ -318,13 +318,13 @@ async def test_who_says_much_lets_others_have_their_turn(riding, served):
     """Thousands of small frames may come at once; the loop does other things in between."""
     _, express = riding
     (connection,) = served.rpc._express._connections
-    turns: list[int] = []
+    pacer: list[int] = []
     take = connection._express.take
 
     def noting(frame: bytes) -> float:
-        if len(turns) % 16 == 0:
-            asyncio.get_running_loop().call_soon(lambda: passed.append(len(turns)))
-        turns.append(len(frame))
+        if len(pacer) % 16 == 0:
+            asyncio.get_running_loop().call_soon(lambda: passed.append(len(pacer)))
+        pacer.append(len(frame))
         return take(frame)
 
     passed: list[int] = []
@@ -332,7 +332,7 @@ async def test_who_says_much_lets_others_have_their_turn(riding, served):
     unknown = pb.SessionRequest(abandon_call=pb.AbandonCall(id=9))
     await express.send(*[unknown] * 5000, get(1))
     assert (await express.read()).key_value_reply.id == 1
-    assert len(turns) == 5001
+    assert len(pacer) == 5001
     assert max(after - before for before, after in itertools.pairwise([0, *passed])) <= 64 + 16
 
 

@@ -36,8 +36,8 @@ def announced(
     return Announcement(Task("worker", task), present, mesh)
 
 
-def gather(announcements: Iterable[Announcement]) -> list[Announced]:
-    work = meshes.gather(announcements)
+def gather(effect_logging: Iterable[Announcement]) -> list[Announced]:
+    work = meshes.gather(effect_logging)
     while True:
         try:
             next(work)

@@ -18,7 +18,7 @@ from tests.server.raw_client import RawClient, refusal
 from tests.server.web_server import Web, join_all, serving_web
 
 from dmesh.v1 import coordination_pb2, key_value_pb2
-from dmesh_server.chronicle import KINDS
+from dmesh_server.event_log import KINDS
 from dmesh_server.runtime import Runtime
 from dmesh_server.telemetry.measures import QUICK, Histogram
 from dmesh_server.web.app import create_app

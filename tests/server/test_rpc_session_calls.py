@@ -124,7 +124,7 @@ async def test_an_id_that_is_not_free_and_a_call_without_request_end_the_session
 
 
 async def test_large_answers_that_nobody_reads_stop_the_reading(make_client: Make, served) -> None:
-    """The client asks for far more than the outbox may hold; it gets all of it once it reads."""
+    """The client asks for far more than the send queue may hold; it gets all of it once it reads."""
     stream = await make_client(0).join()
     for number in range(30):
         await answer(
@@ -137,7 +137,7 @@ async def test_large_answers_that_nobody_reads_stop_the_reading(make_client: Mak
     other = await make_client(1).join()
     assert (await answer(other, 1, get=kv.GetRequest(key="none"))).HasField("error")
     for number in range(asked):
-        assert session.outbox.size < 64 << 20
+        assert session.send_queue.size < 64 << 20
         assert (await reply(stream)).id == 1000 + number
 
 

@@ -155,9 +155,9 @@ async def test_heartbeats_and_reads_cost_no_commit(driver: Driver, store: GatedS
     session = await driver.join(0)
     before = len(store.commits)
     driver.runtime.send(events.Heartbeat(session.number, 3))
-    notice = await session.outbox.get()
-    assert notice is not None
-    assert isinstance(notice.message, HeartbeatAck)
+    outgoing = await session.send_queue.get()
+    assert outgoing is not None
+    assert isinstance(outgoing.message, HeartbeatAck)
     assert len(store.commits) == before
 
 
@@ -189,7 +189,7 @@ async def test_failing_disk(driver: Driver, store: GatedStore) -> None:
     async with asyncio.timeout(PATIENCE):
         assert (await driver.get("quiet")).value == b"kept", "reads go on"
         driver.runtime.send(events.Heartbeat(session.number, 1))
-        assert await session.outbox.get() is not None, "heartbeats, too"
+        assert await session.send_queue.get() is not None, "heartbeats, too"
 
         store.failure = None
         while driver.runtime.readiness() is not None:
@@ -206,10 +206,10 @@ async def test_watchers_hear_of_a_change_only_when_the_disk_has_it(driver: Drive
     watch = await driver.runtime.open_watch(event)
     store.failure = "broken"
     await refused(asyncio.ensure_future(driver.put("k")))
-    assert len(watch.outbox) == 0
+    assert len(watch.send_queue) == 0
     store.failure = None
     async with asyncio.timeout(PATIENCE):
-        push = await watch.outbox.get()
+        push = await watch.send_queue.get()
     assert push is not None
     assert push.revision == 1
     driver.runtime.close_watch(watch)
@@ -220,9 +220,9 @@ async def test_survivors_hear_of_a_death_though_the_disk_fails(driver: Driver, s
     store.failure = "broken"
     driver.runtime.close_session(victim)
     async with asyncio.timeout(PATIENCE):
-        notice = await survivor.outbox.get()
-    assert notice is not None
-    assert isinstance(notice.message, MembershipChange)
+        outgoing = await survivor.send_queue.get()
+    assert outgoing is not None
+    assert isinstance(outgoing.message, MembershipChange)
 
 
 async def test_closing_gives_up_on_a_disk_that_stays_broken(store: GatedStore) -> None:
@@ -266,11 +266,11 @@ async def test_session_that_does_not_read_is_dropped(
     lazy, diligent = await driver.join(0), await driver.join(1)
     for sequence in range(5):
         driver.runtime.send(events.Heartbeat(lazy.number, sequence))
-    assert lazy.outbox.overflowed
-    assert await lazy.outbox.get() is None
+    assert lazy.send_queue.overflowed
+    assert await lazy.send_queue.get() is None
     assert "session_dropped" in caplog.text
     driver.runtime.send(events.Heartbeat(diligent.number, 1))
-    assert await diligent.outbox.get() is not None
+    assert await diligent.send_queue.get() is not None
 
 
 @pytest.mark.parametrize("bounds", [{"watch_history": 3}, {"watch_history_bytes": 10}])
@@ -281,9 +281,9 @@ async def test_watch_that_does_not_read_is_dropped(store: GatedStore, bounds: di
     await driver.register(0)
     watch = await runtime.open_watch(events.KvWatch(runtime.next_number(), caller(0), "", 0))
     for index in range(4):
-        assert not watch.outbox.overflowed
+        assert not watch.send_queue.overflowed
         await driver.put(f"k{index}")
-    assert watch.outbox.overflowed
+    assert watch.send_queue.overflowed
     await runtime.close()
 
 
@@ -307,11 +307,11 @@ async def test_shutdown_answers_everybody(driver: Driver) -> None:
     await asyncio.sleep(0)
     await driver.runtime.shutdown()
     assert (await refused(waiting)).kind is ErrorKind.SHUTTING_DOWN
-    notice = await session.outbox.get()
-    assert notice is not None
-    assert isinstance(notice.message, SessionEnd)
-    assert notice.message.error.kind is ErrorKind.SHUTTING_DOWN
-    assert await session.outbox.get() is None
+    outgoing = await session.send_queue.get()
+    assert outgoing is not None
+    assert isinstance(outgoing.message, SessionEnd)
+    assert outgoing.message.error.kind is ErrorKind.SHUTTING_DOWN
+    assert await session.send_queue.get() is None
     assert (await refused(asyncio.ensure_future(driver.put("k")))).kind is ErrorKind.SHUTTING_DOWN
 
 
@@ -342,13 +342,13 @@ async def test_time_is_the_injected_clocks(store: GatedStore) -> None:
     clock.now += 0.5
     runtime.tick()
     async with asyncio.timeout(PATIENCE):
-        while (notice := await alive.outbox.get()) is not None:
-            if isinstance(notice.message, LivenessChange):
+        while (outgoing := await alive.send_queue.get()) is not None:
+            if isinstance(outgoing.message, LivenessChange):
                 break
-        assert notice is not None
-        assert isinstance(notice.message, LivenessChange)
+        assert outgoing is not None
+        assert isinstance(outgoing.message, LivenessChange)
         # Its session is open, so its process is there.
-        [blocked] = notice.message.members
+        [blocked] = outgoing.message.members
         assert (blocked.task.index, blocked.liveness) == (0, Liveness.BLOCKED)
     await runtime.close()
 
@@ -360,9 +360,9 @@ async def test_timer_wakes_the_core_by_itself(store: GatedStore) -> None:
     survivor, victim = await driver.join(0), await driver.join(1)
     runtime.close_session(victim)
     async with asyncio.timeout(PATIENCE):
-        notice = await survivor.outbox.get()
-    assert notice is not None
-    assert isinstance(notice.message, MembershipChange)
+        outgoing = await survivor.send_queue.get()
+    assert outgoing is not None
+    assert isinstance(outgoing.message, MembershipChange)
     await runtime.close()
 
 
@@ -381,5 +381,5 @@ async def test_timer_survives_a_fault(store: GatedStore, monkeypatch: pytest.Mon
     monkeypatch.setattr(runtime, "tick", faulty)
     runtime.close_session(victim)
     async with asyncio.timeout(PATIENCE):
-        assert await survivor.outbox.get() is not None
+        assert await survivor.send_queue.get() is not None
     await runtime.close()

@@ -27,10 +27,10 @@ from dmesh_server.core.effects import Done
 from dmesh_server.core.events import Leave
 from dmesh_server.core.model import Caller, Liveness, Task
 from dmesh_server.progress import MemberProgress, ProgressBook
-from dmesh_server.web import turns
+from dmesh_server.web import pacer
 from dmesh_server.web.api import collectives, sharing, why
 from dmesh_server.web.api.sharing import Shared
-from dmesh_server.web.turns import Steps, Turns
+from dmesh_server.web.pacer import Pacer, Steps
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ async def test_others_have_their_turn_between_steps() -> None:
     def work() -> Generator[None, None, str]:
         for _ in range(20):
             seen.append(passed)
-            end = time.perf_counter() + turns._STEP
+            end = time.perf_counter() + pacer._STEP
             while time.perf_counter() < end:
                 pass
             yield
@@ -189,15 +189,15 @@ async def test_others_have_their_turn_between_steps() -> None:
 
     seen: list[int] = []
     beside = asyncio.create_task(others())
-    assert await Steps(Turns()).through(work()) == "done"
+    assert await Steps(Pacer()).through(work()) == "done"
     stop = True
     await beside
     assert all(later > earlier for earlier, later in itertools.pairwise(seen))
 
 
 async def test_short_work_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_STEP", 60.0)
-    steps, others = Steps(Turns()), asyncio.create_task(asyncio.sleep(0))
+    monkeypatch.setattr(pacer, "_STEP", 60.0)
+    steps, others = Steps(Pacer()), asyncio.create_task(asyncio.sleep(0))
     for _ in range(100):
         await steps.pause()
     assert not others.done()
@@ -205,24 +205,24 @@ async def test_short_work_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_turns_are_one_after_another() -> None:
-    loop, given = asyncio.get_running_loop(), Turns()
+    loop, given = asyncio.get_running_loop(), Pacer()
     began = loop.time()
     waits = [given.take() for _ in range(5)]
     took = loop.time() - began
     assert waits[0] == 0.0  # there is nothing to wait for
     for number, seconds in enumerate(waits[1:], 1):
-        assert number * turns.BETWEEN - took <= seconds <= number * turns.BETWEEN
-    await asyncio.sleep(6 * turns.BETWEEN)
+        assert number * pacer.BETWEEN - took <= seconds <= number * pacer.BETWEEN
+    await asyncio.sleep(6 * pacer.BETWEEN)
     assert given.take() == 0.0  # turns that nobody took are not kept
 
 
 async def test_probes_do_not_wait_for_their_turn(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     forever = asyncio.Event()
 
-    async def wait(given: Turns) -> None:
+    async def wait(given: Pacer) -> None:
         await forever.wait()
 
-    monkeypatch.setattr(Turns, "wait", wait)
+    monkeypatch.setattr(Pacer, "wait", wait)
     async with web.client() as http, web.client(None) as stranger:
         waiting = asyncio.create_task(http.get("/api/v1/server"))
         for path in ("/livez", "/readyz"):
@@ -236,7 +236,7 @@ async def test_probes_do_not_wait_for_their_turn(web: Web, monkeypatch: pytest.M
 async def test_who_asks_and_goes_away_has_nobody_wait_for_minutes(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "BETWEEN", turns.LONGEST / 4)
+    monkeypatch.setattr(pacer, "BETWEEN", pacer.LONGEST / 4)
     async with web.client() as http:
         for _ in range(20):
             try:
@@ -361,11 +361,11 @@ def test_a_brief_says_what_the_report_says() -> None:
 
 
 async def test_why_knows_who_is_well_again_and_who_came(web: Web, served) -> None:
-    reasons = why._Reasons(served.runtime, Turns())
+    reasons = why._Reasons(served.runtime, Pacer())
     await join_all(served.runtime, 4)
 
     async def members() -> dict[int, tuple[str, str, int]]:
-        picture = await reasons._picture("big", served.runtime.now(), Steps(Turns()))
+        picture = await reasons._picture("big", served.runtime.now(), Steps(Pacer()))
         return {
             one.index: (one.state.name, one.liveness.name, one.incarnation) for one in picture.state.members
         }
@@ -373,10 +373,10 @@ async def test_why_knows_who_is_well_again_and_who_came(web: Web, served) -> Non
     well = {index: ("CONNECTED", "LIVE", 1000 + index) for index in range(4)}
     assert await members() == well
     roster = served.runtime._core._clusters["big"].roster
-    seat = roster.seats[Task("worker", 1)]
-    seat.liveness = Liveness.STUCK  # no change of membership
+    slot = roster.slots[Task("worker", 1)]
+    slot.liveness = Liveness.STUCK  # no change of membership
     assert await members() == well | {1: ("CONNECTED", "STUCK", 1001)}
-    seat.liveness = Liveness.LIVE
+    slot.liveness = Liveness.LIVE
     assert await members() == well
     caller = Caller("big", Task("worker", 2), 1002)
     await served.runtime.request(Leave(served.runtime.next_number(), caller, "leave", ""), Done)

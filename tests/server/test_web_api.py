@@ -350,7 +350,7 @@ async def test_only_admins_change_anything_and_no_other_method_does(
             ).status_code == 403
             assert (await http.request(method, path, headers={"Host": "evil.example"})).status_code == 421
         assert (await http.delete(path, headers={"Host": ""})).status_code in (400, 421)
-    state = web.runtime.census.summary("train")
+    state = web.runtime.views.summary("train")
     assert (dict(state.members), state.keys) == ({"CONNECTED": 1}, 1)
 
 
@@ -365,7 +365,7 @@ async def test_a_cookie_changes_nothing(web: Web, role: str, make_client: Callab
             for method in METHODS:
                 assert (await browser.request(method, path)).status_code == 401
         assert (await browser.get("/api/v1/clusters/train/value?key=k")).status_code == 401
-    assert dict(web.runtime.census.summary("train").members) == {"CONNECTED": 1}
+    assert dict(web.runtime.views.summary("train").members) == {"CONNECTED": 1}
 
 
 REFUSED = [

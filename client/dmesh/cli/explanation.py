@@ -26,9 +26,9 @@ class Suspect:
     rank: int
     """Its client id."""
     task: str
-    """Its seat."""
+    """Its task slot."""
     host: str
-    """Host name; empty for a seat that nobody has taken."""
+    """Host name; empty for a task slot that nobody has taken."""
     pid: int
     """Process id on that host."""
     state: str
@@ -178,7 +178,7 @@ class _Cluster:
         return [(yield from self._wait("members", "members that are gone", since, (), map(_task, gone)))]
 
     def vacant(self) -> Steps[list[Wait]]:
-        """The seats that nobody has taken."""
+        """The task slots that nobody has taken."""
         vacant = self.picture.state.vacant
         if not vacant:
             return []

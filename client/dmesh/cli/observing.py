@@ -43,7 +43,7 @@ class Picture:
     address: str
     """HOST:PORT of the server."""
     state: ClusterState
-    """Its members, vacant seats and barriers under way."""
+    """Its members, vacant tasks and barriers under way."""
     reports: Mapping[Task, progress_pb2.MemberProgress]
     """Latest progress reports of its members; those of earlier members of a task are left out."""
 
@@ -194,7 +194,7 @@ class Observer:
         return list(self.ask(self.link.coordination.ListClusters, request).clusters)
 
     def state(self) -> ClusterState:
-        """Asks for members, vacant seats and barriers."""
+        """Asks for members, vacant tasks and barriers."""
         request = coordination_pb2.GetClusterStateRequest(caller=self.caller)
         return ClusterState.from_proto(self.ask(self.link.coordination.GetClusterState, request))
 

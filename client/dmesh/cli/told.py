@@ -129,7 +129,7 @@ class Picture(Protocol):
 
     @property
     def state(self) -> ClusterState:
-        """Its members, vacant seats and barriers under way."""
+        """Its members, vacant tasks and barriers under way."""
 
     @property
     def reports(self) -> Mapping[Task, Told]:

@@ -1,4 +1,4 @@
-"""One process's membership of one cluster: its seat, its session, and what is done through them."""
+"""One process's membership of one cluster: its task slot, its session, and what is done through them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dmesh.coordination.barriers import Arrival, Barriers
 from dmesh.coordination.calls import Announcer, Calls
 from dmesh.coordination.cluster_settings import ClusterSettings
 from dmesh.coordination.credentials import Credentials
+from dmesh.coordination.dispatcher import (
+    DepartureListener,
+    EventDispatcher,
+    FailureListener,
+    LivenessListener,
+    RejoinListener,
+)
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.key_value import KeyValueMethods, encode_key
 from dmesh.coordination.link import Link
 from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import ClusterState, Member, Task
-from dmesh.coordination.notices import (
-    DepartureListener,
-    FailureListener,
-    LivenessListener,
-    Notices,
-    RejoinListener,
-)
+from dmesh.coordination.pending_calls import PendingCalls
 from dmesh.coordination.preemption import PreemptionSync
-from dmesh.coordination.questions import Questions
 from dmesh.coordination.registration import Registration
 from dmesh.coordination.reports import Reports, ReportSource
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
@@ -106,17 +106,17 @@ class Agent(KeyValueMethods):
             address, credentials=credentials, patience=patience, use_proxy=use_proxy, tracing=tracing
         )
         self._barriers = Barriers()
-        self._questions = Questions()
-        self._notices = Notices("dmesh-notices")
+        self._pending_calls = PendingCalls()
+        self._dispatcher = EventDispatcher("dmesh-notices")
         self._tracker = tracker
         self._reports = Reports(tracker, self._barriers)
         self._events = SessionEvents(
             identity,
             self._barriers,
-            self._questions,
-            self._notices,
+            self._pending_calls,
+            self._dispatcher,
             LivenessBoard(
-                identity.incarnation, tracker, lambda line: self._notices.tell(lambda: announce(line))
+                identity.incarnation, tracker, lambda line: self._dispatcher.tell(lambda: announce(line))
             ),
             tracker,
             self._reports,
@@ -124,7 +124,7 @@ class Agent(KeyValueMethods):
             on_over=self._interrupt_watches,
         )
         self._session = Session(self._link, caller, identity.registration, self._events, patience)
-        super().__init__(Calls(self._link, self._session, self._questions, patience, announce))
+        super().__init__(Calls(self._link, self._session, self._pending_calls, patience, announce))
         self._caller = caller
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
@@ -142,7 +142,7 @@ class Agent(KeyValueMethods):
 
         Raises:
             CoordinatorUnavailableError: The coordinator did not answer within `connect_timeout`.
-            ClientIdTakenError: Another process holds the seat; `members` has it. Where this process wishes
+            ClientIdTakenError: Another process holds the slot; `members` has it. Where this process wishes
                 for the restart policy `rejoin`, it waits for a while for that one to be declared lost.
             JobMismatchError: The job list is not the one that the cluster was formed with.
             CoordinationError: The coordinator refused for another reason.
@@ -164,13 +164,13 @@ class Agent(KeyValueMethods):
             self._session.start()
             joining.attach(self._session, self._patience, self._announce, deadline)
         except BaseException:
-            # A seat taken by a process that gives up would block its successor until the lease runs out.
+            # A task slot taken by a process that gives up would block its successor until the lease runs out.
             with contextlib.suppress(CoordinationError):
                 self.leave("gave up while joining", timeout=_GIVE_UP)
             raise
 
     def leave(self, reason: str = "", timeout: float = 10.0, *, clean: bool = False) -> None:
-        """Gives the seat up and closes the agent, whether or not the coordinator could be told.
+        """Gives the task slot up and closes the agent, whether or not the coordinator could be told.
 
         Args:
             reason: Empty for a clean leave. Otherwise this process ends without a proper shutdown, and is
@@ -191,12 +191,12 @@ class Agent(KeyValueMethods):
         try:
             if self._session.leave():
                 self._calls.call(
-                    self._link.coordination.Leave, request, doing="leaving", timeout=timeout, needs_seat=False
+                    self._link.coordination.Leave, request, doing="leaving", timeout=timeout, needs_task=False
                 )
         except CoordinatorUnavailableError:
             raise
         except CoordinationError:
-            pass  # fenced, or forgotten by the server: there is no seat to give up any more
+            pass  # fenced, or forgotten by the server: there is no task slot to give up any more
         finally:
             self.close()
 
@@ -212,12 +212,12 @@ class Agent(KeyValueMethods):
         self._barriers.wake()
         if preemption is not None:
             preemption.close()
-        self._questions.wake()
+        self._pending_calls.wake()
         for watch in self._open_watches():
             watch.close()
         self._link.close()
         self._session.join()
-        self._notices.close()
+        self._dispatcher.close()
 
     def abandon(self, error: CoordinationError) -> None:
         """Ends the session because of something that was learned elsewhere, such as the death of its host.
@@ -245,7 +245,7 @@ class Agent(KeyValueMethods):
 
     @property
     def cluster_incarnation(self) -> int:
-        """Random number of this life of the cluster."""
+        """Random number of this generation of the cluster."""
         return self._session.registration.cluster_incarnation
 
     @property
@@ -260,12 +260,12 @@ class Agent(KeyValueMethods):
 
     @property
     def rejoined(self) -> bool:
-        """Whether this process took the seat of one that was lost, when the others had started already."""
+        """Whether this process took the slot of one that was lost, when the others had started already."""
         return self._joined is not None and self._joined.rejoined
 
     @property
     def joined_epoch(self) -> int:
-        """The cluster's epoch when this process took its seat."""
+        """The cluster's epoch when this process took its task slot."""
         return self._session.registration.epoch if self._joined is None else self._joined.epoch
 
     @property
@@ -298,15 +298,15 @@ class Agent(KeyValueMethods):
         Departures that are known already are told at once. Listeners are called in order, on one thread of
         the agent; they may block and may call the agent.
         """
-        self._notices.add_departure_listener(listener)
+        self._dispatcher.add_departure_listener(listener)
 
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
-        """Adds somebody to tell of every process that takes the seat of a departed member, from now on."""
-        self._notices.add_rejoin_listener(listener)
+        """Adds somebody to tell of every process that takes the slot of a departed member, from now on."""
+        self._dispatcher.add_rejoin_listener(listener)
 
     def add_liveness_listener(self, listener: LivenessListener) -> None:
         """Adds somebody to tell of every member that becomes blocked or stuck, or live again, from now on."""
-        self._notices.add_liveness_listener(listener)
+        self._dispatcher.add_liveness_listener(listener)
 
     def add_failure_listener(self, listener: FailureListener) -> None:
         """Adds somebody to tell when this process is fenced, or the coordinator was silent for too long.
@@ -314,10 +314,10 @@ class Agent(KeyValueMethods):
         A `CoordinatorUnavailableError` is told once per absence, and the coordinator is looked for all the
         same; any other error is final.
         """
-        self._notices.add_failure_listener(listener)
+        self._dispatcher.add_failure_listener(listener)
 
     def cluster_state(self, timeout: float | None = None) -> ClusterState:
-        """Asks for the members, the vacant seats and the barriers under way."""
+        """Asks for the members, the vacant tasks and the barriers under way."""
         request = pb.GetClusterStateRequest(caller=self._caller)
         response = self._calls.call(
             self._link.coordination.GetClusterState,
@@ -333,7 +333,7 @@ class Agent(KeyValueMethods):
         return self.cluster_state(timeout).members
 
     def vacant(self, timeout: float | None = None) -> tuple[Task, ...]:
-        """Asks for the seats that nobody has taken yet, sorted."""
+        """Asks for the task slots that nobody has taken yet, sorted."""
         return self.cluster_state(timeout).vacant
 
     def report_error(self, message: str) -> None:
@@ -471,11 +471,13 @@ class Agent(KeyValueMethods):
         with self._lock:
             if self._preemption is None:
                 # What waits for notices waits for nobody: its calls have nothing to announce.
-                quiet = Calls(self._link, self._session, self._questions, self._patience, lambda line: None)
+                quiet = Calls(
+                    self._link, self._session, self._pending_calls, self._patience, lambda line: None
+                )
                 self._preemption = PreemptionSync(
                     self._identity,
                     self._session,
-                    self._notices,
+                    self._dispatcher,
                     self.cluster_state,
                     KeyValueMethods(quiet),
                     self._tracker,

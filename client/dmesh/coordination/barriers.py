@@ -158,7 +158,7 @@ class Barriers:
         self._waiting: dict[str, Arrival] = {}
         self._past: deque[Arrival] = deque(maxlen=MAX_PAST)
         self._passed: dict[str, tuple[pb.EnterBarrier, int, int]] = {}
-        self._life = 0
+        self._cluster_generation = 0
         self._callers: set[int] = set()
         self._send: Callable[[pb.EnterBarrier], None] | None = None
         self._first = 0
@@ -167,14 +167,14 @@ class Barriers:
         """Notes that the others have started before: the number of a name's next instance is the server's."""
         self._first = -1
 
-    def begin_life(self, cluster_incarnation: int) -> None:
-        """Notes the life of the cluster that this process is a member of.
+    def begin_generation(self, cluster_incarnation: int) -> None:
+        """Notes the generation of the cluster that this process is a member of.
 
         What was passed in another life is not presented to it.
         """
         with self._lock:
-            if cluster_incarnation != self._life:
-                self._life = cluster_incarnation
+            if cluster_incarnation != self._cluster_generation:
+                self._cluster_generation = cluster_incarnation
                 self._passed.clear()
 
     def passed(self) -> list[pb.PassedBarrier]:
@@ -191,7 +191,7 @@ class Barriers:
     def instance(self, name: str) -> int:
         """Returns how many instances of the name this process has finished: the number of the next.
 
-        -1 if only the server knows, because others used the name before this process took its seat.
+        -1 if only the server knows, because others used the name before this process took its task slot.
         """
         with self._lock:
             return self._finished.get(name, self._first)

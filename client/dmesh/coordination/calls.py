@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from dmesh.coordination import faults
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.link import Link
-from dmesh.coordination.questions import Question, Questions
+from dmesh.coordination.pending_calls import PendingCall, PendingCalls
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.tracing import Span
@@ -46,13 +46,13 @@ class Calls:
         self,
         link: Link,
         session: Session,
-        questions: Questions,
+        pending_calls: PendingCalls,
         patience: Patience,
         announce: Callable[[str], None],
     ) -> None:
         self._link = link
         self._session = session
-        self._questions = questions
+        self._pending_calls = pending_calls
         self._patience = patience
         self._announce = announce
 
@@ -64,7 +64,7 @@ class Calls:
         doing: str,
         timeout: float | None = None,
         mutates: bool = True,
-        needs_seat: bool = True,
+        needs_task: bool = True,
     ) -> _Response:
         """Makes a call that the server answers at once, again and again while it is away.
 
@@ -75,7 +75,7 @@ class Calls:
             timeout: Seconds after which to give up. Default: when the coordinator was silent for its lease
                 and a margin.
             mutates: Whether the call changes something, so that giving up leaves open whether it did.
-            needs_seat: Whether to wait for the session to register again if the server does not know the
+            needs_task: Whether to wait for the session to register again if the server does not know the
                 caller.
 
         Raises:
@@ -97,7 +97,7 @@ class Calls:
                 return outcome
             self._session.check()  # what ended the session says more than what the call got because of it
             waited = time.monotonic() - started
-            if not outcome.transient or (outcome.needs_registration and not needs_seat):
+            if not outcome.transient or (outcome.needs_registration and not needs_task):
                 raise self._refusal(outcome)
             if waited >= limit or self._session.gone:
                 if mutates:
@@ -135,7 +135,7 @@ class Calls:
     def _ask(
         self, kind: str, request: Callable[[], Message], doing: str, mutates: bool, span: Span
     ) -> pb.KeyValueReply:
-        question = Question(kind, request, span.carried)
+        pending = PendingCall(kind, request, span.carried)
         started = time.monotonic()
         announcer: Announcer | None = None
         delays = None
@@ -144,8 +144,8 @@ class Calls:
             while True:
                 self._session.check()
                 generation = self._session.generation
-                self._questions.ask(question, self._session.registration.max_request_bytes)
-                while (reply := question.wait(_LOOK)) is None:
+                self._pending_calls.ask(pending, self._session.registration.max_request_bytes)
+                while (reply := pending.wait(_LOOK)) is None:
                     self._session.check()
                     announcer = announcer or Announcer(
                         self._announce, self._patience.announce_interval - _LOOK
@@ -154,7 +154,7 @@ class Calls:
                     if self._session.gone:
                         raise self._session.unavailable(doing + unknown)
                     if waited >= self._patience.call and not self._link.contact.silent_for(waited / 2):
-                        raise self._lives_but(waited, doing + unknown)
+                        raise self._reachable_but(waited, doing + unknown)
                     if announcer.due:
                         announcer.say(f"still {doing}, for {waited:.0f} s{self.absence()}")
                 if not reply.HasField("error"):
@@ -171,7 +171,7 @@ class Calls:
                 delays = delays or self._patience.retry.delays()
                 self._session.pause(min(next(delays), self._patience.call - waited), generation)
         finally:
-            self._questions.withdraw(question)
+            self._pending_calls.withdraw(pending)
 
     def wait(
         self,
@@ -212,7 +212,7 @@ class Calls:
         def left() -> float | None:
             return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
 
-        question = Question(kind, lambda: request(left()), span.carried)
+        pending = PendingCall(kind, lambda: request(left()), span.carried)
         announcer = Announcer(self._announce, self._patience.announce_interval)
         delays = self._patience.retry.delays()
         # The server's own limit comes first; this one is for a server that does not keep to it.
@@ -230,9 +230,9 @@ class Calls:
             while True:
                 self._session.check()
                 generation = self._session.generation
-                self._questions.ask(question, self._session.registration.max_request_bytes)
+                self._pending_calls.ask(pending, self._session.registration.max_request_bytes)
                 while (
-                    reply := question.wait(
+                    reply := pending.wait(
                         max(0.0, min(_LOOK, announcer.left, started + limit - time.monotonic()))
                     )
                 ) is None:
@@ -252,7 +252,7 @@ class Calls:
                     return None
                 self._session.pause(next(delays), generation)
         finally:
-            self._questions.withdraw(question)
+            self._pending_calls.withdraw(pending)
 
     def try_once(
         self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, timeout: float
@@ -262,7 +262,7 @@ class Calls:
         return None if isinstance(outcome, Fault) else outcome
 
     def fence(self, fault: Fault) -> None:
-        """Ends the session: the server said that this process may not act for its seat any more."""
+        """Ends the session: the server said that this process may not act for its task slot any more."""
         error = fault.exception()
         assert isinstance(error, CoordinationError)
         self._session.fail(error)
@@ -298,12 +298,12 @@ class Calls:
         if self._session.gone:
             return self._session.unavailable(doing)
         if fault.code is grpc.StatusCode.DEADLINE_EXCEEDED and self._link.contact.silence < waited / 2:
-            return self._lives_but(waited, doing)
+            return self._reachable_but(waited, doing)
         return faults.unavailable(
             self._link.address, fault.message, waited, doing=doing, ever_connected=self._link.contact.ever
         )
 
-    def _lives_but(self, waited: float, doing: str) -> CoordinatorUnavailableError:
+    def _reachable_but(self, waited: float, doing: str) -> CoordinatorUnavailableError:
         return CoordinatorUnavailableError(
             f"the coordinator at {self._link.address} lives but gave no answer for {waited:.1f} s, while "
             f"{doing}. Look at its log: it may be overloaded, or its disk full."

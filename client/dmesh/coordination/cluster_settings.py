@@ -17,7 +17,7 @@ class RestartPolicy(enum.Enum):
     FAIL_FAST = "fail-fast"
     """The job fails for all."""
     REJOIN = "rejoin"
-    """Another process may take its seat, while the others wait for it at their next barrier."""
+    """Another process may take its task slot, while the others wait for it at their next barrier."""
 
 
 _TO_WIRE = {

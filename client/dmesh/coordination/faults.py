@@ -166,7 +166,7 @@ class Fault:
 
     @property
     def fences(self) -> bool:
-        """True if the caller may not act for its seat any more."""
+        """True if the caller may not act for its task slot any more."""
         return self.kind == pb.ERROR_KIND_FENCED
 
     @property

@@ -76,12 +76,12 @@ class Identity:
 
     @property
     def task(self) -> Task:
-        """This process's seat."""
+        """This process's task slot."""
         return Task(self.job, self.index)
 
     @property
     def all_tasks(self) -> tuple[Task, ...]:
-        """All seats of the cluster, sorted."""
+        """All task slots of the cluster, sorted."""
         return tuple(Task(job, index) for job in sorted(self.jobs) for index in range(len(self.jobs[job])))
 
     def caller(self) -> common_pb2.Caller:
@@ -91,7 +91,7 @@ class Identity:
         )
 
     def registration(self) -> pb.RegisterRequest:
-        """Returns the request that takes the seat, without its request id."""
+        """Returns the request that takes the task slot, without its request id."""
         return pb.RegisterRequest(
             caller=self.caller(),
             jobs=[common_pb2.Job(name=name, addresses=addresses) for name, addresses in self.jobs.items()],

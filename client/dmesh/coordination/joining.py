@@ -1,4 +1,4 @@
-"""Taking a seat: finding the coordinator, waiting for a seat that is about to be free, attaching."""
+"""Taking a task slot: finding the coordinator, waiting for a slot that is about to be free, attaching."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def register(
     announce: Callable[[str], None],
     timeout: float,
 ) -> None:
-    """Takes the seat, waiting for the coordinator to be there, and for former members to be gone.
+    """Takes the task slot, waiting for the coordinator to be there, and for former members to be gone.
 
     Args:
         session: Not started yet.

@@ -19,7 +19,7 @@ from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.stream import Stream, open_stream
 from dmesh.coordination.tls_diagnosis import diagnose
 from dmesh.coordination.tracing import NO_TRACING, Carried, Tracing
-from dmesh.coordination.waiting import Errands, take
+from dmesh.coordination.waiting import SerialExecutor, take
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
 from dmesh.v1.key_value_pb2_grpc import KeyValueServiceStub
 
@@ -68,7 +68,7 @@ class Link:
         self._channel = self._credentials.channel(address, channel_options(patience, use_proxy=use_proxy))
         self.coordination = CoordinationServiceStub(self._channel)
         self.key_value = KeyValueServiceStub(self._channel)
-        self._errands = Errands("dmesh-calls")
+        self._executor = SerialExecutor("dmesh-calls")
 
     @property
     def host(self) -> str:
@@ -139,7 +139,7 @@ class Link:
             begun.append(future)
             future.add_done_callback(lambda done: box.put(self._outcome(done)))
 
-        if not self._errands.submit(begin):
+        if not self._executor.submit(begin):
             return CHANNEL_CLOSED
         try:
             while True:
@@ -150,7 +150,7 @@ class Link:
                         look()
         except BaseException:
             # Jobs run in order: whatever was to be begun has been begun by then.
-            self._errands.submit(lambda: [future.cancel() for future in begun])
+            self._executor.submit(lambda: [future.cancel() for future in begun])
             raise
 
     def tls_problem(self) -> str | None:
@@ -165,11 +165,11 @@ class Link:
 
     def cancel(self, call: grpc.Call | Stream) -> None:
         """Ends a call; its reader gets the status CANCELLED."""
-        self._errands.submit(call.cancel)
+        self._executor.submit(call.cancel)
 
     def close(self) -> None:
         """Closes the channel; calls under way are cancelled."""
-        self._errands.close(self._channel.close, _CLOSE)
+        self._executor.close(self._channel.close, _CLOSE)
 
     def note(self, fault: Fault) -> None:
         """Notes whether a failed call was answered at all.

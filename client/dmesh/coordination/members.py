@@ -241,7 +241,7 @@ class ClusterState:
     server_incarnation: int
     """Random number that the server drew when it started."""
     cluster_incarnation: int
-    """Random number of this life of the cluster."""
+    """Random number of this generation of the cluster."""
     epoch: int
     """Grows with every change of membership."""
     members: tuple[Member, ...]

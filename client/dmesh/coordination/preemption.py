@@ -10,12 +10,12 @@ another notice, in the next *round*.
 Keys, all of which begin with `dmesh/preemption/`:
 
 - `notice/ROUND`: who announced it, and why. The first one counts.
-- `member/JOB/INDEX`: incarnation of the member that takes part from this seat.
+- `member/JOB/INDEX`: incarnation of the member that takes part from this task slot.
 - `step/ROUND/JOB/INDEX`: from a member, the earliest step for it.
 - `sync/ROUND`: the sync point. Whoever finds that nobody is missing sets it; the first one counts.
 - `passed/ROUND`: some member is past the sync point: who only joins now has nothing to do with it.
 
-A member that took the seat of a lost one, and has not come to its first `reached` yet, is not waited for: it
+A member that took the slot of a lost one, and has not come to its first `reached` yet, is not waited for: it
 may itself be waiting for the others, at the barrier at which they take it in.
 """
 
@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from dmesh._log import logger
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.calls import Announcer
+from dmesh.coordination.dispatcher import EventDispatcher
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.key_value import KeyValueMethods, Snapshot
 from dmesh.coordination.members import ClusterState, Member, Task
-from dmesh.coordination.notices import Notices
 from dmesh.coordination.session import Session
 from dmesh.coordination.waiting import Bell, Worker
 from dmesh.errors import (
@@ -93,7 +93,7 @@ class PreemptionSync:
         self,
         own: Identity,
         session: Session,
-        notices: Notices,
+        notices: EventDispatcher,
         cluster_state: Callable[[], ClusterState],
         store: KeyValueMethods,
         tracker: ActivityTracker,
@@ -102,7 +102,7 @@ class PreemptionSync:
     ) -> None:
         self._own = own
         self._session = session
-        self._notices = notices
+        self._dispatcher = notices
         self._cluster_state = cluster_state
         self._store = store
         self._tracker = tracker
@@ -177,7 +177,7 @@ class PreemptionSync:
             self._listeners.append(listener)
             notice = self._notice
         if notice is not None:
-            self._notices.tell(lambda: _call(listener, notice))
+            self._dispatcher.tell(lambda: _call(listener, notice))
         self.start()
 
     # Life ---------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class PreemptionSync:
             self._notice = notice
             listeners = tuple(self._listeners)
         for listener in listeners:
-            self._notices.tell(lambda listener=listener: _call(listener, notice))  # type: ignore[misc]
+            self._dispatcher.tell(lambda listener=listener: _call(listener, notice))  # type: ignore[misc]
 
     def _await_step(self) -> None:
         while not self._bell.wait_for(lambda: self._next is not None or self._closed, _LOOK):
@@ -310,7 +310,7 @@ class PreemptionSync:
                 continue
             awaited, pause = key, min(_AGAIN * attempts + self._position(), _LONGEST_PAUSE)
             if missing is not None and self._position() == 0:
-                awaited, pause = f"{PREFIX}step/{self._round}/{_name(_seat(missing[0]))}", _AGAIN
+                awaited, pause = f"{PREFIX}step/{self._round}/{_name(_task_of(missing[0]))}", _AGAIN
             try:
                 self._store.key_value_get(awaited, timeout=pause)
             except KeyWaitTimeoutError:
@@ -321,7 +321,7 @@ class PreemptionSync:
 
     def _position(self) -> int:
         """Return the number of members before this one that could decide."""
-        gone = self._notices.gone()
+        gone = self._dispatcher.gone()
         return sum(task < self._own.task and task not in gone for task in self._own.all_tasks)
 
     def _decide(self) -> tuple[Member, ...]:
@@ -353,12 +353,12 @@ class PreemptionSync:
         state = self._cluster_state()
         posted = self._store.key_value_list(f"{PREFIX}step/{number}/")
         joined = self._store.key_value_list(f"{PREFIX}member/")
-        replaced = self._notices.replaced()
+        replaced = self._dispatcher.replaced()
         steps, missing = [], list(state.holders(state.vacant))
         for member in state.members:
             if member.state.departed:
                 continue
-            step = _posted(posted, f"{PREFIX}step/{number}/{_name(_seat(member))}", member)
+            step = _posted(posted, f"{PREFIX}step/{number}/{_name(_task_of(member))}", member)
             if step is not None:
                 steps.append(step)
             elif not _stands_apart(member, joined, replaced):
@@ -385,15 +385,15 @@ def _name(task: Task) -> str:
     return f"{task.job}/{task.index}"
 
 
-def _seat(member: Member) -> Task:
+def _task_of(member: Member) -> Task:
     return Task(member.job, member.index)
 
 
 def _stands_apart(member: Member, joined: Snapshot, replaced: Collection[Task]) -> bool:
     """Return whether a member replaced another and has not come to its first call of `reached`."""
-    incarnation = joined.get(f"{PREFIX}member/{_name(_seat(member))}")
+    incarnation = joined.get(f"{PREFIX}member/{_name(_task_of(member))}")
     if incarnation is None:
-        return _seat(member) in replaced
+        return _task_of(member) in replaced
     return incarnation != f"{member.incarnation:016x}".encode()
 
 

@@ -1,4 +1,4 @@
-"""Asking for a seat, and what a client is told when it has taken it."""
+"""Asking for a task slot, and what a client is told when it has taken it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Registration:
     server_incarnation: int
     """Random number that the server drew when it started."""
     cluster_incarnation: int
-    """Random number of this life of the cluster."""
+    """Random number of this generation of the cluster."""
     peer_secret: bytes = field(repr=False)
     """With which peers prove to one another that they belong to the cluster. Never logged."""
     heartbeat_interval: float
@@ -46,7 +46,7 @@ class Registration:
     max_request_bytes: int = STANDARD_REQUEST_BYTES
     """Size of the largest message that the server reads; a larger one would break the session."""
     index: int | None = None
-    """Index of the seat within its job; None if the server is of a release that hands no seats out."""
+    """Index of the task slot within its job; None if the server is of a release that hands no slots out."""
 
     @classmethod
     def from_proto(cls, response: pb.RegisterResponse) -> Registration:
@@ -76,8 +76,8 @@ def too_old(address: str) -> Fault:
     )
 
 
-def request_seat(link: Link, request: pb.RegisterRequest, timeout: float) -> pb.RegisterResponse | Fault:
-    """Asks for a seat once; a long job list is sent only to a server that does not know it.
+def request_task(link: Link, request: pb.RegisterRequest, timeout: float) -> pb.RegisterResponse | Fault:
+    """Asks for a task slot once; a long job list is sent only to a server that does not know it.
 
     Args:
         link: To the coordinator.

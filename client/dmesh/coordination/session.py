@@ -18,9 +18,9 @@ from dmesh.coordination.express import Express
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
-from dmesh.coordination.outbox import Outbox
-from dmesh.coordination.registration import Registration, request_seat, too_old
+from dmesh.coordination.registration import Registration, request_task, too_old
 from dmesh.coordination.retry import Patience
+from dmesh.coordination.send_queue import SendQueue
 from dmesh.coordination.stream import Stream
 from dmesh.coordination.waiting import Bell, Worker
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
@@ -54,7 +54,7 @@ class SessionListener(Protocol):
     """Listeners to a session, called on the session's thread; they must not block for long."""
 
     def on_registered(self, cluster_incarnation: int) -> None:
-        """The seat is taken, in this life of the cluster."""
+        """The task slot is taken, in this generation of the cluster."""
 
     def passed(self) -> Sequence[pb.PassedBarrier]:
         """Asked when a session is attached: the barriers that the server may not know to have succeeded."""
@@ -65,7 +65,7 @@ class SessionListener(Protocol):
     def report(self) -> ProgressReport | None:
         """Asked at every heartbeat, on its thread: what this process does, for people; None for nothing."""
 
-    def on_attached(self, outbox: Outbox, *, again: bool) -> None:
+    def on_attached(self, send_queue: SendQueue, *, again: bool) -> None:
         """The session is attached; what the server must know again can be sent."""
 
     def on_detached(self) -> None:
@@ -75,7 +75,7 @@ class SessionListener(Protocol):
         """Members are gone."""
 
     def on_rejoined(self, epoch: int, members: Sequence[Member]) -> None:
-        """Seats of departed members have new holders."""
+        """Task slots of departed members have new holders."""
 
     def on_liveness(self, members: Sequence[Member]) -> None:
         """Members have become blocked or stuck, or live again."""
@@ -94,7 +94,7 @@ class SessionListener(Protocol):
 
 
 class Session:
-    """Keeps this process's seat: one background thread, one stream at a time.
+    """Keeps this process's task slot: one background thread, one stream at a time.
 
     A stream that breaks is opened again at once, then with growing waits. A server that does not know the
     caller any more (it was restarted without its store) is registered with again, with the same incarnation.
@@ -124,7 +124,7 @@ class Session:
         self._closed = False
         self._leaving = False
         self._failure: Callable[[], CoordinationError] | None = None
-        self._stream: tuple[Outbox, Stream] | None = None
+        self._stream: tuple[SendQueue, Stream] | None = None
         self._express: Express | None = None
         self._express_from = 0.0
         self._settled = False
@@ -201,11 +201,11 @@ class Session:
     # Life ---------------------------------------------------------------------------------------------------
 
     def register(self, request_id: str, timeout: float) -> Fault | None:
-        """Takes the seat, in one attempt. Returns why it failed, or None."""
+        """Takes the task slot, in one attempt. Returns why it failed, or None."""
         request = self._describe()
         request.request_id = request_id
         request.protocol_version = protocol.VERSION
-        response = request_seat(self._link, request, timeout)
+        response = request_task(self._link, request, timeout)
         if isinstance(response, Fault):
             self._say(response)
             return response
@@ -235,9 +235,9 @@ class Session:
         return self.generation > 0
 
     def leave(self) -> bool:
-        """Notes that the seat is about to be given up: the stream's end is not to be repaired or reported.
+        """Notes that the slot is about to be given up: the stream's end is not to be repaired or reported.
 
-        Returns whether there is a seat to give up.
+        Returns whether there is a task slot to give up.
         """
         with self._lock:
             if self._registration is None or self._closed or self._leaving or self._failure is not None:
@@ -316,26 +316,26 @@ class Session:
 
     def _serve_stream(self) -> Fault:
         """Opens a stream, attaches, and reads until it ends; returns why it did."""
-        outbox = Outbox(
+        send_queue = SendQueue(
             self.registration.heartbeat_interval, self._listener.progress, report=self._listener.report
         )
         attach = pb.Attach(caller=self._caller, passed=self._listener.passed())
         if express.AVAILABLE and time.monotonic() >= self._express_from:
             attach.port = self._link.express_port
-        outbox.put(pb.SessionRequest(attach=attach))
+        send_queue.put(pb.SessionRequest(attach=attach))
         end: Fault | None = None
         try:
-            call = self._link.open_session(outbox)
+            call = self._link.open_session(send_queue)
         except ValueError:
             return CHANNEL_CLOSED
         with self._lock:
-            self._stream = (outbox, call)
+            self._stream = (send_queue, call)
             stale = self._closed or self._failure is not None
         if stale:
             call.cancel()
         try:
             for response in call:
-                end = self._receive(response, outbox) or end
+                end = self._receive(response, send_queue) or end
         except grpc.RpcError as error:
             end = end or faults.from_rpc(error)
         finally:
@@ -346,7 +346,7 @@ class Session:
                 self._stream = None
                 was_attached, self._attached = self._attached, False
             self._link.contact.disconnected(sum(self._patience.pings))
-            outbox.close()
+            send_queue.close()
             self._end_express()
             call.cancel()
             if was_attached:
@@ -356,7 +356,7 @@ class Session:
         self._say(end)
         return end
 
-    def _receive(self, response: pb.SessionResponse, outbox: Outbox) -> Fault | None:
+    def _receive(self, response: pb.SessionResponse, send_queue: SendQueue) -> Fault | None:
         """Handles one message; returns the reason if it says that the session is over."""
         self._link.contact.heard()
         kind = response.WhichOneof("kind")
@@ -365,12 +365,12 @@ class Session:
         elif kind == "barrier_result":
             self._listener.on_barrier(response.barrier_result)
         elif kind == "attached":
-            self._on_attached(response.attached, outbox)
+            self._on_attached(response.attached, send_queue)
         elif kind == "heartbeat_ack":
             self.note_epoch(response.heartbeat_ack.epoch)
         elif kind == "status_request":
             status = pb.Status(id=response.status_request.id, activity=self._listener.on_status_request())
-            outbox.put(pb.SessionRequest(status=status))
+            send_queue.put(pb.SessionRequest(status=status))
         elif kind == "liveness_change":
             self._listener.on_liveness([Member.from_proto(m) for m in response.liveness_change.members])
         elif kind == "membership_change":
@@ -387,22 +387,22 @@ class Session:
         elif kind == "express_begins":
             if self._express is not None:
                 mark = pb.SessionRequest(express_begins=pb.ExpressBegins())
-                outbox.divert(mark, self._express.send)
+                send_queue.divert(mark, self._express.send)
                 self._express.begin()
         elif kind == "session_end":
             return faults.from_error(response.session_end.error)
         return None
 
-    def _on_attached(self, attached: coordination_pb2.Attached, outbox: Outbox) -> None:
-        outbox.start_heartbeats()
+    def _on_attached(self, attached: coordination_pb2.Attached, send_queue: SendQueue) -> None:
+        send_queue.start_heartbeats()
         if attached.HasField("express"):
             self._express = Express(
                 self._link.host,
                 attached.express,
-                lambda response: self._receive_express(response, outbox),
-                lambda: self._on_express_broken(outbox),
+                lambda response: self._receive_express(response, send_queue),
+                lambda: self._on_express_broken(send_queue),
             )
-            outbox.when_busy(self._express.start)
+            send_queue.when_busy(self._express.start)
         self._link.contact.connected()
         with self._lock:
             self._attached = True
@@ -414,24 +414,24 @@ class Session:
             self._epoch = max(self._epoch, attached.epoch)
         if again:
             logger.warning("the session with the coordinator at %s is attached again", self._link.address)
-        self._listener.on_attached(outbox, again=again)
+        self._listener.on_attached(send_queue, again=again)
         with self._lock:
             # Only now: whoever waited for the session finds everything in place.
             self._generation += 1
         self._bell.ring()
 
-    def _receive_express(self, response: pb.SessionResponse, outbox: Outbox) -> None:
+    def _receive_express(self, response: pb.SessionResponse, send_queue: SendQueue) -> None:
         """Handles a message of the express connection, unless the session that it belongs to is over."""
         with self._lock:
             stream = self._stream
-        if stream is not None and stream[0] is outbox:
-            self._receive(response, outbox)
+        if stream is not None and stream[0] is send_queue:
+            self._receive(response, send_queue)
 
-    def _on_express_broken(self, outbox: Outbox) -> None:
+    def _on_express_broken(self, send_queue: SendQueue) -> None:
         """Ends the stream, too: what was on its way is said again in a new session."""
         with self._lock:
             stream = self._stream
-        if stream is not None and stream[0] is outbox:
+        if stream is not None and stream[0] is send_queue:
             self._link.cancel(stream[1])
 
     def _end_express(self) -> None:

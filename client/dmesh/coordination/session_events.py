@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.barriers import Barriers
+from dmesh.coordination.dispatcher import EventDispatcher
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import Member, Task
-from dmesh.coordination.notices import Notices
-from dmesh.coordination.outbox import Outbox
-from dmesh.coordination.questions import Questions
+from dmesh.coordination.pending_calls import PendingCalls
 from dmesh.coordination.reports import Reports
+from dmesh.coordination.send_queue import SendQueue
 from dmesh.errors import CoordinationError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
@@ -31,7 +31,7 @@ class SessionEvents:
     Args:
         own: Who this agent is.
         waiting: The barriers that are waited at.
-        questions: The calls that are not answered yet.
+        pending_calls: The calls that are not answered yet.
         notices: Tells the agent's listeners.
         liveness: Tells the user who is blocked or stuck.
         tracker: Knows what this process is doing.
@@ -44,8 +44,8 @@ class SessionEvents:
         self,
         own: Identity,
         waiting: Barriers,
-        questions: Questions,
-        notices: Notices,
+        pending_calls: PendingCalls,
+        notices: EventDispatcher,
         liveness: LivenessBoard,
         tracker: ActivityTracker,
         reports: Reports,
@@ -55,29 +55,29 @@ class SessionEvents:
     ) -> None:
         self._own = own
         self._waiting = waiting
-        self._questions = questions
-        self._notices = notices
+        self._pending_calls = pending_calls
+        self._dispatcher = notices
         self._liveness = liveness
         self._tracker = tracker
         self._reports = reports
         self._catch_up = catch_up
         self._on_over = on_over
         self._lock = threading.Lock()
-        self._outbox: Outbox | None = None
+        self._send_queue: SendQueue | None = None
         self._wait: pb.Waiting | None = None
         self.told_epoch = 0
         """Epoch up to which all departures are known; 0 if they never were."""
 
     # What the session calls ---------------------------------------------------------------------------------
 
-    def on_attached(self, outbox: Outbox, *, again: bool) -> None:
+    def on_attached(self, send_queue: SendQueue, *, again: bool) -> None:
         """The session is attached: what the server must know again is sent."""
-        self._waiting.attach(lambda request: outbox.put(pb.SessionRequest(enter_barrier=request)))
-        self._questions.attach(outbox.send)
+        self._waiting.attach(lambda request: send_queue.put(pb.SessionRequest(enter_barrier=request)))
+        self._pending_calls.attach(send_queue.send)
         with self._lock:
-            self._outbox = outbox
+            self._send_queue = send_queue
             if self._wait is not None:
-                outbox.put(pb.SessionRequest(waiting=self._wait))
+                send_queue.put(pb.SessionRequest(waiting=self._wait))
         if again:
             # Departures are pushed to attached sessions only: ask for those of the time between.
             self._catch_up(self.told_epoch)
@@ -85,9 +85,9 @@ class SessionEvents:
     def on_detached(self) -> None:
         """The session broke."""
         with self._lock:
-            self._outbox = None
+            self._send_queue = None
         self._waiting.detach()
-        self._questions.detach()
+        self._pending_calls.detach()
 
     def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
         """Members are gone."""
@@ -96,15 +96,15 @@ class SessionEvents:
             self.told_epoch = epoch
 
     def on_rejoined(self, epoch: int, members: Sequence[Member]) -> None:
-        """Seats of departed members have new holders."""
-        self._notices.rejoined(member for member in members if member.incarnation != self._own.incarnation)
+        """Task slots of departed members have new holders."""
+        self._dispatcher.rejoined(member for member in members if member.incarnation != self._own.incarnation)
         if self.told_epoch:
             self.told_epoch = epoch
 
     def on_liveness(self, members: Sequence[Member]) -> None:
         """Members have become blocked or stuck, or live again."""
         self._liveness.update(members)
-        self._notices.liveness(members)
+        self._dispatcher.liveness(members)
 
     def on_status_request(self) -> common_pb2.Activity:
         """The server asks what this process is doing, because others wait for it."""
@@ -116,11 +116,11 @@ class SessionEvents:
 
     def on_reply(self, reply: pb.KeyValueReply) -> None:
         """A call of the key-value store is answered."""
-        self._questions.resolve(reply)
+        self._pending_calls.resolve(reply)
 
     def on_registered(self, cluster_incarnation: int) -> None:
-        """The seat is taken, in this life of the cluster."""
-        self._waiting.begin_life(cluster_incarnation)
+        """The task slot is taken, in this generation of the cluster."""
+        self._waiting.begin_generation(cluster_incarnation)
 
     def passed(self) -> Sequence[pb.PassedBarrier]:
         """For a new session: the barriers that this process was lately told had succeeded."""
@@ -129,9 +129,9 @@ class SessionEvents:
     def on_failure(self, error: CoordinationError, *, final: bool) -> None:
         """The process was fenced (final), or the coordinator has been gone for too long (not final)."""
         self._waiting.wake()
-        self._questions.wake()
+        self._pending_calls.wake()
         self._on_over()
-        self._notices.failed(error, final=final)
+        self._dispatcher.failed(error, final=final)
 
     def progress(self) -> int:
         """For the next heartbeat: a number that changes whenever the program gets on."""
@@ -145,7 +145,7 @@ class SessionEvents:
 
     def departed(self, members: Iterable[Member]) -> None:
         """Tells of those among `members` that departed, unless it is this process itself."""
-        self._notices.departed(
+        self._dispatcher.departed(
             member
             for member in members
             if member.state.departed and member.incarnation != self._own.incarnation
@@ -161,5 +161,5 @@ class SessionEvents:
         with self._lock:
             over = not tasks and self._wait is None
             self._wait = report if tasks else None
-            if self._outbox is not None and not over:
-                self._outbox.put(pb.SessionRequest(waiting=report))
+            if self._send_queue is not None and not over:
+                self._send_queue.put(pb.SessionRequest(waiting=report))

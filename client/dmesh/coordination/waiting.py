@@ -190,7 +190,7 @@ class Inbox:
         self.wakee.close()
 
 
-class Errands:
+class SerialExecutor:
     """A thread that runs short jobs for other threads, in order."""
 
     def __init__(self, name: str) -> None:

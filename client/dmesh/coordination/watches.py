@@ -79,7 +79,7 @@ class WatchStream:
         """The first revision whose changes have not been received; 0 for whichever comes next."""
         self.tracing = link.tracing
         """Makes spans of its calls."""
-        self._life = session.registration.cluster_incarnation
+        self._cluster_generation = session.registration.cluster_incarnation
         self._placed_before = False
         self._lock = threading.Lock()
         self._call: grpc._CallIterator[pb.WatchResponse] | None = None
@@ -167,7 +167,7 @@ class WatchStream:
             placed = next(call)
             self._link.contact.heard()
             if self._placed_before:
-                self._check_life()
+                self._check_generation()
         except BaseException as error:
             with self._lock:
                 self._call = None
@@ -185,8 +185,8 @@ class WatchStream:
         self.next_revision = self.next_revision or placed.revision + 1
         return None
 
-    def _check_life(self) -> None:
-        """Refuses to go on in another life of the cluster, whose revisions count anew.
+    def _check_generation(self) -> None:
+        """Refuses to go on in another generation of the cluster, whose revisions count anew.
 
         Asked after the watch is in place: a life does not come back, so a watch that was placed before this
         answer named the old life was placed in the old life.
@@ -197,7 +197,7 @@ class WatchStream:
         state = self._calls.call(
             self._link.coordination.GetClusterState, request, doing="resuming a watch", mutates=False
         )
-        if state.cluster_incarnation != self._life:
+        if state.cluster_incarnation != self._cluster_generation:
             raise WatchCompactedError(
                 f"the coordinator at {self._link.address} was restarted without its store: the keys that "
                 f"start with {self._prefix!r} and their revisions are gone. Read the keys again and start a "

@@ -35,8 +35,8 @@ from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
 from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
-from dmesh.coordination.seats import take_any
 from dmesh.coordination.server import HostedServer
+from dmesh.coordination.task_choice import take_any
 from dmesh.coordination.tracing import NO_TRACING
 from dmesh.devices.device import DEVICE_TYPES
 from dmesh.errors import (

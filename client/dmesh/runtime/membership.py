@@ -193,7 +193,7 @@ class Client:
             rank for rank in range(self.settings.num_clients) if rank not in self._departed and rank != own
         ]
 
-    # Taking in those that took the seats of lost ones -------------------------------------------------------
+    # Taking in those that took the slots of lost ones -----------------------------------------------------
 
     def on_meeting(self, epoch: int) -> None:
         """Take note of a barrier of all clients that was over at this epoch, on the thread that waited at it.

@@ -46,7 +46,7 @@ class Role(enum.IntEnum):
     VIEWER = 1
     """Read the state of clusters."""
     WORKER = 2
-    """All that a member does: take a seat, meet at barriers, use the key-value store."""
+    """All that a member does: take a task slot, meet at barriers, use the key-value store."""
     ADMIN = 3
     """Everything, such as putting a member out of its cluster."""
 

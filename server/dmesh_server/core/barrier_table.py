@@ -1,9 +1,9 @@
-"""The barriers of one life of a cluster, under way and finished: plain bookkeeping, without rules.
+"""The barriers of one generation of a cluster, under way and finished: plain bookkeeping, without rules.
 
 Instances under way are not durable: their participants present themselves again. The latest finished
 instance of a name is remembered. A failure is durable before anybody is told. A success is made durable
 lazily, so that a barrier waits for no disk: should a crash undo it, those who were told present it again (see
-`passing`).
+`reconciliation`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dmesh_server.core import records
 from dmesh_server.core.deadlines import BarrierDue
 from dmesh_server.core.effects import BarrierResult
 from dmesh_server.core.errors import CoreError
-from dmesh_server.core.happenings import barrier_ended
+from dmesh_server.core.log_events import barrier_ended
 from dmesh_server.core.model import BarrierStatus, Task
 from dmesh_server.core.records import FinishedBarrier
-from dmesh_server.core.roster import Roster, Seat
+from dmesh_server.core.roster import Roster, TaskSlot
 from dmesh_server.core.shared import Shared
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.transaction import Transaction
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Instance:
 
 
 class BarrierTable:
-    """All barriers of one life of a cluster."""
+    """All barriers of one generation of a cluster."""
 
     def __init__(self, cluster: str, roster: Roster, shared: Shared) -> None:
         self.cluster = cluster
@@ -66,7 +66,7 @@ class BarrierTable:
         self.finished: dict[str, FinishedBarrier] = {}
         """The latest finished instance of each name, oldest first."""
         self.restored_at: float | None = None
-        """When the server took up this life after a restart; None if it has seen all of it."""
+        """When the server took up this generation after a restart; None if it has seen all of it."""
         self.restored_epoch = 0
         """The cluster's epoch at that time."""
 
@@ -87,7 +87,7 @@ class BarrierTable:
         self,
         name: str,
         error: CoreError | None,
-        turn: Turn,
+        transaction: Transaction,
         *,
         epoch: int | None = None,
         without: Collection[Task] = (),
@@ -97,7 +97,7 @@ class BarrierTable:
         Args:
             name: The barrier's name.
             error: Why it failed, None if it succeeded.
-            turn: The present event.
+            transaction: The present event.
             epoch: The cluster's epoch when it was over; None for the current one.
             without: Who is there, but does not belong to this instance.
         """
@@ -105,20 +105,21 @@ class BarrierTable:
         epoch = self.roster.epoch if epoch is None else epoch
         if error is not None:
             error.epoch = epoch
-        self.remember(name, instance.number, instance.participants, error, epoch, turn)
-        seats = self.roster.seats
-        sessions = [seats[task].session for task in instance.arrived if task not in without]
-        turn.push(
+        self.remember(name, instance.number, instance.participants, error, epoch, transaction)
+        slots = self.roster.slots
+        sessions = [slots[task].session for task in instance.arrived if task not in without]
+        transaction.push(
             (session for session in sessions if session is not None),
             BarrierResult(name, instance.number, error, epoch),
         )
-        turn.note(
+        transaction.note(
             barrier_ended(
                 self.cluster, name, instance.number, len(instance.participants),
-                turn.now - instance.started_at, error, frozenset() if error is None else instance.missing(),
+                transaction.now - instance.started_at, error,
+                frozenset() if error is None else instance.missing(),
             )
         )  # fmt: skip
-        turn.unsettled.add(self.cluster)
+        transaction.unsettled.add(self.cluster)
 
     def remember(
         self,
@@ -127,7 +128,7 @@ class BarrierTable:
         participants: frozenset[Task],
         error: CoreError | None,
         epoch: int,
-        turn: Turn,
+        transaction: Transaction,
     ) -> None:
         """Keeps a result in place of the name's last one; forgets the oldest beyond the limit."""
         everyone = participants is self.roster.everyone
@@ -135,11 +136,11 @@ class BarrierTable:
         lazy = error is None
         self.finished.pop(name, None)
         self.finished[name] = finished
-        turn.persist(self.cluster, records.BARRIER, name, records.encode_barrier(finished), lazy=lazy)
+        transaction.persist(self.cluster, records.BARRIER, name, records.encode_barrier(finished), lazy=lazy)
         if len(self.finished) > self.limits.max_barriers:
             oldest = next(iter(self.finished))
             del self.finished[oldest]
-            turn.persist(self.cluster, records.BARRIER, oldest, None, lazy=lazy)
+            transaction.persist(self.cluster, records.BARRIER, oldest, None, lazy=lazy)
 
     def participants(self, finished: FinishedBarrier) -> frozenset[Task]:
         """Returns who took part in a finished instance."""
@@ -153,12 +154,12 @@ class BarrierTable:
         last = self.finished.get(name)
         return 0 if last is None else last.number + 1
 
-    def end(self, turn: Turn) -> None:
-        """Forgets everything: the cluster's life is over."""
+    def end(self, transaction: Transaction) -> None:
+        """Forgets everything: the cluster's generation is over."""
         for name in list(self.under_way):
             self.drop(name)
         for name in self.finished:
-            turn.persist(self.cluster, records.BARRIER, name, None)
+            transaction.persist(self.cluster, records.BARRIER, name, None)
         self.finished.clear()
 
     def status(self) -> tuple[BarrierStatus, ...]:
@@ -168,18 +169,18 @@ class BarrierTable:
                 name,
                 current.number,
                 tuple(current.arrived),
-                tuple(sorted(current.missing(), key=seat_order)),
+                tuple(sorted(current.missing(), key=slot_order)),
                 current.started_at,
                 current.deadline,
             )
             for name, current in self.under_way.items()
         )
 
-    def seats(self, instance: Instance) -> list[Seat]:
-        """Returns the seats of those who are there, in order of arrival."""
-        return [self.roster.seats[task] for task in instance.arrived]
+    def slots(self, instance: Instance) -> list[TaskSlot]:
+        """Returns the task slots of those who are there, in order of arrival."""
+        return [self.roster.slots[task] for task in instance.arrived]
 
 
-def seat_order(task: Task) -> tuple[str, int]:
+def slot_order(task: Task) -> tuple[str, int]:
     """Sorts tasks; faster than comparing them."""
     return task.job, task.index

@@ -6,7 +6,7 @@ cancellation. The latest finished instance of a name is remembered, so that a pa
 reached gets the same result when it presents its arrival again, even after a crash of the server.
 
 In a cluster with the restart policy REJOIN, a participant that is lost or fails takes only its own arrival
-away: the instance waits for the next holder of its seat. That one has not counted instances, and leaves the
+away: the instance waits for the next holder of its slot. That one has not counted instances, and leaves the
 number to the server ("blind") until it was told a result. An instance that ended after it had registered did
 so with it, or is a failure that concerns it: so the latest such instance is its own if it asks again. All
 others are over without it.
@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dmesh_server.core import validation, wording
-from dmesh_server.core.barrier_table import BarrierTable, Instance, seat_order
+from dmesh_server.core import messages, validation
+from dmesh_server.core.barrier_table import BarrierTable, Instance, slot_order
 from dmesh_server.core.effects import BarrierResult
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import CancelBarrier, EnterBarrier
 from dmesh_server.core.liveness import Watchdog
 from dmesh_server.core.model import Liveness, Member, MemberState, Task
 from dmesh_server.core.records import FinishedBarrier
-from dmesh_server.core.roster import Seat
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.roster import TaskSlot
+from dmesh_server.core.transaction import Transaction
 
 _SLIM_FROM = 64
 """From this many members on, an error's members come without their devices and addresses."""
@@ -35,7 +35,7 @@ _RETURN = 5.0
 
 
 class Barriers:
-    """The rules of the barriers of one life of a cluster."""
+    """The rules of the barriers of one generation of a cluster."""
 
     def __init__(self, table: BarrierTable, watchdog: Watchdog, *, rejoin: bool) -> None:
         self._table = table
@@ -44,38 +44,38 @@ class Barriers:
         self._cluster = table.cluster
         self._roster = table.roster
 
-    def enter(self, seat: Seat, event: EnterBarrier, turn: Turn) -> None:
+    def enter(self, slot: TaskSlot, event: EnterBarrier, transaction: Transaction) -> None:
         """Lets a member arrive. A refusal concerns only the caller and is pushed to its session."""
         try:
-            self._enter(seat, event, turn)
+            self._enter(slot, event, transaction)
         except CoreError as error:
             number = self._table.next_number(event.name) if event.instance < 0 else event.instance
             epoch = self._roster.epoch
             refusal = CoreError(error.kind, error.message, error.members, epoch)
-            turn.push((event.session,), BarrierResult(event.name, number, refusal, epoch))
+            transaction.push((event.session,), BarrierResult(event.name, number, refusal, epoch))
 
-    def _enter(self, seat: Seat, event: EnterBarrier, turn: Turn) -> None:
+    def _enter(self, slot: TaskSlot, event: EnterBarrier, transaction: Transaction) -> None:
         validation.barrier(event.name, event.instance, event.timeout)
         current = self._table.under_way.get(event.name)
         participants = self._participants(event, current)
-        if seat.task not in participants:
+        if slot.task not in participants:
             raise CoreError(
                 ErrorKind.BARRIER_MISMATCH,
-                f"{wording.name(seat.snapshot())} called barrier {wording.quote(event.name)} for "
-                f"{wording.tasks(participants)} without being one of them. Only its participants may call a "
+                f"{messages.name(slot.snapshot())} called barrier {messages.quote(event.name)} for "
+                f"{messages.tasks(participants)} without being one of them. Only its participants may call a "
                 "barrier.",
             )
         last = self._table.finished.get(event.name)
-        if last is not None and (event.instance == last.number or self._had_part(seat, event, last)):
-            self._tell_again(seat, event, participants, last, turn)
+        if last is not None and (event.instance == last.number or self._had_part(slot, event, last)):
+            self._tell_again(slot, event, participants, last, transaction)
         elif current is not None:
-            self._join(seat, event, participants, current, turn)
+            self._join(slot, event, participants, current, transaction)
         else:
-            self._begin(seat, event, participants, last, turn)
+            self._begin(slot, event, participants, last, transaction)
 
-    def _had_part(self, seat: Seat, event: EnterBarrier, last: FinishedBarrier) -> bool:
-        """Tells whether a member that took another's seat, and does not count, asks for a result again."""
-        return event.instance < 0 and bool(seat.former) and last.epoch >= seat.epoch
+    def _had_part(self, slot: TaskSlot, event: EnterBarrier, last: FinishedBarrier) -> bool:
+        """Tells whether a member that took another's slot, and does not count, asks for a result again."""
+        return event.instance < 0 and bool(slot.former) and last.epoch >= slot.epoch
 
     def _participants(self, event: EnterBarrier, current: Instance | None) -> frozenset[Task]:
         if not event.participants:
@@ -86,91 +86,96 @@ class Barriers:
             if not self._roster.knows(task):
                 raise CoreError(
                     ErrorKind.UNKNOWN_TASK,
-                    f"barrier {wording.quote(event.name)}: "
-                    f"/job:{wording.quote(task.job)[1:-1]}/task:{task.index} is not a task of cluster "
-                    f"{wording.quote(self._cluster)}, which consists of "
-                    f"{wording.tasks(self._roster.everyone)}",
+                    f"barrier {messages.quote(event.name)}: "
+                    f"/job:{messages.quote(task.job)[1:-1]}/task:{task.index} is not a task of cluster "
+                    f"{messages.quote(self._cluster)}, which consists of "
+                    f"{messages.tasks(self._roster.everyone)}",
                 )
         participants = frozenset(event.participants)
         if len(participants) != len(event.participants):
             twice = next(task for task in sorted(participants) if event.participants.count(task) > 1)
             raise validation.invalid(
-                f"barrier {wording.quote(event.name)}: {twice} is listed twice as a participant"
+                f"barrier {messages.quote(event.name)}: {twice} is listed twice as a participant"
             )
         return self._roster.everyone if participants == self._roster.everyone else participants
 
     def _tell_again(
         self,
-        seat: Seat,
+        slot: TaskSlot,
         event: EnterBarrier,
         participants: frozenset[Task],
         last: FinishedBarrier,
-        turn: Turn,
+        transaction: Transaction,
     ) -> None:
         expected = self._table.participants(last)
         if participants != expected:
             raise CoreError(
                 ErrorKind.BARRIER_MISMATCH,
                 f"{_title(event.name, last.number)} is already over; it was called for "
-                f"{wording.tasks(expected)}, but {wording.name(seat.snapshot())} called it for "
-                f"{wording.tasks(participants)}. Give barriers of different groups different names.",
+                f"{messages.tasks(expected)}, but {messages.name(slot.snapshot())} called it for "
+                f"{messages.tasks(participants)}. Give barriers of different groups different names.",
             )
-        turn.push((event.session,), BarrierResult(event.name, last.number, last.error, last.epoch))
+        transaction.push((event.session,), BarrierResult(event.name, last.number, last.error, last.epoch))
 
     def _join(
-        self, seat: Seat, event: EnterBarrier, participants: frozenset[Task], current: Instance, turn: Turn
+        self,
+        slot: TaskSlot,
+        event: EnterBarrier,
+        participants: frozenset[Task],
+        current: Instance,
+        transaction: Transaction,
     ) -> None:
         number = current.number
         if event.instance not in (-1, number):
-            guessed = len(current.blind) == len(current.arrived) and self._may_know_better(seat)
+            guessed = len(current.blind) == len(current.arrived) and self._may_know_better(slot)
             if not guessed or event.instance < number:
-                raise self._wrong_number(seat, event, number, "is under way")
+                raise self._wrong_number(slot, event, number, "is under way")
             number = event.instance
-        if seat.task not in current.participants:
+        if slot.task not in current.participants:
             raise CoreError(
                 ErrorKind.BARRIER_MISMATCH,
                 f"{_title(event.name, current.number)} is under way for "
-                f"{wording.tasks(current.participants)}; {wording.name(seat.snapshot())} is not one of them "
-                f"and called it for {wording.tasks(participants)}. Give barriers of different groups "
-                "different names.",
+                f"{messages.tasks(current.participants)}; {messages.name(slot.snapshot())} is not one of "
+                f"them and called it for {messages.tasks(participants)}. Give barriers of different "
+                "groups different names.",
             )
         if participants is not current.participants and participants != current.participants:
             first = self._roster.describe(next(iter(current.arrived)))
             error = CoreError(
                 ErrorKind.BARRIER_MISMATCH,
                 f"{_title(event.name, current.number)} failed: its callers disagree on who takes part. "
-                f"{wording.name(first)} called it for {wording.tasks(current.participants)}, "
-                f"{wording.name(seat.snapshot())} for {wording.tasks(participants)}. "
+                f"{messages.name(first)} called it for {messages.tasks(current.participants)}, "
+                f"{messages.name(slot.snapshot())} for {messages.tasks(participants)}. "
                 "All participants must give the same list.",
-                (first, seat.snapshot()),
+                (first, slot.snapshot()),
             )
-            current.arrived[seat.task] = None
-            self._table.finish(event.name, error, turn)
+            current.arrived[slot.task] = None
+            self._table.finish(event.name, error, transaction)
             return
         current.number = number
-        if seat.task not in current.arrived:
-            current.arrived[seat.task] = None
-            current.latest = turn.now
+        if slot.task not in current.arrived:
+            current.arrived[slot.task] = None
+            current.latest = transaction.now
         if event.instance < 0:
-            current.blind.add(seat.task)
-        if seat.liveness is Liveness.STUCK:
-            turn.unsettled.add(self._cluster)
+            current.blind.add(slot.task)
+        if slot.liveness is Liveness.STUCK:
+            transaction.unsettled.add(self._cluster)
         if len(current.arrived) == len(current.participants):
-            self._table.finish(event.name, None, turn)
+            self._table.finish(event.name, None, transaction)
 
     def _begin(
         self,
-        seat: Seat,
+        slot: TaskSlot,
         event: EnterBarrier,
         participants: frozenset[Task],
         last: FinishedBarrier | None,
-        turn: Turn,
+        transaction: Transaction,
     ) -> None:
         number = event.instance
         if last is not None:
-            ahead = number > last.number + 1 and self._may_know_better(seat)
+            ahead = number > last.number + 1 and self._may_know_better(slot)
             if number not in (-1, last.number + 1) and not ahead:
-                raise self._wrong_number(seat, event, last.number + 1, "is next")
+                raise self._wrong_number(slot, event, last.number + 1, "is next")
             number = number if ahead else last.number + 1
         elif number < 0:
             number = 0
@@ -178,60 +183,66 @@ class Barriers:
         if len(table.under_way) >= table.limits.max_barriers:
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED,
-                f"barrier {wording.quote(event.name)} cannot begin: {len(table.under_way)} barriers are "
-                f"under way in cluster {wording.quote(self._cluster)}, which is the server's limit",
+                f"barrier {messages.quote(event.name)} cannot begin: {len(table.under_way)} barriers are "
+                f"under way in cluster {messages.quote(self._cluster)}, which is the server's limit",
             )
         instance = Instance(
-            number, participants, event.participants, {seat.task: None}, turn.now, turn.now, event.timeout
+            number,
+            participants,
+            event.participants,
+            {slot.task: None},
+            transaction.now,
+            transaction.now,
+            event.timeout,
         )
         if event.instance < 0:
-            instance.blind.add(seat.task)
+            instance.blind.add(slot.task)
         departed = [gone for task, gone in self._roster.departed.items() if task in participants]
         departed = [gone for gone in departed if self._ends_barriers(gone)]
         if not departed and event.timeout is not None and len(participants) > 1:
-            instance.deadline = turn.now + event.timeout
+            instance.deadline = transaction.now + event.timeout
             if table.restored_at is not None:
                 instance.deadline = max(instance.deadline, table.restored_at + _RETURN)
         table.begin(event.name, instance)
-        if seat.liveness is Liveness.STUCK:
-            turn.unsettled.add(self._cluster)
+        if slot.liveness is Liveness.STUCK:
+            transaction.unsettled.add(self._cluster)
         if departed:
             members = tuple(gone.snapshot() for gone in departed)
             fates = "; ".join(
-                f"{wording.name(m)} {wording.fate_of(m)}" for m in members[: wording.MAX_DESCRIBED]
+                f"{messages.name(m)} {messages.fate_of(m)}" for m in members[: messages.MAX_DESCRIBED]
             )
-            more = wording.tasks(member.task for member in members[wording.MAX_DESCRIBED :])
-            self._fail(event.name, fates + (f"; also gone: {more}" if more else ""), members, turn)
+            more = messages.tasks(member.task for member in members[messages.MAX_DESCRIBED :])
+            self._fail(event.name, fates + (f"; also gone: {more}" if more else ""), members, transaction)
         elif len(participants) == 1:
-            table.finish(event.name, None, turn)
+            table.finish(event.name, None, transaction)
         else:
-            self._watchdog.arm(turn)
+            self._watchdog.arm(transaction)
 
-    def _may_know_better(self, seat: Seat) -> bool:
+    def _may_know_better(self, slot: TaskSlot) -> bool:
         """Tells whether a member may know of instances that the server has forgotten in a crash."""
-        return self._table.restored_at is not None and seat.epoch <= self._table.restored_epoch
+        return self._table.restored_at is not None and slot.epoch <= self._table.restored_epoch
 
-    def _ends_barriers(self, departed: Seat) -> bool:
-        """Tells whether a departure fails the barriers, because nobody can take the seat."""
+    def _ends_barriers(self, departed: TaskSlot) -> bool:
+        """Tells whether a departure fails the barriers, because nobody can take the task slot."""
         return not self._rejoin or departed.state is MemberState.LEFT
 
-    def member_departed(self, seat: Seat, turn: Turn) -> None:
+    def member_departed(self, slot: TaskSlot, transaction: Transaction) -> None:
         """Fails every barrier that the departed member takes part in, or takes its arrivals away."""
         under_way = self._table.under_way
-        concerned = [name for name, current in under_way.items() if seat.task in current.participants]
-        if not self._ends_barriers(seat):
+        concerned = [name for name, current in under_way.items() if slot.task in current.participants]
+        if not self._ends_barriers(slot):
             for name in concerned:
                 current = under_way[name]
-                current.arrived.pop(seat.task, None)
-                current.blind.discard(seat.task)
+                current.arrived.pop(slot.task, None)
+                current.blind.discard(slot.task)
                 if not current.arrived:
                     self._table.drop(name)
             return
-        member = seat.snapshot()
+        member = slot.snapshot()
         for name in concerned:
-            self._fail(name, f"{wording.name(member)} {wording.fate_of(member)}", (member,), turn)
+            self._fail(name, f"{messages.name(member)} {messages.fate_of(member)}", (member,), transaction)
 
-    def cancel(self, seat: Seat, event: CancelBarrier, turn: Turn) -> None:
+    def cancel(self, slot: TaskSlot, event: CancelBarrier, transaction: Transaction) -> None:
         """Ends a barrier for all its participants.
 
         Raises:
@@ -240,24 +251,26 @@ class Barriers:
         validation.barrier(event.name, event.instance, None)
         current = self._table.under_way.get(event.name)
         concerned = current is not None and event.instance in (-1, current.number)
-        if current is not None and concerned and seat.task not in current.participants:
+        if current is not None and concerned and slot.task not in current.participants:
             raise CoreError(
                 ErrorKind.BARRIER_MISMATCH,
-                f"{_title(event.name, current.number)} is for {wording.tasks(current.participants)}; "
-                f"{wording.name(seat.snapshot())} is not one of them and cannot cancel it",
+                f"{_title(event.name, current.number)} is for {messages.tasks(current.participants)}; "
+                f"{messages.name(slot.snapshot())} is not one of them and cannot cancel it",
             )
-        member = seat.snapshot()
-        self._cancel(event.name, event.instance, wording.name(member), (member,), turn)
+        member = slot.snapshot()
+        self._cancel(event.name, event.instance, messages.name(member), (member,), transaction)
 
-    def stop(self, name: str, instance: int, by: str, turn: Turn) -> bool:
+    def stop(self, name: str, instance: int, by: str, transaction: Transaction) -> bool:
         """Ends a barrier for all its participants on somebody's behalf who is none; False: it was cancelled.
 
         Raises:
             CoreError: The instance is not under way.
         """
-        return self._cancel(name, instance, by, (), turn)
+        return self._cancel(name, instance, by, (), transaction)
 
-    def _cancel(self, name: str, instance: int, by: str, members: tuple[Member, ...], turn: Turn) -> bool:
+    def _cancel(
+        self, name: str, instance: int, by: str, members: tuple[Member, ...], transaction: Transaction
+    ) -> bool:
         current = self._table.under_way.get(name)
         last = self._table.finished.get(name)
         if current is not None and instance in (-1, current.number):
@@ -266,7 +279,7 @@ class Barriers:
                 f"{_title(name, current.number)} was cancelled by {by} after {current} had arrived",
                 members,
             )
-            self._table.finish(name, error, turn)
+            self._table.finish(name, error, transaction)
             return True
         if last is not None and instance in (-1, last.number):
             if last.error is not None and last.error.kind is ErrorKind.BARRIER_CANCELLED:
@@ -279,13 +292,13 @@ class Barriers:
         which = f" (instance {instance})" if instance >= 0 else ""
         raise CoreError(
             ErrorKind.BARRIER_MISMATCH,
-            f"barrier {wording.quote(name)}{which} cannot be cancelled: it is not under way",
+            f"barrier {messages.quote(name)}{which} cannot be cancelled: it is not under way",
         )
 
-    def time_out(self, name: str, turn: Turn) -> None:
+    def time_out(self, name: str, transaction: Transaction) -> None:
         """Ends a barrier whose time is over."""
         current = self._table.under_way[name]
-        missing = tuple(self._roster.describe(task) for task in sorted(current.missing(), key=seat_order))
+        missing = tuple(self._roster.describe(task) for task in sorted(current.missing(), key=slot_order))
         never = sum(1 for member in missing if member.incarnation == 0)
         advice = []
         if never:
@@ -300,14 +313,14 @@ class Barriers:
             advice.append("Those that are gone can be replaced: start a new process for each of them.")
         error = CoreError(
             ErrorKind.BARRIER_TIMEOUT,
-            f"{_title(name, current.number)} timed out after {wording.seconds(current.timeout or 0.0)}: "
+            f"{_title(name, current.number)} timed out after {messages.seconds(current.timeout or 0.0)}: "
             f"{len(missing)} of {len(current.participants)} tasks are missing: "
-            f"{wording.listing(missing, turn.now)}. " + " ".join(advice),
+            f"{messages.listing(missing, transaction.now)}. " + " ".join(advice),
             _slim(missing),
         )
-        self._table.finish(name, error, turn)
+        self._table.finish(name, error, transaction)
 
-    def _fail(self, name: str, cause: str, members: tuple[Member, ...], turn: Turn) -> None:
+    def _fail(self, name: str, cause: str, members: tuple[Member, ...], transaction: Transaction) -> None:
         current = self._table.under_way[name]
         error = CoreError(
             ErrorKind.BARRIER_FAILED,
@@ -315,12 +328,12 @@ class Barriers:
             "on without a member: find out why it is gone (its log, its exit code) and start the job again.",
             _slim(members),
         )
-        self._table.finish(name, error, turn)
+        self._table.finish(name, error, transaction)
 
-    def _wrong_number(self, seat: Seat, event: EnterBarrier, number: int, what: str) -> CoreError:
+    def _wrong_number(self, slot: TaskSlot, event: EnterBarrier, number: int, what: str) -> CoreError:
         return CoreError(
             ErrorKind.BARRIER_MISMATCH,
-            f"{wording.name(seat.snapshot())} called barrier {wording.quote(event.name)} for instance "
+            f"{messages.name(slot.snapshot())} called barrier {messages.quote(event.name)} for instance "
             f"{event.instance} (so many it has finished), but instance {number} {what}. "
             "It called the barrier more or less often than the others: all participants of a name must take "
             "part in each of its instances. Give barriers of different groups different names.",
@@ -328,7 +341,7 @@ class Barriers:
 
 
 def _title(name: str, number: int) -> str:
-    return f"barrier {wording.quote(name)} (instance {number})"
+    return f"barrier {messages.quote(name)} (instance {number})"
 
 
 def _slim(members: tuple[Member, ...]) -> tuple[Member, ...]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dmesh_server.core import records, wording
+from dmesh_server.core import messages, records
+from dmesh_server.core.barrier_reconciliation import BarrierReconciliation
 from dmesh_server.core.barrier_table import BarrierTable
 from dmesh_server.core.barriers import Barriers
 from dmesh_server.core.deadlines import NoticeDue
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.happenings import ClusterEnded, ClusterFormed
 from dmesh_server.core.key_value import KeyValueStore
 from dmesh_server.core.liveness import Watchdog
+from dmesh_server.core.log_events import ClusterEnded, ClusterFormed
 from dmesh_server.core.model import ClusterState, Member, RestartPolicy, Task
-from dmesh_server.core.passing import Passing
-from dmesh_server.core.records import Life
-from dmesh_server.core.roster import Roster, Seat
+from dmesh_server.core.records import Generation
+from dmesh_server.core.roster import Roster, TaskSlot
 from dmesh_server.core.shared import Shared
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.transaction import Transaction
 
 
 @dataclass(slots=True)
@@ -32,40 +32,40 @@ class Cluster:
     """A cluster by name, through all its lives.
 
     A life lasts from its first registration until its last member has departed. Its keys, changes and
-    barriers end with it; who was in it, and what became of them, is kept for people until the next life
+    barriers end with it; who was in it, and what became of them, is kept for people until the next generation
     begins.
     """
 
-    def __init__(self, name: str, life: Life, epoch: int, shared: ServerState) -> None:
+    def __init__(self, name: str, generation: Generation, epoch: int, shared: ServerState) -> None:
         self.name = name
         self.limits = shared.limits
         self.deadlines = shared.deadlines
         self._shared = shared
-        self._start(life, epoch)
+        self._start(generation, epoch)
 
-    def _start(self, life: Life, epoch: int) -> None:
-        self.life = life
+    def _start(self, generation: Generation, epoch: int) -> None:
+        self.generation = generation
         """What is fixed for the current, or last, life."""
-        self.settings = life.settings
+        self.settings = generation.settings
         """What can be set for each cluster."""
-        self.rejoin = life.settings.restart_policy is RestartPolicy.REJOIN
-        """Whether the seats of lost and failed members may be taken again."""
-        self.roster = Roster(life.jobs, epoch)
+        self.rejoin = generation.settings.restart_policy is RestartPolicy.REJOIN
+        """Whether the task slots of lost and failed members may be taken again."""
+        self.roster = Roster(generation.jobs, epoch)
         """Its members."""
         self.table = BarrierTable(self.name, self.roster, self._shared)
         """Its barriers."""
-        self.watchdog = Watchdog(self.table, life.settings.stuck_after, self._shared)
+        self.watchdog = Watchdog(self.table, generation.settings.stuck_after, self._shared)
         """Who of its members gets nowhere."""
         self.barriers = Barriers(self.table, self.watchdog, rejoin=self.rejoin)
         """The rules of its barriers."""
-        self.passing = Passing(self.table)
+        self.reconciliation = BarrierReconciliation(self.table)
         """What its members say that they have passed."""
         self.store = KeyValueStore(self.name, self._shared)
         """Its keys."""
-        self.untold: list[Seat] = []
+        self.untold: list[TaskSlot] = []
         """Departures that the sessions have not been told of."""
-        self.untold_rejoined: dict[Task, Seat] = {}
-        """New holders of seats of departed members that the sessions have not been told of."""
+        self.untold_rejoined: dict[Task, TaskSlot] = {}
+        """New holders of task slots of departed members that the sessions have not been told of."""
         self.leave_due = float("-inf")
         """Until when they are held back if all of them left in good order."""
         self.untold_loss = False
@@ -77,93 +77,95 @@ class Cluster:
 
     @property
     def epoch(self) -> int:
-        """Grows with every change of membership, through all lives."""
+        """Grows with every change of membership, through all generations."""
         return self.roster.epoch
 
     @property
     def ended(self) -> bool:
-        """True if all members have departed: the next registration begins a new life."""
+        """True if all members have departed: the next registration begins a new generation."""
         return self.roster.active == 0
 
-    def begin(self, life: Life, turn: Turn) -> None:
-        """Begins a new life in place of one that has ended."""
-        self.forget_members(turn)
-        self._start(life, self.epoch)
-        turn.persist(self.name, records.CLUSTER, "", records.encode_life(life))
-        turn.note(ClusterFormed(self.name, life.incarnation, len(self.roster.everyone)))
+    def begin(self, generation: Generation, transaction: Transaction) -> None:
+        """Begins a new generation in place of one that has ended."""
+        self.forget_members(transaction)
+        self._start(generation, self.epoch)
+        transaction.persist(self.name, records.CLUSTER, "", records.encode_generation(generation))
+        transaction.note(ClusterFormed(self.name, generation.incarnation, len(self.roster.everyone)))
 
-    def end(self, turn: Turn) -> None:
+    def end(self, transaction: Transaction) -> None:
         """Ends the life: its last member has departed."""
         self.dismiss_waiters(
             CoreError(
                 ErrorKind.CLUSTER_ENDING,
-                f"cluster {wording.quote(self.name)} has ended: all its members have departed, and its keys "
+                f"cluster {messages.quote(self.name)} has ended: all its members have departed, and its keys "
                 "are gone",
             ),
-            turn,
+            transaction,
         )
-        turn.note(ClusterEnded(self.name, self.epoch))
+        transaction.note(ClusterEnded(self.name, self.epoch))
         self.deadlines.cancel(NoticeDue(self.name))
         self.untold.clear()
         self.untold_loss = False
         self.untold_rejoined.clear()
         self.watchdog.end()
-        self.table.end(turn)
-        self.store.end(turn)
+        self.table.end(transaction)
+        self.store.end(transaction)
         self.store = KeyValueStore(self.name, self._shared)
 
-    def forget(self, turn: Turn) -> None:
+    def forget(self, transaction: Transaction) -> None:
         """Removes every durable trace of a cluster that has ended."""
-        self.forget_members(turn)
-        turn.persist(self.name, records.CLUSTER, "", None)
-        turn.persist(self.name, records.CLUSTER, "epoch", None)
+        self.forget_members(transaction)
+        transaction.persist(self.name, records.CLUSTER, "", None)
+        transaction.persist(self.name, records.CLUSTER, "epoch", None)
 
-    def forget_members(self, turn: Turn) -> None:
-        """Removes the members of an ended life, with the answers kept for them, from what is durable."""
-        for seat in self.roster.seats.values():
-            turn.persist(self.name, records.MEMBER, records.seat_key(seat.task), None)
-            self.forget_replies(seat, turn)
+    def forget_members(self, transaction: Transaction) -> None:
+        """Removes the members of an ended generation, with the answers kept for them, from the store."""
+        for slot in self.roster.slots.values():
+            transaction.persist(self.name, records.MEMBER, records.slot_key(slot.task), None)
+            self.forget_replies(slot, transaction)
 
-    def forget_replies(self, seat: Seat, turn: Turn) -> None:
-        """Removes the answers kept for the holder of a seat from what is durable."""
-        for slot in seat.replies.slots():
-            turn.persist(self.name, records.REPLY, records.reply_key(seat.task, slot), None)
+    def forget_replies(self, slot: TaskSlot, transaction: Transaction) -> None:
+        """Removes the answers kept for the holder of a task slot from what is durable."""
+        for place in slot.replies.places():
+            transaction.persist(self.name, records.REPLY, records.reply_key(slot.task, place), None)
 
-    def dismiss_waiters(self, error: CoreError, turn: Turn) -> None:
+    def dismiss_waiters(self, error: CoreError, transaction: Transaction) -> None:
         """Answers every blocked read and ends every watch with an error."""
         for token in self.store.waiters.tokens():
-            self.store.dismiss(token, error, turn)
+            self.store.dismiss(token, error, transaction)
 
-    def bind(self, seat: Seat, session: int) -> int | None:
-        """Attaches a session to a seat; returns the one that it replaces."""
-        replaced = self.unbind(seat)
-        self.roster.bind(seat, session)
+    def bind(self, slot: TaskSlot, session: int) -> int | None:
+        """Attaches a session to a task slot; returns the one that it replaces."""
+        replaced = self.unbind(slot)
+        self.roster.bind(slot, session)
         self._shared.sessions[session] = self
         return replaced
 
-    def unbind(self, seat: Seat) -> int | None:
-        """Detaches the seat's session; returns it."""
-        session = self.roster.unbind(seat)
+    def unbind(self, slot: TaskSlot) -> int | None:
+        """Detaches the task slot's session; returns it."""
+        session = self.roster.unbind(slot)
         if session is not None:
             del self._shared.sessions[session]
         return session
 
-    def advance_epoch(self, turn: Turn) -> None:
+    def advance_epoch(self, transaction: Transaction) -> None:
         """Notes a change of membership."""
         self.roster.epoch += 1
-        turn.persist(self.name, records.CLUSTER, "epoch", records.encode_number(self.epoch))
+        transaction.persist(self.name, records.CLUSTER, "epoch", records.encode_number(self.epoch))
 
-    def persist_seat(self, seat: Seat, turn: Turn) -> None:
-        """Makes the holder of a seat durable."""
-        holder = records.Holder(seat.snapshot(), seat.request_id, seat.epoch, seat.former)
-        turn.persist(self.name, records.MEMBER, records.seat_key(seat.task), records.encode_holder(holder))
+    def persist_slot(self, slot: TaskSlot, transaction: Transaction) -> None:
+        """Makes the holder of a task slot durable."""
+        holder = records.MemberRecord(slot.snapshot(), slot.request_id, slot.epoch, slot.former)
+        transaction.persist(
+            self.name, records.MEMBER, records.slot_key(slot.task), records.encode_member(holder)
+        )
 
     def state(self, known_epoch: int = 0) -> ClusterState:
         """Returns the cluster as it is now; without members if the caller knows the current epoch."""
         members: tuple[Member, ...] = () if known_epoch == self.epoch else self.roster.members()
         return ClusterState(
             self.name,
-            self.life.incarnation,
+            self.generation.incarnation,
             self.epoch,
             self.roster.jobs,
             members,

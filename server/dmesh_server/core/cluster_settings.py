@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dmesh_server.core import wording
+from dmesh_server.core import messages
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import ClusterSettings, Limits, Member, RestartPolicy
 from dmesh_server.core.validation import invalid
@@ -31,7 +31,7 @@ def decide(wish: ClusterSettings, limits: Limits, tasks: int) -> ClusterSettings
     Args:
         wish: What the client wishes.
         limits: What the server allows, and has for those who wish for nothing.
-        tasks: Seats of the cluster.
+        tasks: Task slots of the cluster.
 
     Raises:
         CoreError: INVALID_ARGUMENT: the wish cannot be fulfilled.
@@ -108,8 +108,8 @@ def compare(
         if wished not in ("", has):
             raise CoreError(
                 ErrorKind.SPEC_MISMATCH,
-                f"{who} wants another {what} ({wished}) than cluster {wording.quote(cluster)} has ({has}), "
-                f"which was formed by {wording.name(founder)}. {_ADVICE} ({_VARIABLES[what]}).",
+                f"{who} wants another {what} ({wished}) than cluster {messages.quote(cluster)} has ({has}), "
+                f"which was formed by {messages.name(founder)}. {_ADVICE} ({_VARIABLES[what]}).",
                 (founder,),
             )
 

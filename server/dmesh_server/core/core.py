@@ -23,8 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar, assert_never
 
-from dmesh_server.core import membership, operations, records, registration, validation, wording
-from dmesh_server.core.census import Census
+from dmesh_server.core import membership, messages, operations, records, registration, validation
 from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.cluster_settings import decide
 from dmesh_server.core.deadlines import (
@@ -79,11 +78,12 @@ from dmesh_server.core.events import (
     Tick,
 )
 from dmesh_server.core.model import Caller, ClusterState, Limits, MemberState
-from dmesh_server.core.records import Life
+from dmesh_server.core.records import Generation
 from dmesh_server.core.replies import RememberedAnswer, completed, had_effect, without_value
 from dmesh_server.core.restoring import FLOOR, restore_all
-from dmesh_server.core.roster import Seat
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.roster import TaskSlot
+from dmesh_server.core.transaction import Transaction
+from dmesh_server.core.views import ClusterViews
 
 _Request = TypeVar("_Request", bound=Request)
 
@@ -108,7 +108,7 @@ class Core:
         self._deadlines = self._shared.deadlines
         self._shortest_interval = limits.heartbeat_interval
         """The shortest heartbeat interval of any cluster so far."""
-        self.census = Census(self._clusters)
+        self.views = ClusterViews(self._clusters)
         """What there is to see of them."""
         self._epoch_floor = 0
         """The highest epoch of any cluster forgotten, so that epochs grow even through that."""
@@ -117,14 +117,14 @@ class Core:
 
     def apply(self, event: Event, now: float) -> list[Effect]:
         """Changes the state as `event` demands and returns what is to be done about it, in order."""
-        turn = Turn(now)
+        transaction = Transaction(now)
         due = self._deadlines.next()
         if due is not None and now - due > self._shortest_interval:
             self._forgive(now - due, now)
-        self._dispatch(event, turn)
-        while turn.unsettled:
-            self._settle(self._clusters[turn.unsettled.pop()], turn)
-        return turn.effects()
+        self._dispatch(event, transaction)
+        while transaction.unsettled:
+            self._settle(self._clusters[transaction.unsettled.pop()], transaction)
+        return transaction.effects()
 
     def next_deadline(self) -> float | None:
         """Returns when the runtime must apply a `Tick`; None: not before something else happens. Cheap."""
@@ -160,217 +160,241 @@ class Core:
 
     # What can happen, the most frequent first.
 
-    def _dispatch(self, event: Event, turn: Turn) -> None:
+    def _dispatch(self, event: Event, transaction: Transaction) -> None:
         match event:
             case Heartbeat():
-                self._heartbeat(event, turn)
+                self._heartbeat(event, transaction)
             case EnterBarrier():
-                self._enter_barrier(event, turn)
+                self._enter_barrier(event, transaction)
             case KvGet():
-                self._answer(event, turn, self._kv_get)
+                self._answer(event, transaction, self._kv_get)
             case KvSet():
-                self._write_keys(event, turn, lambda cluster: cluster.store.set(event, turn))
+                self._write_keys(event, transaction, lambda cluster: cluster.store.set(event, transaction))
             case KvIncrement():
-                self._mutate(event, turn, lambda cluster, seat: cluster.store.increment(event, turn))
+                self._mutate(
+                    event, transaction, lambda cluster, slot: cluster.store.increment(event, transaction)
+                )
             case KvCompareAndSet():
-                self._mutate(event, turn, lambda cluster, seat: cluster.store.compare_and_set(event, turn))
+                self._mutate(
+                    event,
+                    transaction,
+                    lambda cluster, slot: cluster.store.compare_and_set(event, transaction),
+                )
             case KvDelete():
-                self._write_keys(event, turn, lambda cluster: cluster.store.delete(event, turn))
+                self._write_keys(event, transaction, lambda cluster: cluster.store.delete(event, transaction))
             case KvGetMany():
                 self._answer(
-                    event, turn, lambda event, turn: self._reader(event, turn)[0].store.get_many(event)
+                    event,
+                    transaction,
+                    lambda event, transaction: self._reader(event, transaction)[0].store.get_many(event),
                 )
             case KvList():
-                self._answer(event, turn, lambda event, turn: self._reader(event, turn)[0].store.list(event))
+                self._answer(
+                    event,
+                    transaction,
+                    lambda event, transaction: self._reader(event, transaction)[0].store.list(event),
+                )
             case KvWatch():
-                self._answer(event, turn, self._kv_watch)
+                self._answer(event, transaction, self._kv_watch)
             case Tick():
-                self._tick(turn)
+                self._tick(transaction)
             case Abandon():
                 store = self._shared.waiting.get(event.token)
                 if store is not None:
-                    store.dismiss(event.token, None, turn)
+                    store.dismiss(event.token, None, transaction)
             case Attach():
-                self._answer(event, turn, self._attach)
+                self._answer(event, transaction, self._attach)
             case SessionClosed():
                 cluster = self._shared.sessions.get(event.session)
                 if cluster is not None:
-                    membership.session_closed(cluster, cluster.roster.sessions[event.session], turn)
+                    membership.session_closed(cluster, cluster.roster.sessions[event.session], transaction)
             case Register():
-                self._answer(event, turn, self._register)
+                self._answer(event, transaction, self._register)
             case CancelBarrier():
                 self._mutate(
-                    event, turn, lambda cluster, seat: self._cancel_barrier(cluster, seat, event, turn)
+                    event,
+                    transaction,
+                    lambda cluster, slot: self._cancel_barrier(cluster, slot, event, transaction),
                 )
             case GetClusterState():
                 self._answer(
-                    event, turn, lambda event, turn: self._reader(event, turn)[0].state(event.known_epoch)
+                    event,
+                    transaction,
+                    lambda event, transaction: self._reader(event, transaction)[0].state(event.known_epoch),
                 )
             case ListClusters():
-                turn.reply(
+                transaction.reply(
                     event.token,
                     Clusters(tuple(self._clusters[name].state() for name in sorted(self._clusters))),
                 )
             case Leave():
-                self._answer(event, turn, self._leave)
+                self._answer(event, transaction, self._leave)
             case ReportError():
                 self._mutate(
-                    event, turn, lambda cluster, seat: self._report_error(cluster, seat, event, turn)
+                    event,
+                    transaction,
+                    lambda cluster, slot: self._report_error(cluster, slot, event, transaction),
                 )
             case ReportStatus() | ReportWaiting():
-                self._report(event, turn)
+                self._report(event, transaction)
             case StopBarrier() | Evict() | DropKey():
-                self._answer(event, turn, self._operate)
+                self._answer(event, transaction, self._operate)
             case Shutdown():
-                self._shutdown(turn)
+                self._shutdown(transaction)
             case _:
                 assert_never(event)
 
     # Sessions.
 
-    def _heartbeat(self, event: Heartbeat, turn: Turn) -> None:
+    def _heartbeat(self, event: Heartbeat, transaction: Transaction) -> None:
         cluster = self._shared.sessions.get(event.session)
         if cluster is None:
-            self._refuse_session(event.session, turn)
+            self._refuse_session(event.session, transaction)
             return
-        seat = cluster.roster.sessions[event.session]
-        membership.seen(cluster, seat, turn)
-        if event.progress != seat.progress:
-            cluster.watchdog.progressed(seat, event.progress, turn)
-        seat.beat_at = turn.now
-        turn.push((event.session,), HeartbeatAck(event.sequence, cluster.epoch))
+        slot = cluster.roster.sessions[event.session]
+        membership.seen(cluster, slot, transaction)
+        if event.progress != slot.progress:
+            cluster.watchdog.progressed(slot, event.progress, transaction)
+        slot.beat_at = transaction.now
+        transaction.push((event.session,), HeartbeatAck(event.sequence, cluster.epoch))
 
-    def _report(self, event: ReportStatus | ReportWaiting, turn: Turn) -> None:
+    def _report(self, event: ReportStatus | ReportWaiting, transaction: Transaction) -> None:
         cluster = self._shared.sessions.get(event.session)
         if cluster is None:
-            self._refuse_session(event.session, turn)
+            self._refuse_session(event.session, transaction)
             return
-        seat = cluster.roster.sessions[event.session]
-        membership.seen(cluster, seat, turn)
+        slot = cluster.roster.sessions[event.session]
+        membership.seen(cluster, slot, transaction)
         if isinstance(event, ReportStatus):
-            cluster.watchdog.report_status(seat, event.id, event.activity, turn)
+            cluster.watchdog.report_status(slot, event.id, event.activity, transaction)
         else:
-            cluster.watchdog.report_waiting(seat, event.operation, event.tasks, event.age, turn)
+            cluster.watchdog.report_waiting(slot, event.operation, event.tasks, event.age, transaction)
 
-    def _enter_barrier(self, event: EnterBarrier, turn: Turn) -> None:
+    def _enter_barrier(self, event: EnterBarrier, transaction: Transaction) -> None:
         cluster = self._shared.sessions.get(event.session)
         if cluster is None:
-            self._refuse_session(event.session, turn)
+            self._refuse_session(event.session, transaction)
             return
-        seat = cluster.roster.sessions[event.session]
-        membership.seen(cluster, seat, turn)
-        cluster.barriers.enter(seat, event, turn)
+        slot = cluster.roster.sessions[event.session]
+        membership.seen(cluster, slot, transaction)
+        cluster.barriers.enter(slot, event, transaction)
 
-    def _refuse_session(self, session: int, turn: Turn) -> None:
+    def _refuse_session(self, session: int, transaction: Transaction) -> None:
         error = _stopping() if self.stopping else _not_attached()
-        turn.push((session,), SessionEnd(error))
+        transaction.push((session,), SessionEnd(error))
 
-    def _attach(self, event: Attach, turn: Turn) -> Answer:
+    def _attach(self, event: Attach, transaction: Transaction) -> Answer:
         cluster = self._cluster(event.caller)
-        seat = membership.authorize(cluster, event.caller, turn)
+        slot = membership.authorize(cluster, event.caller, transaction)
         if event.session in self._shared.sessions:
             raise validation.invalid(f"session {event.session} is attached already")
-        membership.attach(cluster, seat, event, turn)
+        membership.attach(cluster, slot, event, transaction)
         return Attached(cluster.epoch)
 
     # Membership.
 
-    def _register(self, event: Register, turn: Turn) -> Answer:
+    def _register(self, event: Register, transaction: Transaction) -> Answer:
         name = event.caller.cluster
         validation.cluster_name(name)
         cluster = self._clusters.get(name)
-        event = registration.seated(event, cluster, turn)
+        event = registration.seated(event, cluster, transaction)
         task = validation.caller_task(event.caller)
-        seat = cluster.roster.seats.get(task) if cluster else None
-        if cluster is not None and seat is not None and registration.is_holder(cluster, seat, event, turn):
-            return registration.registered(cluster, seat)
+        slot = cluster.roster.slots.get(task) if cluster else None
+        if (
+            cluster is not None
+            and slot is not None
+            and registration.is_member(cluster, slot, event, transaction)
+        ):
+            return registration.registered(cluster, slot)
         if cluster is not None and not cluster.ended:
             registration.check_registration(event, cluster, self.limits)
-            registration.check_free(cluster, task, turn)
+            registration.check_free(cluster, task, transaction)
         else:
             registration.check_registration(event, None, self.limits)
             validation.jobs(event.jobs, self.limits)
             settings = decide(event.settings, self.limits, sum(len(job.addresses) for job in event.jobs))
-            life = Life(event.fresh_incarnation, event.fresh_secret, event.jobs, settings)
+            generation = Generation(event.fresh_incarnation, event.fresh_secret, event.jobs, settings)
             if cluster is None:
-                self._make_room(name, turn)
-                cluster = self._clusters[name] = Cluster(name, life, self._epoch_floor, self._shared)
-            cluster.begin(life, turn)
+                self._make_room(name, transaction)
+                cluster = self._clusters[name] = Cluster(name, generation, self._epoch_floor, self._shared)
+            cluster.begin(generation, transaction)
             self._note_interval(cluster)
             self._ended.pop(name, None)
-        return registration.registered(cluster, registration.admit(cluster, event, task, turn))
+        return registration.registered(cluster, registration.admit(cluster, event, task, transaction))
 
     def _note_interval(self, cluster: Cluster) -> None:
         self._shortest_interval = min(self._shortest_interval, cluster.settings.heartbeat_interval)
 
-    def _make_room(self, name: str, turn: Turn) -> None:
+    def _make_room(self, name: str, transaction: Transaction) -> None:
         """Forgets the cluster that ended first, if there are as many as there may be."""
         if len(self._clusters) < self.limits.max_clusters:
             return
         if not self._ended:
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED,
-                f"cluster {wording.quote(name)} cannot begin: {len(self._clusters)} clusters are running, "
+                f"cluster {messages.quote(name)} cannot begin: {len(self._clusters)} clusters are running, "
                 "which is the server's limit",
             )
         oldest = next(iter(self._ended))
         del self._ended[oldest]
         forgotten = self._clusters.pop(oldest)
-        forgotten.forget(turn)
+        forgotten.forget(transaction)
         self._epoch_floor = max(self._epoch_floor, forgotten.epoch)
-        turn.persist("", records.CLUSTER, FLOOR, records.encode_number(self._epoch_floor))
+        transaction.persist("", records.CLUSTER, FLOOR, records.encode_number(self._epoch_floor))
 
-    def _leave(self, event: Leave, turn: Turn) -> Answer:
+    def _leave(self, event: Leave, transaction: Transaction) -> Answer:
         validation.request_id(event.request_id)
         validation.reason(event.reason, required=False)
         validation.caller_task(event.caller)
         cluster = self._cluster(event.caller)
-        seat = membership.find(cluster, event.caller, turn)
-        if not seat.state.departed:
-            cluster.passing.take(seat, event.passed, turn)
-            seat.last_seen_at = turn.now
+        slot = membership.find(cluster, event.caller, transaction)
+        if not slot.state.departed:
+            cluster.reconciliation.take(slot, event.passed, transaction)
+            slot.last_seen_at = transaction.now
             state = MemberState.FAILED if event.reason and not event.clean else MemberState.LEFT
-            membership.depart(cluster, seat, state, event.reason, turn)
+            membership.depart(cluster, slot, state, event.reason, transaction)
         return Done()
 
-    def _report_error(self, cluster: Cluster, seat: Seat, event: ReportError, turn: Turn) -> RememberedAnswer:
+    def _report_error(
+        self, cluster: Cluster, slot: TaskSlot, event: ReportError, transaction: Transaction
+    ) -> RememberedAnswer:
         validation.reason(event.message, required=True)
-        membership.depart(cluster, seat, MemberState.FAILED, event.message, turn)
+        membership.depart(cluster, slot, MemberState.FAILED, event.message, transaction)
         return Done()
 
-    def _settle(self, cluster: Cluster, turn: Turn) -> None:
+    def _settle(self, cluster: Cluster, transaction: Transaction) -> None:
         """Draws the conclusions from what has happened, when all of this event's is known."""
         if not cluster.ended:
-            membership.tell_changes(cluster, turn)
-            cluster.watchdog.settle(turn)
+            membership.tell_changes(cluster, transaction)
+            cluster.watchdog.settle(transaction)
         elif cluster.name not in self._ended:
-            cluster.end(turn)
+            cluster.end(transaction)
             self._ended[cluster.name] = None
 
     # Barriers and keys.
 
     def _cancel_barrier(
-        self, cluster: Cluster, seat: Seat, event: CancelBarrier, turn: Turn
+        self, cluster: Cluster, slot: TaskSlot, event: CancelBarrier, transaction: Transaction
     ) -> RememberedAnswer:
-        cluster.barriers.cancel(seat, event, turn)
+        cluster.barriers.cancel(slot, event, transaction)
         return Done()
 
-    def _kv_get(self, event: KvGet, turn: Turn) -> Answer | None:
-        cluster, seat = self._reader(event, turn)
+    def _kv_get(self, event: KvGet, transaction: Transaction) -> Answer | None:
+        cluster, slot = self._reader(event, transaction)
         if event.timeout != 0:
             self._check_waiter(cluster, event.token)
-        return cluster.store.get(event, seat, turn)
+        return cluster.store.get(event, slot, transaction)
 
-    def _kv_watch(self, event: KvWatch, turn: Turn) -> None:
-        cluster, seat = self._reader(event, turn)
+    def _kv_watch(self, event: KvWatch, transaction: Transaction) -> None:
+        cluster, slot = self._reader(event, transaction)
         self._check_waiter(cluster, event.token)
-        cluster.store.watch(event, seat, turn)
+        cluster.store.watch(event, slot, transaction)
 
     def _check_waiter(self, cluster: Cluster, token: int) -> None:
         if cluster.ended:
             raise CoreError(
                 ErrorKind.CLUSTER_ENDING,
-                f"cluster {wording.quote(cluster.name)} has ended: all its members have departed, so there "
+                f"cluster {messages.quote(cluster.name)} has ended: all its members have departed, so there "
                 "is nothing to wait for",
             )
         if token in self._shared.waiting:
@@ -383,127 +407,137 @@ class Core:
         if cluster is None:
             raise CoreError(
                 ErrorKind.NOT_REGISTERED,
-                f"nobody has registered in a cluster {wording.quote(caller.cluster)} on this server",
+                f"nobody has registered in a cluster {messages.quote(caller.cluster)} on this server",
             )
         return cluster
 
-    def _operate(self, event: StopBarrier | Evict | DropKey, turn: Turn) -> Answer:
+    def _operate(self, event: StopBarrier | Evict | DropKey, transaction: Transaction) -> Answer:
         if event.caller.task is not None:
             raise validation.invalid("members do not operate on their cluster from outside: name no task")
         cluster = self._cluster(event.caller)
         match event:
             case StopBarrier():
-                return operations.stop_barrier(cluster, event, turn)
+                return operations.stop_barrier(cluster, event, transaction)
             case Evict():
-                return operations.evict(cluster, event, turn)
+                return operations.evict(cluster, event, transaction)
             case DropKey():
-                return operations.drop_key(cluster, event, turn)
+                return operations.drop_key(cluster, event, transaction)
 
-    def _reader(self, event: Request, turn: Turn) -> tuple[Cluster, Seat | None]:
-        """Returns the cluster that is read, and the seat of the reader; None for an observer."""
+    def _reader(self, event: Request, transaction: Transaction) -> tuple[Cluster, TaskSlot | None]:
+        """Returns the cluster that is read, and the task slot of the reader; None for an observer."""
         cluster = self._cluster(event.caller)
         if event.caller.task is None:
             return cluster, None
-        return cluster, membership.authorize(cluster, event.caller, turn)
+        return cluster, membership.authorize(cluster, event.caller, transaction)
 
-    def _answer(self, event: _Request, turn: Turn, handle: Callable[[_Request, Turn], Answer | None]) -> None:
+    def _answer(
+        self,
+        event: _Request,
+        transaction: Transaction,
+        handle: Callable[[_Request, Transaction], Answer | None],
+    ) -> None:
         """Answers a request with what `handle` returns, or its refusal; None: answered by it, or later."""
         try:
             if self.stopping and not isinstance(event, Leave | ReportError):
                 raise _stopping()
-            answer = handle(event, turn)
+            answer = handle(event, transaction)
         except CoreError as error:
             cluster = self._clusters.get(event.caller.cluster)
             answer = CoreError(error.kind, error.message, error.members, cluster.epoch if cluster else 0)
         if answer is not None:
-            turn.reply(event.token, answer)
+            transaction.reply(event.token, answer)
 
     def _mutate(
-        self, event: Mutation, turn: Turn, change: Callable[[Cluster, Seat], RememberedAnswer]
+        self,
+        event: Mutation,
+        transaction: Transaction,
+        change: Callable[[Cluster, TaskSlot], RememberedAnswer],
     ) -> None:
         """Answers a mutation: with the remembered answer if it is a retry, else by making the change."""
 
-        def handle(event: Mutation, turn: Turn) -> Answer:
+        def handle(event: Mutation, transaction: Transaction) -> Answer:
             validation.caller_task(event.caller)
             validation.request_id(event.request_id)
             cluster = self._cluster(event.caller)
-            seat = membership.find(cluster, event.caller, turn)
+            slot = membership.find(cluster, event.caller, transaction)
             call = type(event).__name__
-            remembered = seat.replies.find(event.request_id, call)
+            remembered = slot.replies.find(event.request_id, call)
             if remembered is not None:
                 return completed(remembered, event)
-            if seat.state.departed:
-                raise membership.fenced(cluster, seat)
-            membership.seen(cluster, seat, turn)
-            answer = change(cluster, seat)
+            if slot.state.departed:
+                raise membership.fenced(cluster, slot)
+            membership.seen(cluster, slot, transaction)
+            answer = change(cluster, slot)
             if had_effect(answer):
-                kept = seat.replies.add(event.request_id, call, without_value(answer))
-                key = records.reply_key(seat.task, seat.replies.slot(kept))
-                turn.persist(cluster.name, records.REPLY, key, records.encode_reply(seat.incarnation, kept))
+                kept = slot.replies.add(event.request_id, call, without_value(answer))
+                key = records.reply_key(slot.task, slot.replies.place(kept))
+                transaction.persist(
+                    cluster.name, records.REPLY, key, records.encode_reply(slot.incarnation, kept)
+                )
             return answer
 
-        self._answer(event, turn, handle)
+        self._answer(event, transaction, handle)
 
     def _write_keys(
-        self, event: KvSet | KvDelete, turn: Turn, change: Callable[[Cluster], RememberedAnswer]
+        self, event: KvSet | KvDelete, transaction: Transaction, change: Callable[[Cluster], RememberedAnswer]
     ) -> None:
         """Answers who sets or deletes keys, which observers may do as well.
 
-        An observer has no seat in which answers could be remembered: its retry is a call of its own, which
+        An observer has no slot in which answers could be remembered: its retry is a call of its own, which
         asks for the same state.
         """
 
-        def handle(event: KvSet | KvDelete, turn: Turn) -> Answer:
+        def handle(event: KvSet | KvDelete, transaction: Transaction) -> Answer:
             validation.request_id(event.request_id)
             cluster = self._cluster(event.caller)
             if cluster.ended:
                 raise CoreError(
                     ErrorKind.CLUSTER_ENDING,
-                    f"all members of cluster {wording.quote(cluster.name)} are gone: its keys are not those "
+                    f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those "
                     "of the next ones. Write them when the first of these has registered.",
                 )
             return change(cluster)
 
         if event.caller.task is None:
-            self._answer(event, turn, handle)
+            self._answer(event, transaction, handle)
         else:
-            self._mutate(event, turn, lambda cluster, seat: change(cluster))
+            self._mutate(event, transaction, lambda cluster, slot: change(cluster))
 
     # Time and the end.
 
-    def _tick(self, turn: Turn) -> None:
-        while (due := self._deadlines.pop(turn.now)) is not None:
+    def _tick(self, transaction: Transaction) -> None:
+        while (due := self._deadlines.pop(transaction.now)) is not None:
             match due:
                 case LeaseDue(name, task):
                     cluster = self._clusters[name]
-                    membership.lease_due(cluster, cluster.roster.seats[task], turn)
+                    membership.lease_due(cluster, cluster.roster.slots[task], transaction)
                 case GraceDue(name, task):
                     cluster = self._clusters[name]
-                    membership.grace_due(cluster, cluster.roster.seats[task], turn)
+                    membership.grace_due(cluster, cluster.roster.slots[task], transaction)
                 case NoticeDue(name):
-                    membership.tell_changes(self._clusters[name], turn)
+                    membership.tell_changes(self._clusters[name], transaction)
                 case StuckDue(name):
-                    self._clusters[name].watchdog.look(turn)
+                    self._clusters[name].watchdog.look(transaction)
                 case LivenessDue(name):
-                    self._clusters[name].watchdog.tell(turn)
+                    self._clusters[name].watchdog.tell(transaction)
                 case BarrierDue(name, barrier):
-                    self._clusters[name].barriers.time_out(barrier, turn)
+                    self._clusters[name].barriers.time_out(barrier, transaction)
                 case WaitDue(token):
-                    self._shared.waiting[token].time_out(token, turn)
+                    self._shared.waiting[token].time_out(token, transaction)
                 case _:
                     assert_never(due)
 
-    def _shutdown(self, turn: Turn) -> None:
+    def _shutdown(self, transaction: Transaction) -> None:
         if self.stopping:
             return
         self.stopping = True
         for cluster in self._clusters.values():
-            cluster.dismiss_waiters(_stopping(), turn)
+            cluster.dismiss_waiters(_stopping(), transaction)
             sessions = dict(cluster.roster.sessions)
-            for seat in sessions.values():
-                cluster.unbind(seat)
-                seat.state = MemberState.REGISTERED
-            turn.push(sessions, SessionEnd(_stopping()))
+            for slot in sessions.values():
+                cluster.unbind(slot)
+                slot.state = MemberState.REGISTERED
+            transaction.push(sessions, SessionEnd(_stopping()))
         # From here on nobody is declared lost and no barrier times out: that is for the successor to judge.
         self._deadlines.clear()
 

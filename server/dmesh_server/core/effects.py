@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dmesh_server.core.errors import CoreError
-from dmesh_server.core.happenings import Happening
+from dmesh_server.core.log_events import LogEvent
 from dmesh_server.core.model import (
     NO_WISHES,
     ClusterSettings,
@@ -47,14 +47,14 @@ class Registered:
     """Answers `Register`."""
 
     task: Task
-    """The seat."""
+    """The task slot."""
     cluster_incarnation: int
     epoch: int
     peer_secret: bytes = field(repr=False)
     settings: ClusterSettings = NO_WISHES
     """The cluster's, with nothing left open."""
     rejoined: bool = False
-    """The seat had an earlier holder in this life of the cluster."""
+    """The task slot had an earlier holder in this generation of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class HeartbeatAck:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """Tells a session who departed, and who took the seats of such."""
+    """Tells a session who departed, and who took the task slots of such."""
 
     epoch: int
     departed: tuple[Member, ...]
@@ -231,7 +231,7 @@ class WatchPush:
 class Noted:
     """Something happened that people may want to read of later."""
 
-    happening: Happening
+    log_event: LogEvent
 
 
 Effect = Persist | Reply | Push | WatchPush | Noted

@@ -41,14 +41,14 @@ class Mutation(Request):
 
 @dataclass(frozen=True, slots=True)
 class Register(Mutation):
-    """Takes a seat. Reply: `Registered`."""
+    """Takes a task slot. Reply: `Registered`."""
 
     jobs: tuple[Job, ...]
     process: Process
     devices: tuple[Device, ...]
     peer_addresses: tuple[str, ...]
     fresh_incarnation: int
-    """Random number for the cluster, should this registration start a new life of it."""
+    """Random number for the cluster, should this registration start a new generation of it."""
     fresh_secret: bytes = field(repr=False)
     """Random secret for the cluster, likewise."""
     settings: ClusterSettings = NO_WISHES
@@ -57,7 +57,7 @@ class Register(Mutation):
 
 @dataclass(frozen=True, slots=True)
 class Leave(Mutation):
-    """Gives a seat up; an empty reason is a clean leave. Reply: `Done`."""
+    """Gives a task slot up; an empty reason is a clean leave. Reply: `Done`."""
 
     reason: str
     passed: tuple[PassedBarrier, ...] = ()
@@ -90,7 +90,7 @@ class ListClusters:
 
 @dataclass(frozen=True, slots=True)
 class Attach(Request):
-    """Binds a session to the caller's seat. Reply: `Attached`.
+    """Binds a session to the caller's task slot. Reply: `Attached`.
 
     Replaces an older session of the same incarnation.
     """
@@ -236,7 +236,7 @@ class KvWatch(Request):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Request):
-    """Something that an operator asks for, who holds no seat. Idempotent. Reply: `Operated`."""
+    """Something that an operator asks for, who holds no task slot. Idempotent. Reply: `Operated`."""
 
     by: str
     """Who, for messages."""

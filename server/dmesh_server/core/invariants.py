@@ -41,33 +41,33 @@ def check(core: Core) -> None:
 
 def _check_members(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> None:
     roster = cluster.roster
-    assert roster.everyone == roster.seats.keys() | set(roster.vacant())
-    assert not roster.seats.keys() & set(roster.vacant())
-    assert {task for task, seat in roster.seats.items() if seat.state.departed} == roster.departed.keys()
-    fallen = {task for task, seat in roster.departed.items() if seat.state is not MemberState.LEFT}
+    assert roster.everyone == roster.slots.keys() | set(roster.vacant())
+    assert not roster.slots.keys() & set(roster.vacant())
+    assert {task for task, slot in roster.slots.items() if slot.state.departed} == roster.departed.keys()
+    fallen = {task for task, slot in roster.departed.items() if slot.state is not MemberState.LEFT}
     assert fallen == roster.fallen.keys()
     assert list(roster.members()) == [
-        roster.seats[task].snapshot()
-        for task in sorted(roster.seats, key=lambda task: (task.job, task.index))
+        roster.slots[task].snapshot()
+        for task in sorted(roster.slots, key=lambda task: (task.job, task.index))
     ]
-    assert cluster.epoch >= len(roster.seats) + len(roster.departed), "a change of membership had no epoch"
-    for task, seat in roster.seats.items():
+    assert cluster.epoch >= len(roster.slots) + len(roster.departed), "a change of membership had no epoch"
+    for task, slot in roster.slots.items():
         label = f"{cluster.name} {task}"
-        assert (seat.state is MemberState.CONNECTED) == (seat.session is not None), f"{label}: wrong state"
-        if seat.session is not None:
-            assert roster.sessions[seat.session] is seat, f"{label}: its session belongs to another"
+        assert (slot.state is MemberState.CONNECTED) == (slot.session is not None), f"{label}: wrong state"
+        if slot.session is not None:
+            assert roster.sessions[slot.session] is slot, f"{label}: its session belongs to another"
         grace, lease = GraceDue(cluster.name, task) in deadlines, LeaseDue(cluster.name, task) in deadlines
         if not stopping:
-            assert grace == (seat.closed_at is not None), f"{label}: grace without a broken session, or none"
-            leased = not seat.state.departed and seat.liveness is not Liveness.BLOCKED
+            assert grace == (slot.closed_at is not None), f"{label}: grace without a broken session, or none"
+            leased = not slot.state.departed and slot.liveness is not Liveness.BLOCKED
             assert lease == leased, f"{label}: a member without a lease, or the reverse"
-        assert seat.incarnation not in seat.former, f"{label}: its holder was declared gone before"
-        assert not seat.former or cluster.rejoin, f"{label}: taken again"
-        assert 0 < seat.epoch <= cluster.epoch, f"{label}: came in with no epoch"
-        if seat.state.departed:
-            assert seat.session is None, f"{label}: departed, but attached"
-            assert not seat.tokens, f"{label}: departed, but waiting"
-    assert len(roster.sessions) == sum(seat.session is not None for seat in roster.seats.values())
+        assert slot.incarnation not in slot.former, f"{label}: its holder was declared gone before"
+        assert not slot.former or cluster.rejoin, f"{label}: taken again"
+        assert 0 < slot.epoch <= cluster.epoch, f"{label}: came in with no epoch"
+        if slot.state.departed:
+            assert slot.session is None, f"{label}: departed, but attached"
+            assert not slot.tokens, f"{label}: departed, but waiting"
+    assert len(roster.sessions) == sum(slot.session is not None for slot in roster.slots.values())
 
 
 def _check_barriers(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> None:
@@ -97,21 +97,21 @@ def _check_barriers(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> N
 
 def _check_liveness(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> None:
     watchdog, roster = cluster.watchdog, cluster.roster
-    for task, seat in roster.seats.items():
+    for task, slot in roster.slots.items():
         label = f"{cluster.name} {task}"
-        live = seat.liveness is Liveness.LIVE
-        assert live == (not seat.complaint), f"{label}: trouble without a reason, or the reverse"
-        assert (seat.activity is not None) == (seat.liveness is Liveness.STUCK), f"{label}: wrong activity"
-        assert live or not seat.state.departed, f"{label}: departed, but blocked or stuck"
+        live = slot.liveness is Liveness.LIVE
+        assert live == (not slot.complaint), f"{label}: trouble without a reason, or the reverse"
+        assert (slot.activity is not None) == (slot.liveness is Liveness.STUCK), f"{label}: wrong activity"
+        assert live or not slot.state.departed, f"{label}: departed, but blocked or stuck"
         assert live or task in watchdog._told or task in watchdog._changed, f"{label}: nobody will be told"
         assert not live or task not in watchdog._told or task in watchdog._changed, f"{label}: likewise"
-        if seat.liveness is Liveness.STUCK:
-            question = watchdog._questions[task]
-            assert watchdog._is_waited_for(task, question), f"{label}: stuck, but nobody waits for it"
+        if slot.liveness is Liveness.STUCK:
+            query = watchdog._queries[task]
+            assert watchdog._is_waited_for(task, query), f"{label}: stuck, but nobody waits for it"
     waits = {(task, waiter) for waiter, wait in watchdog._waits.items() for task in wait.tasks}
     assert waits == {(task, waiter) for task, all_ in watchdog._waiters.items() for waiter in all_}
     if not stopping:
-        assert all(roster.seats[waiter].session is not None for waiter in watchdog._waits)
+        assert all(roster.slots[waiter].session is not None for waiter in watchdog._waits)
         waiting = bool(cluster.table.under_way or watchdog._waits)
         armed = StuckDue(cluster.name) in deadlines
         assert armed or not waiting or watchdog._stuck_after == float("inf"), "nobody looks who is stuck"
@@ -129,8 +129,8 @@ def _check_keys(cluster: Cluster, deadlines: Deadlines) -> None:
     kept = store.history.revisions()
     assert kept == list(range(store.revision - len(kept) + 1, store.revision + 1)), "the history has gaps"
     if cluster.ended:
-        assert store.revision == 0, "an ended life has keys"
-        assert not store.waiters.tokens(), "somebody waits in an ended life"
+        assert store.revision == 0, "an ended generation has keys"
+        assert not store.waiters.tokens(), "somebody waits in an ended generation"
     for token in store.waiters.tokens():
         waiter = store.waiters.of(token)
         if isinstance(waiter, BlockedRead):

@@ -1,4 +1,4 @@
-"""The key-value store of one life of a cluster: its calls, its revisions, and who is told of its changes."""
+"""The key-value store of one generation of a cluster: its calls, its revisions, its watches."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from dmesh_server.core.events import (
     KvSet,
     KvWatch,
 )
+from dmesh_server.core.messages import quote, seconds
 from dmesh_server.core.model import KeyEvent, KeyValue
 from dmesh_server.core.ordered_keys import OrderedKeys
-from dmesh_server.core.roster import Seat
+from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.shared import Shared
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.transaction import Transaction
 from dmesh_server.core.watches import BlockedRead, History, Waiters, Watch
-from dmesh_server.core.wording import quote, seconds
 
 _INTEGER = re.compile(rb"[+-]?[0-9]{1,20}")
 
@@ -54,7 +54,7 @@ class KeyValueStore:
         self.waiters = Waiters()
         """Blocked reads and watches."""
 
-    def set(self, event: KvSet, turn: Turn) -> KvRevision:
+    def set(self, event: KvSet, transaction: Transaction) -> KvRevision:
         """Sets one key."""
         validation.key(event.key, self._limits)
         validation.value(event.value, event.key, self._limits)
@@ -65,10 +65,10 @@ class KeyValueStore:
                 f"key {quote(event.key)} has a value already (since revision {old.create_revision}, "
                 f"{len(old.value)} bytes). Delete it first, or allow overwriting (allow_overwrite=True).",
             )
-        self._put(event.key, event.value, turn)
+        self._put(event.key, event.value, transaction)
         return KvRevision(self.revision)
 
-    def increment(self, event: KvIncrement, turn: Turn) -> KvIncremented:
+    def increment(self, event: KvIncrement, transaction: Transaction) -> KvIncremented:
         """Adds to an integer."""
         validation.key(event.key, self._limits)
         if event.amount not in validation.INT64:
@@ -89,40 +89,40 @@ class KeyValueStore:
                     f"key {quote(event.key)} cannot be incremented by {event.amount}: {int(old.value)} plus "
                     "that does not fit into 64 bits",
                 )
-        self._put(event.key, str(value).encode(), turn)
+        self._put(event.key, str(value).encode(), transaction)
         return KvIncremented(value, self.revision)
 
-    def compare_and_set(self, event: KvCompareAndSet, turn: Turn) -> KvCompared:
+    def compare_and_set(self, event: KvCompareAndSet, transaction: Transaction) -> KvCompared:
         """Sets one key if it is as expected."""
         validation.key(event.key, self._limits)
         validation.value(event.value, event.key, self._limits)
         old = self.keys.get(event.key)
         if (old.value if old else None) != event.expected:
             return KvCompared(False, old, self.revision)
-        return KvCompared(True, self._put(event.key, event.value, turn), self.revision)
+        return KvCompared(True, self._put(event.key, event.value, transaction), self.revision)
 
-    def delete(self, event: KvDelete, turn: Turn) -> KvDeleted:
+    def delete(self, event: KvDelete, transaction: Transaction) -> KvDeleted:
         """Deletes a key, or all keys with a prefix."""
         validation.key(event.key, self._limits, prefix=event.is_prefix)
-        return KvDeleted(self.remove(event.key, turn, is_prefix=event.is_prefix), self.revision)
+        return KvDeleted(self.remove(event.key, transaction, is_prefix=event.is_prefix), self.revision)
 
-    def remove(self, key: str, turn: Turn, *, is_prefix: bool = False) -> int:
+    def remove(self, key: str, transaction: Transaction, *, is_prefix: bool = False) -> int:
         """Removes a key that was checked, or all keys with a prefix; returns how many there were."""
         removed = self.keys.remove(key, is_prefix=is_prefix)
         if removed:
             revision = self.revision + 1
             for kv in removed:
-                turn.persist(self._cluster, records.KEY, kv.key, None)
+                transaction.persist(self._cluster, records.KEY, kv.key, None)
             self._changed(
                 tuple(
                     KeyEvent(KeyValue(kv.key, b"", kv.create_revision, revision), deleted=True)
                     for kv in removed
                 ),
-                turn,
+                transaction,
             )
         return len(removed)
 
-    def get(self, event: KvGet, seat: Seat | None, turn: Turn) -> KeyValue | None:
+    def get(self, event: KvGet, slot: TaskSlot | None, transaction: Transaction) -> KeyValue | None:
         """Reads one key; None if the caller now waits for it."""
         validation.key(event.key, self._limits)
         validation.duration(event.timeout, "the time to wait for a key", positive=False)
@@ -135,9 +135,9 @@ class KeyValueStore:
                 f"there is no key {quote(event.key)} in cluster {quote(self._cluster)} (revision "
                 f"{self.revision})",
             )
-        self._wait(BlockedRead(event.token, event.key, event.timeout, seat))
+        self._wait(BlockedRead(event.token, event.key, event.timeout, slot))
         if event.timeout is not None:
-            self._deadlines.set(WaitDue(event.token), turn.now + event.timeout)
+            self._deadlines.set(WaitDue(event.token), transaction.now + event.timeout)
         return None
 
     def get_many(self, event: KvGetMany) -> KvRead:
@@ -154,7 +154,7 @@ class KeyValueStore:
             found = (KeyValue(kv.key, b"", kv.create_revision, kv.mod_revision) for kv in found)
         return self._read(found, f"the keys with prefix {quote(event.prefix)}")
 
-    def watch(self, event: KvWatch, seat: Seat | None, turn: Turn) -> None:
+    def watch(self, event: KvWatch, slot: TaskSlot | None, transaction: Transaction) -> None:
         """Watches a prefix; replies by itself, because the changes since then follow the reply."""
         validation.key(event.prefix, self._limits, prefix=True)
         if event.from_revision < 0:
@@ -163,8 +163,8 @@ class KeyValueStore:
             raise CoreError(
                 ErrorKind.COMPACTED,
                 f"a watch from revision {event.from_revision} is not possible: cluster "
-                f"{quote(self._cluster)} is at revision {self.revision}. The cluster has begun a new life "
-                "since: read the keys again and watch from the revision of that read plus one.",
+                f"{quote(self._cluster)} is at revision {self.revision}. The cluster has begun a new "
+                "generation since: read the keys again and watch from the revision of that read plus one.",
             )
         oldest = self.history.oldest(self.revision)
         if 0 < event.from_revision < oldest:
@@ -174,19 +174,19 @@ class KeyValueStore:
                 f"since revision {oldest} (now {self.revision}). Read the keys again and watch from the "
                 "revision of that read plus one.",
             )
-        self._wait(Watch(event.token, event.prefix, seat))
-        turn.reply(event.token, KvRevision(self.revision))
+        self._wait(Watch(event.token, event.prefix, slot))
+        transaction.reply(event.token, KvRevision(self.revision))
         if event.from_revision:
             for revision, events in self.history.since(event.from_revision):
                 told = tuple(change for change in events if change.kv.key.startswith(event.prefix))
                 if told:
-                    turn.watch_push(WatchPush(event.token, revision, told))
+                    transaction.watch_push(WatchPush(event.token, revision, told))
 
-    def time_out(self, token: int, turn: Turn) -> None:
+    def time_out(self, token: int, transaction: Transaction) -> None:
         """Ends a blocked read whose time is over."""
         read = self._release(token)
         assert isinstance(read, BlockedRead)
-        turn.reply(
+        transaction.reply(
             token,
             CoreError(
                 ErrorKind.DEADLINE_EXCEEDED,
@@ -196,24 +196,24 @@ class KeyValueStore:
             ),
         )
 
-    def dismiss(self, token: int, error: CoreError | None, turn: Turn) -> None:
+    def dismiss(self, token: int, error: CoreError | None, transaction: Transaction) -> None:
         """Ends a blocked read or a watch, with an error unless whoever waited is gone."""
         waiter = self._release(token)
         if error is None:
             return
         if isinstance(waiter, BlockedRead):
-            turn.reply(token, error)
+            transaction.reply(token, error)
         elif isinstance(waiter, Watch):
-            turn.watch_push(WatchPush(token, self.revision, (), error))
+            transaction.watch_push(WatchPush(token, self.revision, (), error))
 
-    def end(self, turn: Turn) -> None:
-        """Forgets all keys and changes: the cluster's life is over."""
+    def end(self, transaction: Transaction) -> None:
+        """Forgets all keys and changes: the cluster's generation is over."""
         for key in self.keys.keys():  # noqa: SIM118 - not a dict
-            turn.persist(self._cluster, records.KEY, key, None)
+            transaction.persist(self._cluster, records.KEY, key, None)
         for revision in self.history.revisions():
-            turn.persist(self._cluster, records.CHANGE, str(revision), None)
+            transaction.persist(self._cluster, records.CHANGE, str(revision), None)
 
-    def _put(self, key: str, value: bytes, turn: Turn) -> KeyValue:
+    def _put(self, key: str, value: bytes, transaction: Transaction) -> KeyValue:
         growth = self.keys.growth(key, value)
         if growth > 0 and self.keys.size + growth > self._limits.max_store_bytes:
             raise CoreError(
@@ -226,22 +226,22 @@ class KeyValueStore:
         old = self.keys.get(key)
         kv = KeyValue(key, value, old.create_revision if old else revision, revision)
         self.keys.put(kv)
-        turn.persist(self._cluster, records.KEY, key, records.encode_key(kv))
-        self._changed((KeyEvent(kv),), turn)
+        transaction.persist(self._cluster, records.KEY, key, records.encode_key(kv))
+        self._changed((KeyEvent(kv),), transaction)
         return kv
 
-    def _changed(self, events: tuple[KeyEvent, ...], turn: Turn) -> None:
+    def _changed(self, events: tuple[KeyEvent, ...], transaction: Transaction) -> None:
         self.revision += 1
-        turn.persist(self._cluster, records.CHANGE, str(self.revision), records.encode_change(events))
+        transaction.persist(self._cluster, records.CHANGE, str(self.revision), records.encode_change(events))
         for forgotten in self.history.append(self.revision, events):
-            turn.persist(self._cluster, records.CHANGE, str(forgotten), None)
+            transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
         for event in events:
             if not event.deleted:
                 for read in self.waiters.reads_of(event.kv.key):
-                    self.dismiss(read.token, None, turn)
-                    turn.reply(read.token, event.kv)
+                    self.dismiss(read.token, None, transaction)
+                    transaction.reply(read.token, event.kv)
         for watch, told in self.waiters.watching(events):
-            turn.watch_push(WatchPush(watch.token, self.revision, told))
+            transaction.watch_push(WatchPush(watch.token, self.revision, told))
 
     def _read(self, found: Iterable[KeyValue], what: str) -> KvRead:
         kvs, size = [], 0

@@ -1,4 +1,4 @@
-"""The watchdog of one life of a cluster: which members are there but get nowhere, and who is told.
+"""The watchdog of one generation of a cluster: which members are there but get nowhere, and who is told.
 
 BLOCKED is a member whose session is attached but whose heartbeats have stayed away for a lease. STUCK is one
 whose heartbeats come, but for which others have waited longer than `stuck_after` without any progress of its
@@ -16,15 +16,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
-from dmesh_server.core import wording
-from dmesh_server.core.barrier_table import BarrierTable, seat_order
+from dmesh_server.core import messages
+from dmesh_server.core.barrier_table import BarrierTable, slot_order
 from dmesh_server.core.deadlines import LivenessDue, StuckDue
 from dmesh_server.core.effects import LivenessChange, StatusRequest
-from dmesh_server.core.happenings import LivenessTold
+from dmesh_server.core.log_events import LivenessTold
 from dmesh_server.core.model import Activity, Liveness, Member, Task
-from dmesh_server.core.roster import Seat
+from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.shared import Shared
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.transaction import Transaction
 
 _MOST_ASKED = 64
 """Members that are asked, or stuck, at a time."""
@@ -52,7 +52,7 @@ class _Wait:
 
 
 @dataclass(slots=True)
-class _Question:
+class _StatusQuery:
     """What a member was asked."""
 
     id: int
@@ -74,7 +74,7 @@ class Watchdog:
         self._looks_at = math.inf
         self._waits: dict[Task, _Wait] = {}
         self._waiters: dict[Task, dict[Task, None]] = {}
-        self._questions: dict[Task, _Question] = {}
+        self._queries: dict[Task, _StatusQuery] = {}
         self._last_id = 0
         self._changed: dict[Task, None] = {}
         self._told: dict[Task, None] = {}
@@ -82,185 +82,187 @@ class Watchdog:
 
     # What sets it going.
 
-    def arm(self, turn: Turn) -> None:
+    def arm(self, transaction: Transaction) -> None:
         """Notes that somebody waits from now on."""
         if self._looks_at == math.inf and self._stuck_after != math.inf:
-            self._look_at(turn.now + self._stuck_after)
+            self._look_at(transaction.now + self._stuck_after)
 
     def _look_at(self, when: float) -> None:
         if when < self._looks_at:
             self._looks_at = when
             self._deadlines.set(StuckDue(self._cluster), when)
 
-    def look(self, turn: Turn) -> None:
+    def look(self, transaction: Transaction) -> None:
         """Asks those who have been waited for for too long."""
         self._looks_at, ask, later = math.inf, list[tuple[Task, tuple[str, int] | None]](), math.inf
         for name, current in self._table.under_way.items():
             ripe = current.latest + self._stuck_after
-            if ripe <= turn.now:
-                missing = nsmallest(_MOST_ASKED, current.missing(), key=seat_order)
+            if ripe <= transaction.now:
+                missing = nsmallest(_MOST_ASKED, current.missing(), key=slot_order)
                 ask += [(task, (name, current.number)) for task in missing]
-                ripe = turn.now + self._stuck_after
+                ripe = transaction.now + self._stuck_after
             later = min(later, ripe)
             if len(ask) > 4 * _MOST_ASKED:
                 break
         for wait in self._waits.values():
             ask += [(task, None) for task in wait.tasks]
-            later = min(later, turn.now + self._stuck_after)
-        self._ask(ask, turn)
+            later = min(later, transaction.now + self._stuck_after)
+        self._ask(ask, transaction)
         if later != math.inf:
-            self._look_at(max(later, turn.now + _SLACK * self._stuck_after))
+            self._look_at(max(later, transaction.now + _SLACK * self._stuck_after))
 
-    def _ask(self, asked: Iterable[tuple[Task, tuple[str, int] | None]], turn: Turn) -> None:
-        recent = turn.now - (1 - _SLACK) * self._stuck_after
-        for task, known in list(self._questions.items()):
-            if known.asked_at <= recent and self._roster.seats[task].liveness is not Liveness.STUCK:
-                del self._questions[task]
+    def _ask(self, asked: Iterable[tuple[Task, tuple[str, int] | None]], transaction: Transaction) -> None:
+        recent = transaction.now - (1 - _SLACK) * self._stuck_after
+        for task, known in list(self._queries.items()):
+            if known.asked_at <= recent and self._roster.slots[task].liveness is not Liveness.STUCK:
+                del self._queries[task]
         sessions: list[int] = []
         self._last_id += 1
         for task, barrier in asked:
-            seat, known_question = self._roster.seats.get(task), self._questions.get(task)
-            if seat is None or seat.session is None:
+            slot, known_query = self._roster.slots.get(task), self._queries.get(task)
+            if slot is None or slot.session is None:
                 continue
-            if known_question is not None and known_question.asked_at > recent:
+            if known_query is not None and known_query.asked_at > recent:
                 continue
-            if known_question is None and len(self._questions) >= _MOST_ASKED:
+            if known_query is None and len(self._queries) >= _MOST_ASKED:
                 break
-            self._questions[task] = _Question(self._last_id, turn.now, barrier)
-            sessions.append(seat.session)
-        turn.push(sessions, StatusRequest(self._last_id))
+            self._queries[task] = _StatusQuery(self._last_id, transaction.now, barrier)
+            sessions.append(slot.session)
+        transaction.push(sessions, StatusRequest(self._last_id))
 
     # What members say.
 
     def report_waiting(
-        self, seat: Seat, operation: str, tasks: tuple[Task, ...], age: float, turn: Turn
+        self, slot: TaskSlot, operation: str, tasks: tuple[Task, ...], age: float, transaction: Transaction
     ) -> None:
         """Notes that a member waits for others in a collective, or for nobody any more."""
         named = dict.fromkeys(tasks[:_MOST_NAMED])
-        known = tuple(task for task in named if task in self._roster.seats and task != seat.task)
-        self._forget_wait(seat.task)
-        turn.unsettled.add(self._cluster)
+        known = tuple(task for task in named if task in self._roster.slots and task != slot.task)
+        self._forget_wait(slot.task)
+        transaction.unsettled.add(self._cluster)
         if not known:
             return
         age = age if 0 <= age < math.inf else 0.0
-        since = max(turn.now - age, seat.registered_at)
-        self._waits[seat.task] = _Wait(_clean(operation, _OPERATION), known, since)
+        since = max(transaction.now - age, slot.registered_at)
+        self._waits[slot.task] = _Wait(_clean(operation, _OPERATION), known, since)
         for task in known:
-            self._waiters.setdefault(task, {})[seat.task] = None
+            self._waiters.setdefault(task, {})[slot.task] = None
         if self._stuck_after != math.inf:
             ripe = since + self._stuck_after
-            if ripe <= turn.now:
-                self._ask([(task, None) for task in known], turn)
-                ripe = turn.now + self._stuck_after
+            if ripe <= transaction.now:
+                self._ask([(task, None) for task in known], transaction)
+                ripe = transaction.now + self._stuck_after
             self._look_at(ripe)
 
-    def report_status(self, seat: Seat, number: int, activity: Activity, turn: Turn) -> None:
+    def report_status(
+        self, slot: TaskSlot, number: int, activity: Activity, transaction: Transaction
+    ) -> None:
         """Judges a member by its answer to a question. An answer to any other is ignored."""
-        question = self._questions.get(seat.task)
-        if question is None or question.id != number:
+        query = self._queries.get(slot.task)
+        if query is None or query.id != number:
             return
-        waited_for = self._is_waited_for(seat.task, question)
+        waited_for = self._is_waited_for(slot.task, query)
         age = activity.age if 0 <= activity.age < math.inf else 0.0
         # It gets on: others have waited for it for so long, but it has not stood still for as long.
         gets_on = age < self._stuck_after / 2
-        if not waited_for or gets_on or self._waits_itself(seat.task):
-            self._settle_live(seat, turn)
+        if not waited_for or gets_on or self._waits_itself(slot.task):
+            self._settle_live(slot, transaction)
             if waited_for and gets_on:
-                question.asked_at = turn.now - age
-                self._look_at(turn.now + self._stuck_after - age)
+                query.asked_at = transaction.now - age
+                self._look_at(transaction.now + self._stuck_after - age)
             return
         stack = tuple(_clean(frame, _FRAME) for frame in activity.stack[-_FRAMES:])
         activity = Activity(_clean(activity.operation, _OPERATION), age, stack)
-        before = seat.activity
+        before = slot.activity
         news = (
-            seat.liveness is not Liveness.STUCK
+            slot.liveness is not Liveness.STUCK
             or before is None
             or (before.operation, before.stack[-1:]) != (activity.operation, stack[-1:])
         )
-        seat.liveness, seat.activity = Liveness.STUCK, activity
-        seat.complaint = self._complaint(seat.task, question, turn.now)
-        if turn.now - age > seat.beat_at:
+        slot.liveness, slot.activity = Liveness.STUCK, activity
+        slot.complaint = self._complaint(slot.task, query, transaction.now)
+        if transaction.now - age > slot.beat_at:
             # Its last progress is younger than its last heartbeat: the next one counts it, and is no news.
-            seat.progress = None
+            slot.progress = None
         if news:
-            self._note(seat, turn)
+            self._note(slot, transaction)
 
-    def progressed(self, seat: Seat, progress: int, turn: Turn) -> None:
+    def progressed(self, slot: TaskSlot, progress: int, transaction: Transaction) -> None:
         """Notes that a member's count of progress has changed."""
-        known, seat.progress = seat.progress is not None, progress
+        known, slot.progress = slot.progress is not None, progress
         if known:
-            self._settle_live(seat, turn)
+            self._settle_live(slot, transaction)
 
     # What becomes of members.
 
-    def block(self, seat: Seat, complaint: str, turn: Turn) -> None:
+    def block(self, slot: TaskSlot, complaint: str, transaction: Transaction) -> None:
         """Notes that a member's heartbeats stay away although its session is attached."""
-        seat.liveness, seat.complaint, seat.activity = Liveness.BLOCKED, complaint, None
-        self._note(seat, turn)
+        slot.liveness, slot.complaint, slot.activity = Liveness.BLOCKED, complaint, None
+        self._note(slot, transaction)
 
-    def unblock(self, seat: Seat, turn: Turn) -> None:
+    def unblock(self, slot: TaskSlot, transaction: Transaction) -> None:
         """Notes a sign of life of a blocked member."""
-        seat.liveness, seat.complaint = Liveness.LIVE, ""
-        self._note(seat, turn)
+        slot.liveness, slot.complaint = Liveness.LIVE, ""
+        self._note(slot, transaction)
 
-    def attached(self, session: int, turn: Turn) -> None:
+    def attached(self, session: int, transaction: Transaction) -> None:
         """Tells a new session, which takes everybody to be live, of those who are not."""
         count = len(self._roster.sessions)
         listed = list(self._told)[: self._room(count)]
         if listed:
-            turn.push((session,), LivenessChange(tuple(self._shown(task, count) for task in listed)))
+            transaction.push((session,), LivenessChange(tuple(self._shown(task, count) for task in listed)))
 
-    def detached(self, seat: Seat, turn: Turn) -> None:
+    def detached(self, slot: TaskSlot, transaction: Transaction) -> None:
         """Notes that a member's session broke: what it reported to wait for is not known any more."""
-        if self._forget_wait(seat.task):
-            turn.unsettled.add(self._cluster)
+        if self._forget_wait(slot.task):
+            transaction.unsettled.add(self._cluster)
 
-    def departed(self, seat: Seat) -> None:
+    def departed(self, slot: TaskSlot) -> None:
         """Forgets a member. The others learn of its departure, which says more than its liveness did."""
-        self._forget_wait(seat.task)
-        self._questions.pop(seat.task, None)
-        self._changed.pop(seat.task, None)
-        self._told.pop(seat.task, None)
-        seat.liveness, seat.complaint, seat.activity = Liveness.LIVE, "", None
+        self._forget_wait(slot.task)
+        self._queries.pop(slot.task, None)
+        self._changed.pop(slot.task, None)
+        self._told.pop(slot.task, None)
+        slot.liveness, slot.complaint, slot.activity = Liveness.LIVE, "", None
 
     def end(self) -> None:
-        """Forgets everything: the cluster's life is over."""
+        """Forgets everything: the cluster's generation is over."""
         self._deadlines.cancel(StuckDue(self._cluster))
         self._deadlines.cancel(LivenessDue(self._cluster))
         self._looks_at = math.inf
-        for known in (self._waits, self._waiters, self._questions, self._changed, self._told):
+        for known in (self._waits, self._waiters, self._queries, self._changed, self._told):
             known.clear()
 
-    def settle(self, turn: Turn) -> None:
+    def settle(self, transaction: Transaction) -> None:
         """Draws the conclusions when all of an event is known: who is waited for no more, who is told."""
-        for task, question in list(self._questions.items()):
-            seat = self._roster.seats[task]
-            if seat.liveness is Liveness.STUCK and (
-                not self._is_waited_for(task, question) or self._waits_itself(task)
+        for task, query in list(self._queries.items()):
+            slot = self._roster.slots[task]
+            if slot.liveness is Liveness.STUCK and (
+                not self._is_waited_for(task, query) or self._waits_itself(task)
             ):
-                self._settle_live(seat, turn)
-        self.tell(turn)
+                self._settle_live(slot, transaction)
+        self.tell(transaction)
 
-    def tell(self, turn: Turn) -> None:
+    def tell(self, transaction: Transaction) -> None:
         """Tells the sessions what has changed: the first at once, what follows soon after it together."""
         if not self._changed:
             return
-        if turn.now < self._quiet_until:
+        if transaction.now < self._quiet_until:
             self._deadlines.set(LivenessDue(self._cluster), self._quiet_until)
             return
         sessions = self._roster.sessions
-        self._quiet_until = turn.now + self._limits.quiet(len(sessions))
+        self._quiet_until = transaction.now + self._limits.quiet(len(sessions))
         listed = list(self._changed)[: self._room(len(sessions))]
         for task in listed:
             del self._changed[task]
-            if self._roster.seats[task].liveness is Liveness.LIVE:
+            if self._roster.slots[task].liveness is Liveness.LIVE:
                 self._told.pop(task, None)
             else:
                 self._told[task] = None
         shown = tuple(self._shown(task, len(sessions)) for task in listed)
-        turn.push(sessions, LivenessChange(shown))
+        transaction.push(sessions, LivenessChange(shown))
         for member in shown:
-            turn.note(LivenessTold(self._cluster, member))
+            transaction.note(LivenessTold(self._cluster, member))
         if self._changed:
             self._deadlines.set(LivenessDue(self._cluster), self._quiet_until)
 
@@ -276,40 +278,40 @@ class Watchdog:
                 del self._waiters[task]
         return wait is not None
 
-    def _settle_live(self, seat: Seat, turn: Turn) -> None:
-        if seat.liveness is Liveness.STUCK:
-            seat.liveness, seat.complaint, seat.activity = Liveness.LIVE, "", None
-            self._note(seat, turn)
+    def _settle_live(self, slot: TaskSlot, transaction: Transaction) -> None:
+        if slot.liveness is Liveness.STUCK:
+            slot.liveness, slot.complaint, slot.activity = Liveness.LIVE, "", None
+            self._note(slot, transaction)
 
-    def _note(self, seat: Seat, turn: Turn) -> None:
+    def _note(self, slot: TaskSlot, transaction: Transaction) -> None:
         """Lets everybody be told, unless what they were told is true again."""
-        if seat.liveness is Liveness.LIVE and seat.task not in self._told:
-            self._changed.pop(seat.task, None)
+        if slot.liveness is Liveness.LIVE and slot.task not in self._told:
+            self._changed.pop(slot.task, None)
         else:
-            self._changed[seat.task] = None
-        turn.unsettled.add(self._cluster)
+            self._changed[slot.task] = None
+        transaction.unsettled.add(self._cluster)
 
-    def _is_waited_for(self, task: Task, question: _Question) -> bool:
+    def _is_waited_for(self, task: Task, query: _StatusQuery) -> bool:
         """Tells whether those on whose behalf a member was asked still wait for it."""
-        if question.barrier is None:
+        if query.barrier is None:
             return task in self._waiters
-        name, number = question.barrier
+        name, number = query.barrier
         current = self._table.under_way.get(name)
         return current is not None and current.number == number and task not in current.arrived
 
-    def _complaint(self, task: Task, question: _Question, now: float) -> str:
+    def _complaint(self, task: Task, query: _StatusQuery, now: float) -> str:
         """Returns who has waited for a member for how long, and where."""
-        if question.barrier is not None:
-            current = self._table.under_way[question.barrier[0]]
+        if query.barrier is not None:
+            current = self._table.under_way[query.barrier[0]]
             count, since = len(current.arrived), current.latest
-            where = f"at barrier {wording.quote(question.barrier[0])}"
+            where = f"at barrier {messages.quote(query.barrier[0])}"
         else:
             waits = [self._waits[waiter] for waiter in self._waiters[task]]
             longest = min(waits, key=lambda wait: wait.since)
             count, since = len(waits), longest.since
             where = f"in {longest.operation or 'a collective'}"
         have = "1 member has" if count == 1 else f"{count} members have"
-        return f"{have} waited for it for {wording.seconds(now - since)} {where}"
+        return f"{have} waited for it for {messages.seconds(now - since)} {where}"
 
     def _waits_itself(self, task: Task) -> bool:
         """Tells whether a member waits, in the end, for another one that does not wait itself.
@@ -334,7 +336,7 @@ class Watchdog:
             yield from wait.tasks
         for current in self._table.under_way.values():
             if task in current.arrived:
-                yield from nsmallest(_MOST_NAMED, current.missing(), key=seat_order)
+                yield from nsmallest(_MOST_NAMED, current.missing(), key=slot_order)
 
     # Notices.
 
@@ -344,7 +346,7 @@ class Watchdog:
 
     def _shown(self, task: Task, sessions: int) -> Member:
         """Returns a member as others are told of it: the more there are, the less of its stack."""
-        member = self._roster.seats[task].snapshot()
+        member = self._roster.slots[task].snapshot()
         activity = member.activity
         if activity is not None:
             kept = max(1, min(_FRAMES, 500 // max(sessions, 1)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Task:
-    """One seat of a cluster."""
+    """One task slot of a cluster."""
 
     job: str
     """Name of the job."""
@@ -20,7 +20,7 @@ class Task:
 
 
 class MemberState(enum.Enum):
-    """What became of the holder of a seat. The values are the wire's."""
+    """What became of the holder of a task slot. The values are the wire's."""
 
     REGISTERED = 1
     CONNECTED = 2
@@ -127,12 +127,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The holder of a seat at one moment."""
+    """The holder of a task slot at one moment."""
 
     task: Task
-    """The seat."""
+    """The task slot."""
     incarnation: int
-    """Random number of the process; 0 for a vacant seat."""
+    """Random number of the process; 0 for a vacant task."""
     state: MemberState
     """What became of it."""
     process: Process
@@ -160,7 +160,7 @@ class Caller:
     cluster: str
     """Name of the cluster."""
     task: Task | None = None
-    """The caller's seat."""
+    """The caller's task slot."""
     incarnation: int = 0
     """The caller's incarnation."""
 
@@ -233,7 +233,7 @@ class ClusterState:
     name: str
     """Its name."""
     incarnation: int
-    """Random number of this life of the cluster."""
+    """Random number of this generation of the cluster."""
     epoch: int
     """Grows with every change of membership."""
     jobs: tuple[Job, ...]
@@ -241,7 +241,7 @@ class ClusterState:
     members: tuple[Member, ...]
     """Its members, sorted by task."""
     vacant: tuple[Task, ...]
-    """Seats that nobody has taken yet, sorted."""
+    """Task slots that nobody has taken yet, sorted."""
     barriers: tuple[BarrierStatus, ...]
     """Barriers under way, oldest first."""
 
@@ -290,7 +290,7 @@ class Limits:
     max_passed: int = 1_024
     """Passed barriers that a client may present at once."""
     max_rejoins: int = 1_000
-    """Processes that one after another may take the same seat in one life of a cluster."""
+    """Processes that one after another may take the same task slot in one generation of a cluster."""
     max_waiters: int = 100_000
     """Blocked reads and watches of one cluster."""
     watch_history: int = 10_000
@@ -319,9 +319,9 @@ class Limits:
 
 
 EMPTY_PROCESS = Process()
-"""Stands for the holder of a vacant seat."""
+"""Stands for the holder of a vacant task."""
 
 
-def vacant_seat(task: Task) -> Member:
-    """Describes a seat that nobody has taken, so that errors can name it like any member."""
+def vacant_task(task: Task) -> Member:
+    """Describes a task slot that nobody has taken, so that errors can name it like any member."""
     return Member(task, 0, MemberState.REGISTERED, EMPTY_PROCESS, (), (), 0.0, 0.0, "never registered")

@@ -1,4 +1,4 @@
-"""What operators may do to a cluster from outside: they hold no seat in it.
+"""What operators may do to a cluster from outside: they hold no task slot in it.
 
 Each names exactly what it is about (an incarnation, an instance, a revision), and asks for a state, not for a
 change: if it is so already, nothing happens and the answer is the same. So a call may be repeated, also after
@@ -7,16 +7,16 @@ a restart of the server, and never hits what came after.
 
 from __future__ import annotations
 
-from dmesh_server.core import membership, validation, wording
+from dmesh_server.core import membership, messages, validation
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.effects import Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DropKey, Evict, StopBarrier
 from dmesh_server.core.model import MemberState
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.transaction import Transaction
 
 
-def stop_barrier(cluster: Cluster, event: StopBarrier, turn: Turn) -> Operated:
+def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction) -> Operated:
     """Fails a barrier for all its participants.
 
     Raises:
@@ -25,43 +25,45 @@ def stop_barrier(cluster: Cluster, event: StopBarrier, turn: Turn) -> Operated:
     _who(event.by)
     if event.instance < 0:
         raise validation.invalid(
-            f"barrier {wording.quote(event.name)}: say which instance is to be cancelled"
+            f"barrier {messages.quote(event.name)}: say which instance is to be cancelled"
         )
-    return Operated(cluster.barriers.stop(event.name, event.instance, f"an operator ({event.by})", turn))
+    return Operated(
+        cluster.barriers.stop(event.name, event.instance, f"an operator ({event.by})", transaction)
+    )
 
 
-def evict(cluster: Cluster, event: Evict, turn: Turn) -> Operated:
-    """Declares a member failed. It is told to end, and may not act for its seat any more.
+def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
+    """Declares a member failed. It is told to end, and may not act for its task slot any more.
 
     Raises:
-        CoreError: That process never held the seat.
+        CoreError: That process never held the task slot.
     """
     _who(event.by)
     validation.reason(event.reason, required=False)
-    label = wording.label(event.task)
+    label = messages.label(event.task)
     if not cluster.roster.knows(event.task):
         raise CoreError(
             ErrorKind.UNKNOWN_TASK,
-            f"{label} is not a task of cluster {wording.quote(cluster.name)}, which consists of "
-            f"{wording.tasks(cluster.roster.everyone)}",
+            f"{label} is not a task of cluster {messages.quote(cluster.name)}, which consists of "
+            f"{messages.tasks(cluster.roster.everyone)}",
         )
-    seat = cluster.roster.seats.get(event.task)
-    if seat is None or (seat.incarnation != event.incarnation and event.incarnation not in seat.former):
-        holder = "nobody holds it" if seat is None else f"it is held by {wording.name(seat.snapshot())}"
+    slot = cluster.roster.slots.get(event.task)
+    if slot is None or (slot.incarnation != event.incarnation and event.incarnation not in slot.former):
+        holder = "nobody holds it" if slot is None else f"it is held by {messages.name(slot.snapshot())}"
         raise CoreError(
             ErrorKind.NOT_REGISTERED,
             f"{label} was never held by a process of incarnation {event.incarnation:016x}: {holder}. Look up "
             "the member again.",
         )
-    if seat.incarnation != event.incarnation or seat.state.departed:
+    if slot.incarnation != event.incarnation or slot.state.departed:
         return Operated(changed=False)
     why = f": {event.reason}" if event.reason else ""
     reason = f"evicted by an operator ({event.by}){why}"[: validation.MAX_REASON]
-    membership.depart(cluster, seat, MemberState.FAILED, reason, turn)
+    membership.depart(cluster, slot, MemberState.FAILED, reason, transaction)
     return Operated(changed=True)
 
 
-def drop_key(cluster: Cluster, event: DropKey, turn: Turn) -> Operated:
+def drop_key(cluster: Cluster, event: DropKey, transaction: Transaction) -> Operated:
     """Deletes a key, unless it was changed since the operator looked at it.
 
     Raises:
@@ -76,10 +78,10 @@ def drop_key(cluster: Cluster, event: DropKey, turn: Turn) -> Operated:
     if found.mod_revision != event.revision:
         raise CoreError(
             ErrorKind.KEY_EXISTS,
-            f"key {wording.quote(event.key)} was changed: it is of revision {found.mod_revision}, not "
+            f"key {messages.quote(event.key)} was changed: it is of revision {found.mod_revision}, not "
             f"{event.revision}. Look at it again before you delete it.",
         )
-    cluster.store.remove(event.key, turn)
+    cluster.store.remove(event.key, transaction)
     return Operated(changed=True)
 
 

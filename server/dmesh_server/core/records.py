@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision, Record
 from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.messages import ranges
 from dmesh_server.core.model import (
     Activity,
     ClusterSettings,
@@ -30,7 +31,6 @@ from dmesh_server.core.model import (
     Task,
 )
 from dmesh_server.core.replies import Remembered, RememberedAnswer
-from dmesh_server.core.wording import ranges
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ FORMAT = 3
 CLUSTER = "cluster"
 """Kind: a cluster's life (key "") and epoch ("epoch"); of no cluster, the floor of epochs ("floor")."""
 MEMBER = "member"
-"""Kind: the holder of a seat, by JOB/INDEX."""
+"""Kind: the holder of a task slot, by JOB/INDEX."""
 KEY = "key"
 """Kind: a key of the key-value store."""
 CHANGE = "change"
@@ -62,8 +62,8 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """What is fixed for one life of a cluster."""
+class Generation:
+    """What is fixed for one generation of a cluster."""
 
     incarnation: int
     secret: bytes
@@ -76,8 +76,8 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """What is durable of the holder of a seat."""
+class MemberRecord:
+    """What is durable of the holder of a task slot."""
 
     member: Member
     """The times in it are not durable: a monotonic clock means nothing to the next process."""
@@ -101,7 +101,7 @@ class FinishedBarrier:
     """The cluster's, when it was over."""
 
 
-def seat_key(task: Task) -> str:
+def slot_key(task: Task) -> str:
     """Returns the key of a member's record."""
     return f"{task.job}/{task.index}"
 
@@ -116,14 +116,14 @@ def encode_number(number: int) -> bytes:
     return str(number).encode()
 
 
-def encode_life(life: Life) -> bytes:
-    """Encodes what is fixed for one life of a cluster."""
-    settings = life.settings
+def encode_generation(generation: Generation) -> bytes:
+    """Encodes what is fixed for one generation of a cluster."""
+    settings = generation.settings
     return _dump(
         {
-            "incarnation": life.incarnation,
-            "secret": base64.b64encode(life.secret).decode(),
-            "jobs": [[job.name, list(job.addresses)] for job in life.jobs],
+            "incarnation": generation.incarnation,
+            "secret": base64.b64encode(generation.secret).decode(),
+            "jobs": [[job.name, list(job.addresses)] for job in generation.jobs],
             "settings": [
                 (settings.restart_policy or RestartPolicy.FAIL_FAST).value,
                 settings.heartbeat_interval,
@@ -134,8 +134,8 @@ def encode_life(life: Life) -> bytes:
     )
 
 
-def encode_holder(holder: Holder) -> bytes:
-    """Encodes the holder of a seat."""
+def encode_member(holder: MemberRecord) -> bytes:
+    """Encodes the holder of a task slot."""
     return _dump(
         {
             **_member(holder.member),
@@ -204,13 +204,13 @@ def decode_number(record: Record) -> int:
     return _decoded(record, lambda value: int(value.decode("ascii")))
 
 
-def decode_life(record: Record) -> Life:
-    """Decodes what is fixed for one life of a cluster."""
+def decode_generation(record: Record) -> Generation:
+    """Decodes what is fixed for one generation of a cluster."""
 
-    def decode(value: bytes) -> Life:
+    def decode(value: bytes) -> Generation:
         data = json.loads(value)
         policy, interval, lease, stuck_after = data["settings"]
-        return Life(
+        return Generation(
             int(data["incarnation"]),
             base64.b64decode(data["secret"], validate=True),
             tuple(Job(str(name), tuple(map(str, addresses))) for name, addresses in data["jobs"]),
@@ -220,12 +220,12 @@ def decode_life(record: Record) -> Life:
     return _decoded(record, decode)
 
 
-def decode_holder(record: Record) -> Holder:
-    """Decodes the holder of a seat; its times are 0."""
+def decode_member(record: Record) -> MemberRecord:
+    """Decodes the holder of a task slot; its times are 0."""
 
-    def decode(value: bytes) -> Holder:
+    def decode(value: bytes) -> MemberRecord:
         data = json.loads(value)
-        return Holder(
+        return MemberRecord(
             _read_member(data), str(data["request_id"]), int(data["epoch"]), tuple(map(int, data["former"]))
         )
 
@@ -263,7 +263,7 @@ def decode_barrier(record: Record) -> FinishedBarrier:
 
 
 def decode_reply(record: Record) -> tuple[Task, int, Remembered]:
-    """Decodes a remembered answer: whose seat, which incarnation's, and the answer."""
+    """Decodes a remembered answer: whose task slot, which incarnation's, and the answer."""
 
     def decode(value: bytes) -> tuple[Task, int, Remembered]:
         job, index, _ = record.key.split("/")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import KvCompareAndSet, Mutation
-from dmesh_server.core.wording import quote
+from dmesh_server.core.messages import quote
 
 RememberedAnswer = Done | KvRevision | KvDeleted | KvIncremented | KvCompared
 """The answers that are kept."""
@@ -70,13 +70,13 @@ class Replies:
         self._by_id[remembered.request_id] = remembered
         self._sequence = remembered.sequence + 1
 
-    def slot(self, remembered: Remembered) -> int:
+    def place(self, remembered: Remembered) -> int:
         """Returns where to keep it durably: an answer overwrites the one that it pushes out."""
         return remembered.sequence % self._limit
 
-    def slots(self) -> list[int]:
-        """Returns the slots that are in use."""
-        return [self.slot(remembered) for remembered in self._by_id.values()]
+    def places(self) -> list[int]:
+        """Returns the places that are in use."""
+        return [self.place(remembered) for remembered in self._by_id.values()]
 
 
 def had_effect(answer: RememberedAnswer) -> bool:

@@ -11,7 +11,7 @@ from dmesh_server.core.effects import Record
 from dmesh_server.core.model import MemberState
 from dmesh_server.core.records import RecordError
 from dmesh_server.core.replies import Remembered, Replies
-from dmesh_server.core.roster import Seat
+from dmesh_server.core.roster import TaskSlot
 
 FLOOR = "floor"
 """Key of the server's floor of epochs."""
@@ -51,9 +51,9 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
     fixed = {record.key: record for record in kinds.get(records.CLUSTER, ())}
     if fixed.keys() != {"", "epoch"} or not kinds.get(records.MEMBER):
         raise RecordError(f"records of cluster {name!r} are missing from the store; it is damaged")
-    life, epoch = records.decode_life(fixed[""]), records.decode_number(fixed["epoch"])
-    cluster = Cluster(name, life, epoch, shared)
-    _restore_seats(cluster, kinds, now)
+    generation, epoch = records.decode_generation(fixed[""]), records.decode_number(fixed["epoch"])
+    cluster = Cluster(name, generation, epoch, shared)
+    _restore_slots(cluster, kinds, now)
     for record in kinds.get(records.KEY, ()):
         cluster.store.keys.put(records.decode_key(record))
     for revision, events in sorted(map(records.decode_change, kinds.get(records.CHANGE, ()))):
@@ -65,15 +65,15 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
     return cluster
 
 
-def _restore_seats(cluster: Cluster, kinds: dict[str, list[Record]], now: float) -> None:
+def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float) -> None:
     for record in kinds[records.MEMBER]:
-        holder = records.decode_holder(record)
+        holder = records.decode_member(record)
         member = holder.member
-        if not cluster.roster.knows(member.task) or member.task in cluster.roster.seats:
+        if not cluster.roster.knows(member.task) or member.task in cluster.roster.slots:
             raise RecordError(
                 f"the store has a member of cluster {cluster.name!r} that cannot be: {member.task}"
             )
-        seat = Seat(
+        slot = TaskSlot(
             member.task,
             member.incarnation,
             member.state if member.state.departed else MemberState.REGISTERED,
@@ -90,14 +90,14 @@ def _restore_seats(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
             reason=member.reason,
             restored=True,
         )
-        cluster.roster.add(seat)
-        if not seat.state.departed:
-            cluster.deadlines.set(LeaseDue(cluster.name, seat.task), now + cluster.settings.lease)
-    kept: dict[Seat, list[Remembered]] = {}
+        cluster.roster.add(slot)
+        if not slot.state.departed:
+            cluster.deadlines.set(LeaseDue(cluster.name, slot.task), now + cluster.settings.lease)
+    kept: dict[TaskSlot, list[Remembered]] = {}
     for task, incarnation, remembered in map(records.decode_reply, kinds.get(records.REPLY, ())):
-        holding = cluster.roster.seats.get(task)
+        holding = cluster.roster.slots.get(task)
         if holding is not None and holding.incarnation == incarnation:
             kept.setdefault(holding, []).append(remembered)
-    for seat, replies in kept.items():
+    for slot, replies in kept.items():
         for remembered in sorted(replies, key=lambda reply: reply.sequence):
-            seat.replies.restore(remembered)
+            slot.replies.restore(remembered)

@@ -1,4 +1,4 @@
-"""Who holds which seat of a cluster: plain bookkeeping, without rules."""
+"""Who holds which task slot of a cluster: plain bookkeeping, without rules."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dmesh_server.core.model import (
     MemberState,
     Process,
     Task,
-    vacant_seat,
+    vacant_task,
 )
 from dmesh_server.core.replies import Replies
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """A seat that has been taken, and its holder."""
+class TaskSlot:
+    """A task slot that has been taken, and its holder."""
 
     task: Task
     incarnation: int
@@ -40,7 +40,7 @@ class Seat:
     epoch: int = 0
     """The cluster's, with which the holder came in."""
     former: tuple[int, ...] = ()
-    """Incarnations of the earlier holders in this life of the cluster, who must never act for it again."""
+    """Incarnations of earlier holders in this generation, who must never act for the task again."""
     reason: str = ""
     """Why the holder departed."""
     session: int | None = None
@@ -82,30 +82,30 @@ class Seat:
         return replace(self.snapshot(), devices=(), peer_addresses=())
 
 
-def _order(seat: Seat) -> tuple[str, int]:
-    return seat.task.job, seat.task.index
+def _order(slot: TaskSlot) -> tuple[str, int]:
+    return slot.task.job, slot.task.index
 
 
 class Roster:
-    """All seats of one life of a cluster."""
+    """All task slots of one generation of a cluster."""
 
     def __init__(self, jobs: tuple[Job, ...], epoch: int) -> None:
         self.jobs = jobs
         """As the first to register gave them."""
         self.epoch = epoch
-        """Grows with every change of membership, through all lives of the cluster."""
-        self.seats: dict[Task, Seat] = {}
-        """The seats taken, in order of registration."""
-        self.sessions: dict[int, Seat] = {}
+        """Grows with every change of membership, through all generations of the cluster."""
+        self.slots: dict[Task, TaskSlot] = {}
+        """The task slots taken, in order of registration."""
+        self.sessions: dict[int, TaskSlot] = {}
         """The attached sessions."""
-        self.departed: dict[Task, Seat] = {}
-        """Seats whose holders are gone, in order of departure."""
-        self.fallen: dict[Task, Seat] = {}
+        self.departed: dict[Task, TaskSlot] = {}
+        """Task slots whose holders are gone, in order of departure."""
+        self.fallen: dict[Task, TaskSlot] = {}
         """Those of them whose holders were lost or failed."""
         self._held: dict[int, Task] = {}
-        """The seat of each incarnation that has ever held one."""
+        """The task slot of each incarnation that has ever held one."""
         self._sizes = {job.name: len(job.addresses) for job in jobs}
-        self._ordered: list[Seat] = []
+        self._ordered: list[TaskSlot] = []
         self.everyone = frozenset(
             Task(name, index) for name, size in self._sizes.items() for index in range(size)
         )
@@ -121,68 +121,68 @@ class Roster:
     @property
     def active(self) -> int:
         """How many members have not departed."""
-        return len(self.seats) - len(self.departed)
+        return len(self.slots) - len(self.departed)
 
-    def add(self, seat: Seat) -> None:
-        """Gives a seat to a holder: a vacant one, or one whose holder has departed."""
-        before = self.seats.pop(seat.task, None)
-        self.seats[seat.task] = seat
-        self._held.update(dict.fromkeys((*seat.former, seat.incarnation), seat.task))
+    def add(self, slot: TaskSlot) -> None:
+        """Gives a task slot to a holder: a vacant one, or one whose holder has departed."""
+        before = self.slots.pop(slot.task, None)
+        self.slots[slot.task] = slot
+        self._held.update(dict.fromkeys((*slot.former, slot.incarnation), slot.task))
         if before is None:
-            del self._vacant[seat.task]
-            insort(self._ordered, seat, key=_order)
+            del self._vacant[slot.task]
+            insort(self._ordered, slot, key=_order)
         else:
-            del self.departed[seat.task]
-            self.fallen.pop(seat.task, None)
-            self._ordered[bisect_left(self._ordered, _order(seat), key=_order)] = seat
-        if seat.state.departed:
-            self.depart(seat)
+            del self.departed[slot.task]
+            self.fallen.pop(slot.task, None)
+            self._ordered[bisect_left(self._ordered, _order(slot), key=_order)] = slot
+        if slot.state.departed:
+            self.depart(slot)
 
-    def depart(self, seat: Seat) -> None:
+    def depart(self, slot: TaskSlot) -> None:
         """Notes that a holder is gone."""
-        self.departed[seat.task] = seat
-        if seat.state is not MemberState.LEFT:
-            self.fallen[seat.task] = seat
+        self.departed[slot.task] = slot
+        if slot.state is not MemberState.LEFT:
+            self.fallen[slot.task] = slot
 
-    def bind(self, seat: Seat, session: int) -> None:
-        """Attaches a session to a seat that has none."""
-        assert seat.session is None
-        seat.session = session
-        self.sessions[session] = seat
+    def bind(self, slot: TaskSlot, session: int) -> None:
+        """Attaches a session to a task slot that has none."""
+        assert slot.session is None
+        slot.session = session
+        self.sessions[session] = slot
 
-    def unbind(self, seat: Seat) -> int | None:
-        """Detaches the seat's session; returns it."""
-        session = seat.session
+    def unbind(self, slot: TaskSlot) -> int | None:
+        """Detaches the task slot's session; returns it."""
+        session = slot.session
         if session is not None:
             del self.sessions[session]
-            seat.session = None
+            slot.session = None
         return session
 
     def describe(self, task: Task) -> Member:
-        """Returns the seat's holder, or the vacant seat."""
-        seat = self.seats.get(task)
-        return seat.snapshot() if seat else vacant_seat(task)
+        """Returns the task slot's holder, or the vacant task."""
+        slot = self.slots.get(task)
+        return slot.snapshot() if slot else vacant_task(task)
 
     def members(self) -> tuple[Member, ...]:
         """Returns all holders, sorted by task."""
-        return tuple(seat.snapshot() for seat in self._ordered)
+        return tuple(slot.snapshot() for slot in self._ordered)
 
     def active_members(self) -> tuple[Member, ...]:
         """Returns the holders that have not departed, sorted by task."""
-        return tuple(seat.snapshot() for seat in self._ordered if not seat.state.departed)
+        return tuple(slot.snapshot() for slot in self._ordered if not slot.state.departed)
 
     def held(self, incarnation: int) -> Task | None:
-        """Returns the seat that a process holds or held; None if it never had one."""
+        """Returns the task slot that a process holds or held; None if it never had one."""
         return self._held.get(incarnation)
 
     def iterate_vacant(self) -> Iterator[Task]:
-        """Yields the seats never taken, sorted."""
+        """Yields the task slots never taken, sorted."""
         yield from self._vacant
 
-    def in_order(self) -> Sequence[Seat]:
-        """Returns the seats taken, sorted by task."""
+    def in_order(self) -> Sequence[TaskSlot]:
+        """Returns the task slots taken, sorted by task."""
         return self._ordered
 
     def vacant(self) -> tuple[Task, ...]:
-        """Returns the seats never taken, sorted."""
+        """Returns the task slots never taken, sorted."""
         return tuple(self._vacant)

@@ -10,7 +10,7 @@ from dmesh_server.core.model import Limits
 
 if TYPE_CHECKING:
     from dmesh_server.core.errors import CoreError
-    from dmesh_server.core.turn import Turn
+    from dmesh_server.core.transaction import Transaction
 
 __all__ = ["Shared", "WaitingCalls"]
 
@@ -18,10 +18,10 @@ __all__ = ["Shared", "WaitingCalls"]
 class WaitingCalls(Protocol):
     """Blocked reads and watches of one cluster, by token: a `key_value.KeyValueStore`."""
 
-    def dismiss(self, token: int, error: CoreError | None, turn: Turn) -> None:
+    def dismiss(self, token: int, error: CoreError | None, transaction: Transaction) -> None:
         """End a blocked call."""
 
-    def time_out(self, token: int, turn: Turn) -> None:
+    def time_out(self, token: int, transaction: Transaction) -> None:
         """End a blocked read whose time is over."""
 
 

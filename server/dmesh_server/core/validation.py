@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.messages import quote
 from dmesh_server.core.model import Caller, Device, Job, Limits, PassedBarrier, Process, Task
-from dmesh_server.core.wording import quote
 
 DEVICE_TYPES = ("CPU", "GPU", "TPU")
 """The kinds of device that a client may have."""
@@ -39,7 +39,7 @@ def cluster_name(name: str) -> None:
 
 
 def caller_task(caller: Caller) -> Task:
-    """Returns the caller's seat; observers are refused."""
+    """Returns the caller's task slot; observers are refused."""
     if caller.task is None:
         raise invalid(
             "an observer (a caller without a task) may read, and set and delete keys, but change nothing "

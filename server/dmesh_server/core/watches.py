@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dmesh_server.core.model import KeyEvent
-from dmesh_server.core.roster import Seat
+from dmesh_server.core.roster import TaskSlot
 
 
 class History:
@@ -63,7 +63,7 @@ class BlockedRead:
     token: int
     key: str
     timeout: float | None
-    seat: Seat | None
+    slot: TaskSlot | None
     """None for an observer."""
 
 
@@ -73,7 +73,7 @@ class Watch:
 
     token: int
     prefix: str
-    seat: Seat | None
+    slot: TaskSlot | None
     """None for an observer."""
 
 
@@ -92,8 +92,8 @@ class Waiters:
     def add(self, waiter: BlockedRead | Watch) -> None:
         """Lets somebody wait."""
         self._by_token[waiter.token] = waiter
-        if waiter.seat is not None:
-            waiter.seat.tokens.add(waiter.token)
+        if waiter.slot is not None:
+            waiter.slot.tokens.add(waiter.token)
         if isinstance(waiter, BlockedRead):
             self._reads.setdefault(waiter.key, {})[waiter.token] = waiter
         else:
@@ -106,8 +106,8 @@ class Waiters:
         waiter = self._by_token.pop(token, None)
         if waiter is None:
             return None
-        if waiter.seat is not None:
-            waiter.seat.tokens.discard(token)
+        if waiter.slot is not None:
+            waiter.slot.tokens.discard(token)
         if isinstance(waiter, BlockedRead):
             reads = self._reads[waiter.key]
             del reads[token]

@@ -1,4 +1,4 @@
-"""Lets clients that start all at once take their seats a few hundred at a time."""
+"""Lets clients that start all at once take their task slots a few hundred at a time."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 
 from dmesh.v1 import common_pb2, coordination_pb2, key_value_pb2, progress_pb2
 from dmesh_server.core import effects, events
-from dmesh_server.core.census import Summary
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import (
     Activity,
@@ -27,6 +26,7 @@ from dmesh_server.core.model import (
     RestartPolicy,
     Task,
 )
+from dmesh_server.core.views import Summary
 from dmesh_server.progress import MemberProgress
 
 _MAX_PASSED = 1024
@@ -53,12 +53,12 @@ def caller(message: common_pb2.Caller, present: bool) -> Caller:
     """
     if not present:
         raise invalid("the request does not say who is calling: set `caller`")
-    seat = task(message.task) if message.HasField("task") else None
-    return Caller(message.cluster, seat, message.incarnation)
+    slot = task(message.task) if message.HasField("task") else None
+    return Caller(message.cluster, slot, message.incarnation)
 
 
 def task(message: common_pb2.Task) -> Task:
-    """Reads a seat."""
+    """Reads a task slot."""
     return Task(message.job, message.index)
 
 
@@ -172,12 +172,12 @@ def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
 
 
 def task_to_proto(value: Task) -> common_pb2.Task:
-    """Writes a seat."""
+    """Writes a task slot."""
     return common_pb2.Task(job=value.job, index=value.index)
 
 
 def member_to_proto(value: Member, now: float) -> common_pb2.Member:
-    """Writes a member, its times as ages at `now`. A vacant seat has no ages."""
+    """Writes a member, its times as ages at `now`. A vacant task has no ages."""
     message = common_pb2.Member(
         task=task_to_proto(value.task),
         incarnation=value.incarnation,

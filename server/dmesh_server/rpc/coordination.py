@@ -78,7 +78,7 @@ class CoordinationServicer:
         }
 
     async def register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
-        """Takes a seat."""
+        """Takes a task slot."""
         runtime = self._runtime
         caller = _caller(request)
         _check_version(request.protocol_version or 1)
@@ -139,7 +139,7 @@ class CoordinationServicer:
         return pb.CancelBarrierResponse()
 
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
-        """Gives the seat up."""
+        """Gives the task slot up."""
         caller = _caller(request)
         passed = convert.passed_barriers(request.passed)
         event = events.Leave(
@@ -179,9 +179,9 @@ class CoordinationServicer:
         self, request: progress_pb2.ListClustersRequest, context: Context
     ) -> progress_pb2.ListClustersResponse:
         """Returns which clusters there are."""
-        census = self._runtime.census
+        views = self._runtime.views
         return progress_pb2.ListClustersResponse(
-            clusters=(convert.cluster_summary_to_proto(census.summary(name)) for name in census.names())
+            clusters=(convert.cluster_summary_to_proto(views.summary(name)) for name in views.names())
         )
 
     async def session(self, read: Reader[pb.SessionRequest], context: Context) -> None:
@@ -202,7 +202,9 @@ class CoordinationServicer:
                 if said.express is not None:
                     answer.express.CopyFrom(said.express.offer)
             await context.write(pb.SessionResponse(attached=answer))
-            await until_first_done(session.outbox, self._speak(session, context), self._listen(read, said))
+            await until_first_done(
+                session.send_queue, self._speak(session, context), self._listen(read, said)
+            )
             if session.fault is not None:
                 raise session.fault
         finally:
@@ -220,7 +222,7 @@ class CoordinationServicer:
                 await said.room()
 
     async def _speak(self, session: Session, context: Context) -> None:
-        get, write, now = session.outbox.get, context.write, self._runtime.now
+        get, write, now = session.send_queue.get, context.write, self._runtime.now
         while (item := await get()) is not None:
             await write(encoded(item, now()))
 

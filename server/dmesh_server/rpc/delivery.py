@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from dmesh_server.outbox import Outbox
 from dmesh_server.rpc import convert
-from dmesh_server.sessions import Notice
+from dmesh_server.send_queue import SendQueue
+from dmesh_server.sessions import OutgoingMessage
 
 
-def encoded(item: Notice | bytes, now: float) -> bytes:
+def encoded(item: OutgoingMessage | bytes, now: float) -> bytes:
     """Encodes what a session is told, once for all the sessions that are told it."""
     if isinstance(item, bytes):
         return item
@@ -21,23 +21,23 @@ def encoded(item: Notice | bytes, now: float) -> bytes:
 
 
 async def until_first_done(
-    outbox: Outbox[Any], writer: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]
+    send_queue: SendQueue[Any], writer: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]
 ) -> None:
     """Runs a stream's writer and what else belongs to the stream until one of them ends, and ends the rest.
 
-    A writer whose reader does not read hangs in a single write and would never look at its outbox again: it
-    is ended when the outbox overflows. The caller asks the outbox whether that was so.
+    A writer whose reader does not read hangs in a single write and would never look at its queue again: it
+    is ended when the send queue overflows. The caller asks the send queue whether that was so.
 
     Args:
-        outbox: What `writer` writes.
-        writer: Writes until the outbox is closed.
+        send_queue: What `writer` writes.
+        writer: Writes until the send queue is closed.
         others: What else is done for the stream.
 
     Raises:
         Exception: What the first to fail raised.
     """
     tasks = [asyncio.create_task(part) for part in (writer, *others)]
-    outbox.on_overflow = tasks[0].cancel
+    send_queue.on_overflow = tasks[0].cancel
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -46,5 +46,5 @@ async def until_first_done(
         # Nothing may be on its way to the stream any more when the call's status is sent.
         await asyncio.wait(tasks)
     for task in done:
-        if not (task is tasks[0] and outbox.overflowed):
+        if not (task is tasks[0] and send_queue.overflowed):
             task.result()

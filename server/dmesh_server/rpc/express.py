@@ -20,13 +20,13 @@ from dmesh_server.rpc import convert
 from dmesh_server.rpc.delivery import encoded
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.limits import PeerLimits
-from dmesh_server.sessions import MAX_SESSION_BYTES, Notice, Session, describe_caller
+from dmesh_server.sessions import MAX_SESSION_BYTES, OutgoingMessage, Session, describe_caller
 from dmesh_server.telemetry import logs
 
 _TICKET_BYTES = 32
 _MOST_STRANGERS = 256
 """Connections that have not shown their ticket yet."""
-_TURN = 64
+_FRAMES_AT_ONCE = 64
 """Frames of one client that are acted on before the others have their turn."""
 _UNREAD = 1 << 20
 """Bytes of unread answers from which on no more is read from a client."""
@@ -209,7 +209,7 @@ class Express:
         if self._connection is not None:
             self._connection.ignore()
 
-    def _send(self, item: Notice | bytes) -> None:
+    def _send(self, item: OutgoingMessage | bytes) -> None:
         assert self._connection is not None
         if not self._connection.send(encoded(item, self._server.now())):
             self._session.drop()
@@ -227,7 +227,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._listening = False
         self._full = False
-        self._next_turn: asyncio.TimerHandle | None = None
+        self._resumption: asyncio.TimerHandle | None = None
         self._over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -243,8 +243,8 @@ class _Connection(asyncio.Protocol):
         self._server.forget(self)
         if self._patience is not None:
             self._patience.cancel()
-        if self._next_turn is not None:
-            self._next_turn.cancel()
+        if self._resumption is not None:
+            self._resumption.cancel()
         if self._express is not None:
             self._express.lost()
 
@@ -254,7 +254,7 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         if self._express is None:
             self._show_ticket()
-        elif self._next_turn is None:
+        elif self._resumption is None:
             self._read_frames()
 
     def pause_writing(self) -> None:
@@ -263,7 +263,7 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
-        if self._next_turn is None:
+        if self._resumption is None:
             self._go_on()
 
     def listen(self) -> None:
@@ -273,9 +273,9 @@ class _Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         assert self._transport is not None
-        self._next_turn = None
+        self._resumption = None
         self._read_frames()
-        if self._next_turn is None and self._readable():
+        if self._resumption is None and self._readable():
             self._transport.resume_reading()
 
     def ignore(self) -> None:
@@ -341,7 +341,7 @@ class _Connection(asyncio.Protocol):
         assert self._express is not None
         assert self._transport is not None
         buffer, begin, limit = self._buffer, 0, self._server.limits.request_bytes
-        left = _TURN
+        left = _FRAMES_AT_ONCE
         while len(buffer) - begin >= 4 and self._readable():
             size = int.from_bytes(buffer[begin : begin + 4], "big")
             if size > limit:
@@ -355,7 +355,7 @@ class _Connection(asyncio.Protocol):
             begin = end
             left -= 1
             if pause or left == 0:
-                self._next_turn = asyncio.get_running_loop().call_later(pause, self._go_on)
+                self._resumption = asyncio.get_running_loop().call_later(pause, self._go_on)
                 self._pause()
                 break
         del buffer[:begin]

@@ -65,8 +65,8 @@ class KeyValueServicer:
         watch = await self._runtime.open_watch(event)
         try:
             await context.write(pb.WatchResponse(revision=watch.revision))
-            await until_first_done(watch.outbox, _write_changes(watch, context))
-            if watch.outbox.overflowed:
+            await until_first_done(watch.send_queue, _write_changes(watch, context))
+            if watch.send_queue.overflowed:
                 limits = self._runtime.limits
                 raise CoreError(
                     ErrorKind.COMPACTED,
@@ -80,7 +80,7 @@ class KeyValueServicer:
 
 
 async def _write_changes(watch: Watch, context: Context) -> None:
-    while (push := await watch.outbox.get()) is not None:
+    while (push := await watch.send_queue.get()) is not None:
         if push.error is not None:
             raise push.error
         changes = map(convert.key_event_to_proto, push.events)

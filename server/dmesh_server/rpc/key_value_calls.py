@@ -17,7 +17,7 @@ from dmesh_server.core import events
 from dmesh_server.core.effects import KvCompared, KvDeleted, KvIncremented, KvRead, KvRevision
 from dmesh_server.core.model import Caller, KeyValue
 from dmesh_server.rpc import convert
-from dmesh_server.runtime import Question
+from dmesh_server.runtime import AnsweredEvent
 
 SERVICE = "dmesh.v1.KeyValueService"
 
@@ -26,7 +26,7 @@ SERVICE = "dmesh.v1.KeyValueService"
 class Method:
     """How one kind of call is read and answered."""
 
-    read: Callable[[int, Caller, Any], Question]
+    read: Callable[[int, Caller, Any], AnsweredEvent]
     """Makes the event of (token, caller, request).
 
     Raises:

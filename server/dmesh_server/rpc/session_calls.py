@@ -1,4 +1,4 @@
-"""The key-value calls of one session: begun when they arrive, answered through the session's outbox."""
+"""The key-value calls of one session: begun when they arrive, answered through the session's send queue."""
 
 from __future__ import annotations
 

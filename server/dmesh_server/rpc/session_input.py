@@ -46,7 +46,7 @@ class SessionInput:
         self._calls = SessionCalls(runtime, session, traces)
         self._barriers = None if traces is None else BarrierSpans(traces, session)
         self.express: Express | None = None
-        self._interval = runtime.census.heartbeat_interval(session.caller.cluster)
+        self._interval = runtime.views.heartbeat_interval(session.caller.cluster)
         self._beat_at = runtime.now()
 
     def take(self, request: pb.SessionRequest) -> float:
@@ -87,11 +87,11 @@ class SessionInput:
     @property
     def crowded(self) -> bool:
         """Whether the client should read some of what it was answered before it is listened to again."""
-        return self._session.outbox.size > _MANY_BYTES
+        return self._session.send_queue.size > _MANY_BYTES
 
     async def room(self) -> None:
         """Waits until the client has read most of what it was answered."""
-        await self._session.outbox.drained(_MANY_BYTES)
+        await self._session.send_queue.drained(_MANY_BYTES)
 
     def close(self) -> None:
         """Answers nothing any more: the session is over."""

@@ -2,7 +2,7 @@
 
     dmesh.sqlite3        the database (`database`)
     dmesh.sqlite3-wal    its log, where commits go first (`wal`)
-    dmesh.sqlite3-seal   what was acknowledged (`seal`)
+    dmesh.sqlite3-commit marker   what was acknowledged (`marker`)
     lock                 who uses the directory (`directory`)
 
 docs/durability.md says what survives what.
@@ -21,15 +21,15 @@ from dmesh_server import failpoints
 from dmesh_server.core.effects import Record
 from dmesh_server.store import database, directory, wal
 from dmesh_server.store.base import StoreDamagedError, StoreError
-from dmesh_server.store.seal import Seal, page_sums
+from dmesh_server.store.commit_marker import CommitMarker, page_sums
 from dmesh_server.telemetry import logs
 
 DATABASE = "dmesh.sqlite3"
 """Name of the database in the data directory."""
 LOG = f"{DATABASE}-wal"
 """Name of its log."""
-SEAL = f"{DATABASE}-seal"
-"""Name of its seal."""
+MARKER = f"{DATABASE}-marker"
+"""Name of its commit marker."""
 
 _NEW = f"{DATABASE}.new"
 """A database that has not got its name yet."""
@@ -74,12 +74,12 @@ class SqliteStore:
         self._written = 0
         self._noted = True
         self._found: Sequence[Record] | None = None
-        self._seal: Seal | None = None
+        self._marker: CommitMarker | None = None
         self._lock: int | None = directory.lock(self.directory)
         try:
             self._new_path.unlink(missing_ok=True)
             self._create_if_missing()
-            self._seal = Seal(self.directory / SEAL)
+            self._marker = CommitMarker(self.directory / MARKER)
             self._found = self._open_database()
         except (sqlite3.Error, OSError) as error:
             self._release()
@@ -91,8 +91,8 @@ class SqliteStore:
     @property
     def untidy(self) -> bool:
         """Whether the log has grown long."""
-        seal = self._seal
-        return seal is not None and seal.acknowledged.end >= self._checkpoint_at
+        marker = self._marker
+        return marker is not None and marker.acknowledged.end >= self._checkpoint_at
 
     def load(self) -> Sequence[Record]:
         """Returns all records, in the order in which each was last written."""
@@ -139,10 +139,10 @@ class SqliteStore:
         gone: Sequence[database.Address],
         kept: Sequence[tuple[str, str, str, bytes]],
     ) -> None:
-        assert self._seal is not None
+        assert self._marker is not None
         failpoints.hit("store.before_write")
         connection.execute("BEGIN IMMEDIATE")
-        commits = self._seal.commits + 1
+        commits = self._marker.commits + 1
         database.write(connection, gone, kept, self._written, commits)
         failpoints.hit("store.before_commit")
         connection.execute("COMMIT")
@@ -151,7 +151,7 @@ class SqliteStore:
         failpoints.hit("store.after_commit")
         self._note(commits)
         self._noted = True
-        failpoints.hit("store.after_seal")
+        failpoints.hit("store.after_marker")
 
     def maintain(self) -> None:
         """Copies the log into the database when it has grown long, so that it can begin anew."""
@@ -173,30 +173,30 @@ class SqliteStore:
 
     def _connected(self, size: int = 0) -> sqlite3.Connection:
         """Returns the connection; after a failure a new one, if the disk takes `size` bytes again."""
-        if self._lock is None or self._seal is None:
+        if self._lock is None or self._marker is None:
             raise StoreError(f"the store in {self.directory} is closed")
         if self._connection is None:
             directory.probe(self.directory, size + _PROBE_MARGIN)
             if self._noted:
-                self._drop_unacknowledged(self._seal)
+                self._drop_unacknowledged(self._marker)
             self._open_database()
-            logs.info("store_reopened", file=self._path, commits=self._seal.commits)
+            logs.info("store_reopened", file=self._path, commits=self._marker.commits)
         assert self._connection is not None
         return self._connection
 
-    def _drop_unacknowledged(self, seal: Seal) -> None:
+    def _drop_unacknowledged(self, marker: CommitMarker) -> None:
         """Cuts off what a failed commit may have left in the log.
 
         After a failed sync the kernel may hold as clean what never reached the disk. Read back, it looks
         complete; but the next sync would not write it. So it goes, and is written anew. (If COMMIT did
-        return, and only the seal could not be written, what is there is synced and stays.)
+        return, and only the commit marker could not be written, what is there is synced and stays.)
         """
         try:
             descriptor = os.open(self._log_path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
-            known = seal.acknowledged
+            known = marker.acknowledged
             end = known.end if wal.salts_of(descriptor) == known.salts else 0
             if os.fstat(descriptor).st_size > end:
                 os.ftruncate(descriptor, end)
@@ -207,7 +207,7 @@ class SqliteStore:
     def _create_if_missing(self) -> None:
         if self._path.exists() or self._path.is_symlink():
             return
-        for name in (SEAL, LOG):
+        for name in (MARKER, LOG):
             if (self.directory / name).exists():
                 raise database.damaged(
                     self._path, 0, f"it is missing, though {name} says that it was there once"
@@ -222,34 +222,34 @@ class SqliteStore:
 
     def _open_database(self) -> Sequence[Record]:
         """Checks everything, opens the database for writing, and returns what is in it."""
-        assert self._seal is not None
-        seal = self._seal
+        assert self._marker is not None
+        marker = self._marker
         os.close(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
         self._page_size = database.page_size_of(self._path)
-        log = wal.inspect(self._log_path, None if seal.fault else seal.acknowledged)
+        log = wal.inspect(self._log_path, None if marker.fault else marker.acknowledged)
         sums = page_sums(self._path, self._page_size)
         size = self._path.stat().st_size
         if size % self._page_size and len(sums) not in log.pages:
             raise database.damaged(self._path, size, f"it ends within a page of {self._page_size} bytes")
-        altered = seal.altered_pages(sums, log.pages)
-        content = self._read_and_judge(seal, altered)
+        altered = marker.altered_pages(sums, log.pages)
+        content = self._read_and_judge(marker, altered)
         if log.torn:
             self._repair(log)
-        if altered or seal.fault:
+        if altered or marker.fault:
             logs.warning(
-                "store_sealed_anew",
+                "store_marker_renewed",
                 file=self._path,
-                reason=seal.fault or "pages differ from their checksums, but all records are right",
+                reason=marker.fault or "pages differ from their checksums, but all records are right",
                 pages=_places(altered, self._page_size),
             )
-            seal.note_all_pages(sums)
-        is_new = seal.fault is not None
-        seal.note(content.commits, log.salts or bytes(8), log.end)
+            marker.note_all_pages(sums)
+        is_new = marker.fault is not None
+        marker.note(content.commits, log.salts or bytes(8), log.end)
         if is_new:
-            # Its first sector, too, or a power failure leaves a seal that says nothing, beside a log that may
-            # be torn. If there is a log, the checkpoint below syncs that, and then the seal.
+            # Its first sector, too, or a power failure leaves an empty commit marker beside a log that may be
+            # torn. If there is a log, the checkpoint below syncs that, and then the commit marker.
             if not log.end:
-                seal.sync()
+                marker.sync()
             directory.sync(self.directory)
         self._noted, self._copied = True, None
         self._written = max(self._written, content.written)
@@ -262,17 +262,17 @@ class SqliteStore:
             raise
         return content.records
 
-    def _read_and_judge(self, seal: Seal, altered: Sequence[int]) -> database.Content:
+    def _read_and_judge(self, marker: CommitMarker, altered: Sequence[int]) -> database.Content:
         connection = database.connect_to_look(self._path)
         try:
             content = database.read(connection, self._path)
-            if not seal.fault and content.commits < seal.commits:
+            if not marker.fault and content.commits < marker.commits:
                 raise database.damaged(
                     self._path,
                     None,
-                    f"it and its log end with commit {content.commits}, but {seal.commits} were "
+                    f"it and its log end with commit {content.commits}, but {marker.commits} were "
                     f"acknowledged; the log {LOG} was lost or cut, or an older copy was put in place "
-                    f"(if that was the purpose, remove {SEAL})",
+                    f"(if that was the purpose, remove {MARKER})",
                 )
         except StoreDamagedError as error:
             if not altered:
@@ -303,33 +303,33 @@ class SqliteStore:
 
     def _note(self, commits: int) -> None:
         """Notes a commit that has just returned."""
-        assert self._seal is not None
+        assert self._marker is not None
         if self._log < 0:
             self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
-        known = self._seal.acknowledged
+        known = self._marker.acknowledged
         start = known.end
         if wal.salts_of(self._log) != known.salts:
             start, self._checkpoint_at = 0, self._log_limit
         salts, end = wal.following_commit(self._log, start, self._page_size)
-        self._seal.note(commits, salts, end)
+        self._marker.note(commits, salts, end)
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Copies the log into the database; the next commit overwrites it from the start."""
-        assert self._seal is not None
-        if self._seal.acknowledged in (self._copied, wal.Acknowledged(self._seal.acknowledged.salts, 0)):
+        assert self._marker is not None
+        if self._marker.acknowledged in (self._copied, wal.Acknowledged(self._marker.acknowledged.salts, 0)):
             return
         failpoints.hit("store.before_checkpoint")
-        sums = self._logged_sums(self._seal.acknowledged.end)
+        sums = self._logged_sums(self._marker.acknowledged.end)
         busy, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         failpoints.hit("store.mid_checkpoint")
-        self._checkpoint_at = self._seal.acknowledged.end + self._log_limit
+        self._checkpoint_at = self._marker.acknowledged.end + self._log_limit
         if busy or frames != copied:
             # A reader, such as a backup, still needs older pages. The log goes on growing until it is done.
-            if self._seal.acknowledged.end > _HUGE * self._log_limit:
-                logs.warning("store_log_long", file=self._log_path, bytes=self._seal.acknowledged.end)
+            if self._marker.acknowledged.end > _HUGE * self._log_limit:
+                logs.warning("store_log_long", file=self._log_path, bytes=self._marker.acknowledged.end)
             return
-        self._seal.note_pages(sums.items())
-        self._copied = self._seal.acknowledged
+        self._marker.note_pages(sums.items())
+        self._copied = self._marker.acknowledged
         failpoints.hit("store.after_checkpoint")
 
     def _logged_sums(self, end: int) -> dict[int, int]:
@@ -363,7 +363,7 @@ class SqliteStore:
 
     def _compact(self, connection: sqlite3.Connection, content: database.Content) -> None:
         """Puts a copy without gaps in the database's place, at once and for good."""
-        assert self._seal is not None
+        assert self._marker is not None
         directory.make_private(self._new_path)
         connection.execute("VACUUM INTO ?", (str(self._new_path),))
         directory.sync(self._new_path)
@@ -383,7 +383,7 @@ class SqliteStore:
         self._new_path.replace(self._path)
         failpoints.hit("store.after_rename")
         directory.sync(self.directory)
-        self._seal.note_all_pages(page_sums(self._path, self._page_size))
+        self._marker.note_all_pages(page_sums(self._path, self._page_size))
 
     def _unusable(self, error: sqlite3.Error | OSError) -> StoreError:
         if isinstance(error, StoreError):
@@ -401,9 +401,9 @@ class SqliteStore:
 
     def _release(self) -> None:
         self._disconnect()
-        if self._seal is not None:
-            self._seal.close()
-            self._seal = None
+        if self._marker is not None:
+            self._marker.close()
+            self._marker = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

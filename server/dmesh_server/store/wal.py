@@ -165,8 +165,8 @@ class _Reading:
             raise _damaged(
                 self.path,
                 place,
-                "the checksum of a complete frame is wrong, and without the seal nobody knows whether it was "
-                "acknowledged",
+                "the checksum of a complete frame is wrong, and without the commit marker nobody knows "
+                "whether it was acknowledged",
             )
         return Log(self.salts, end, max(0, extent - (end or HEADER)), pages)
 

@@ -23,8 +23,8 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from dmesh_server.core.census import CONDITIONS, Summary
 from dmesh_server.core.errors import ErrorKind
+from dmesh_server.core.views import CONDITIONS, Summary
 from dmesh_server.telemetry.measures import Histogram, Measures
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

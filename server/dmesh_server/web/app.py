@@ -17,10 +17,10 @@ from fastapi.staticfiles import StaticFiles
 from starlette.requests import ClientDisconnect
 
 from dmesh._version import __version__
-from dmesh_server.chronicle import KINDS, ROUTINE, Filter
 from dmesh_server.core.effects import Clusters
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import ListClusters
+from dmesh_server.event_log import KINDS, ROUTINE, Filter
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
 from dmesh_server.security.refusals import RefusalLog
@@ -45,9 +45,9 @@ from dmesh_server.web.api.server import Facts
 from dmesh_server.web.event_stream import MOST_STREAMS, EventStream, Overview
 from dmesh_server.web.gate import HttpGate, port_of
 from dmesh_server.web.logins import Logins, cookie_name
+from dmesh_server.web.pacer import Pacer
 from dmesh_server.web.pages import login_page, status_page
 from dmesh_server.web.schemas import ClusterList, Status, view_cluster
-from dmesh_server.web.turns import Turns
 
 _STATIC = Path(__file__).parent / "static"
 _BEARER = HTTPBearer(auto_error=False, description="a token of the server; the gate in front asks for it")
@@ -86,7 +86,7 @@ def create_app(
         redirect_slashes=False,
     )
 
-    logins, turns = Logins(runtime.now), Turns()
+    logins, pacer = Logins(runtime.now), Pacer()
     app.mount("/static", StaticFiles(directory=_STATIC))
 
     @app.get("/livez")
@@ -155,12 +155,12 @@ def create_app(
     overview = Overview(runtime)
     for resource in (
         clusters.router(runtime),
-        why.router(runtime, turns),
+        why.router(runtime, pacer),
         members.router(runtime),
-        seats.router(runtime, turns),
-        topology.router(runtime, turns),
+        seats.router(runtime, pacer),
+        topology.router(runtime, pacer),
         barriers.router(runtime),
-        collectives.router(runtime, turns),
+        collectives.router(runtime, pacer),
         keys.router(runtime),
         events.router(runtime),
         _stream(runtime, overview, access),
@@ -171,7 +171,7 @@ def create_app(
     app.include_router(metrics.router(runtime, logs), dependencies=checks)
     app.add_exception_handler(CoreError, core_refused)
     app.add_exception_handler(RequestValidationError, malformed)
-    return HttpGate(app, host, access, logins, turns, frozenset({metrics.PATH} if open_metrics else ()))
+    return HttpGate(app, host, access, logins, pacer, frozenset({metrics.PATH} if open_metrics else ()))
 
 
 def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIRouter:
@@ -204,7 +204,7 @@ def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIR
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED, f"{MOST_STREAMS} readers follow the events, which is the limit"
             )
-        _ = runtime.census  # a server that stops says so now
+        _ = runtime.views  # a server that stops says so now
         number, restarted = place(last_event_id or after, runtime.server_incarnation)
         if keep.kinds is None:
             keep = replace(keep, kinds=frozenset(KINDS) - {ROUTINE})

@@ -24,9 +24,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from dmesh_server.chronicle import Entry, Feed, Filter
-from dmesh_server.core.census import Summary
 from dmesh_server.core.errors import CoreError
+from dmesh_server.core.views import Summary
+from dmesh_server.event_log import Entry, Feed, Filter
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
 from dmesh_server.telemetry import logs
@@ -115,10 +115,10 @@ class Overview:
 
     def _look(self) -> dict[str, _Told]:
         """Returns the clusters as they look now; those that look the same are the same."""
-        census, now = self._runtime.census, self._runtime.now()
+        views, now = self._runtime.views, self._runtime.now()
         found: dict[str, _Told] = {}
-        for name in census.names():
-            summary, seen = census.summary(name), self._seen.get(name)
+        for name in views.names():
+            summary, seen = views.summary(name), self._seen.get(name)
             found[name] = _Told(summary, now) if seen is None or seen.summary != summary else seen
         return found
 
@@ -151,7 +151,7 @@ class Reader:
         self.feed = feed
         self._changed: dict[str, _Told | None] = {}
         self._news = asyncio.Event()
-        feed.outbox.on_news = self._news.set
+        feed.send_queue.on_news = self._news.set
 
     def tell(self, changed: Iterable[_Told], gone: Iterable[str]) -> None:
         """Notes which clusters look different now; of each, the latest look counts."""
@@ -173,7 +173,7 @@ class Reader:
 
     def take(self, incarnation: int) -> bytes:
         """Returns all that is to be sent, and forgets it."""
-        blocks = [_happened(entry, incarnation) for entry in self.feed.outbox.take_all()]
+        blocks = [_happened(entry, incarnation) for entry in self.feed.send_queue.take_all()]
         while self._changed:
             names = list(self._changed)[:_MOST_CLUSTERS]
             some = {name: self._changed.pop(name) for name in names}
@@ -248,12 +248,12 @@ class EventStream(Response):
     async def _tell(self, say: Callable[[bytes], Awaitable[None]]) -> str:
         """Tells the reader what happens; returns why that ends."""
         runtime, incarnation = self._runtime, self._runtime.server_incarnation
-        chronicle = runtime.chronicle
-        if chronicle.closed:
+        event_log = runtime.event_log
+        if event_log.closed:
             return _STOPPING
-        reader = Reader(chronicle.subscribe(self._keep))
+        reader = Reader(event_log.subscribe(self._keep))
         try:
-            begin = chronicle.last
+            begin = event_log.last
             self._overview.join(reader)
             await say(b"retry: 2000\n\n" + _block("hello", {"cursor": cursor_of(incarnation, begin)}))
             await self._catch_up(say, begin)
@@ -261,18 +261,18 @@ class EventStream(Response):
                 if not await reader.news(_STILL_HERE):
                     await say(b": still here\n\n")
                     continue
-                if reader.feed.outbox.overflowed:
+                if reader.feed.send_queue.overflowed:
                     runtime.measures.readers_dropped += 1
                     await say(_block("gap", {"reason": "you did not read what you were sent"}))
                     return "you did not read what you were sent; come back with the id of your last event"
                 if body := reader.take(incarnation):
                     await say(body)
-                if reader.feed.outbox.closed and not reader.feed.outbox.overflowed:
+                if reader.feed.send_queue.closed and not reader.feed.send_queue.overflowed:
                     return _STOPPING
                 await asyncio.sleep(_PACE)
         finally:
             self._overview.leave(reader)
-            chronicle.unsubscribe(reader.feed)
+            event_log.unsubscribe(reader.feed)
 
     async def _catch_up(self, say: Callable[[bytes], Awaitable[None]], begin: int) -> None:
         """Tells the reader what happened since it was here last, up to the event `begin`."""
@@ -283,7 +283,7 @@ class EventStream(Response):
             await say(_block("gap", {"reason": "the server was restarted; what was before is not kept"}))
         told = self._restarted
         while True:
-            page = self._runtime.chronicle.page(at, _PAGE, self._keep)
+            page = self._runtime.event_log.page(at, _PAGE, self._keep)
             if page.lost and not told:
                 told = True
                 await say(_block("gap", {"reason": f"events up to {page.lost} are not kept any more"}))

@@ -12,7 +12,7 @@ from dmesh.security.tokens import Role, Token
 from dmesh_server.security.access import Access, audit, denial, may
 from dmesh_server.security.roles import API_PREFIX, OPEN_PATHS, PAGE_PATHS, role_for_http
 from dmesh_server.web.logins import Logins
-from dmesh_server.web.turns import LONGEST, Turns
+from dmesh_server.web.pacer import LONGEST, Pacer
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -57,7 +57,7 @@ class HttpGate:
         host: str,
         access: Access | None,
         logins: Logins,
-        turns: Turns,
+        pacer: Pacer,
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
         """Makes a gate.
@@ -67,7 +67,7 @@ class HttpGate:
             host: Host that the server listens on; requests for other names are refused.
             access: Knows whose token may do what; None if nobody has to prove who they are.
             logins: Knows whose cookie stands for which token.
-            turns: When requests are answered, but for those to open paths.
+            pacer: When requests are answered, but for those to open paths.
             open_paths: What may be read without a token, beside what always may.
         """
         self._app = app
@@ -75,7 +75,7 @@ class HttpGate:
         self._access = access
         self._logins = logins
         self._open_paths = open_paths
-        self._turns = turns
+        self._pacer = pacer
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answers a request."""
@@ -92,11 +92,11 @@ class HttpGate:
 
         refusal = self._refusal(scope)
         waits = scope["path"] not in OPEN_PATHS  # probes do not wait for anybody
-        if refusal is None and waits and self._turns.crowded:
+        if refusal is None and waits and self._pacer.crowded:
             refusal = 503, "too many requests wait already; ask again in some seconds, and less often"
         if refusal is None:
             if waits:
-                await self._turns.wait()
+                await self._pacer.wait()
             await self._app(scope, receive, send_safely)
             return
         status, text = refusal

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from dmesh._version import __version__
-from dmesh_server.core.census import Summary
 from dmesh_server.core.errors import CoreError
+from dmesh_server.core.views import Summary
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.telemetry.exposition import CONTENT_TYPE, Exposition, Snapshot
@@ -38,8 +38,8 @@ def router(runtime: Runtime, logs: Iterable[RefusalLog]) -> APIRouter:
             clusters=_summaries(runtime),
             sessions=runtime.open_sessions,
             unanswered=runtime.unanswered,
-            streams=runtime.chronicle.feeds,
-            events=runtime.chronicle.counts,
+            streams=runtime.event_log.feeds,
+            events=runtime.event_log.counts,
             refusals=sum((log.counts for log in listed), Counter()),
         )
 
@@ -55,8 +55,8 @@ def router(runtime: Runtime, logs: Iterable[RefusalLog]) -> APIRouter:
 
 def _summaries(runtime: Runtime) -> Iterator[Summary]:
     try:
-        census = runtime.census
+        views = runtime.views
     except CoreError:  # it starts, or stops: there is nothing to see
         return
-    for name in census.names():
-        yield census.summary(name)
+    for name in views.names():
+        yield views.summary(name)

@@ -25,9 +25,9 @@ class DeviceView(BaseModel):
 
 
 class MemberView(BaseModel):
-    """The holder of a seat."""
+    """The holder of a task slot."""
 
-    task: str = Field(description="the seat, e.g. `/job:worker/task:2`")
+    task: str = Field(description="the task slot, e.g. `/job:worker/task:2`")
     job: str = Field(description="name of the job")
     index: int = Field(description="index within the job")
     incarnation: str = Field(description="random number of the process, 16 hexadecimal digits")
@@ -59,11 +59,11 @@ class ClusterView(BaseModel):
     """A cluster."""
 
     name: str = Field(description="its name")
-    incarnation: str = Field(description="random number of this life of it, 16 hexadecimal digits")
+    incarnation: str = Field(description="random number of this generation of it, 16 hexadecimal digits")
     epoch: int = Field(description="grows with every change of membership")
     jobs: dict[str, int] = Field(description="number of tasks of each job")
-    members: list[MemberView] = Field(description="holders of seats, sorted by task")
-    vacant: list[str] = Field(description="seats that nobody has taken yet")
+    members: list[MemberView] = Field(description="holders of task slots, sorted by task")
+    vacant: list[str] = Field(description="task slots that nobody has taken yet")
     barriers: list[BarrierView] = Field(description="barriers under way, oldest first")
 
 

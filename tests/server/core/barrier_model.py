@@ -22,7 +22,7 @@ class Client:
     born: int
     """Its place in the order of all registrations and first results."""
     rejoined: bool = False
-    """Whether its seat was another's before."""
+    """Whether its task slot was another's before."""
     session: int | None = None
     closed_at: float | None = None
     speaks: bool = True
@@ -61,31 +61,33 @@ class BarrierHistory:
         """Returns the next place in the order of what happened."""
         return next(self._clock)
 
-    def latest(self, life: int, name: str) -> int | None:
+    def latest(self, generation: int, name: str) -> int | None:
         """Returns the latest instance that the server knows to be over."""
-        return max((key[2] for key in self._known if key[:2] == (life, name)), default=None)
+        return max((key[2] for key in self._known if key[:2] == (generation, name)), default=None)
 
-    def kept(self, life: int, record: Record, *, lazy: bool) -> None:
+    def kept(self, generation: int, record: Record, *, lazy: bool) -> None:
         """Notes that the server remembers a result."""
         if record.kind != "barrier" or record.value is None:
             return
         result = json.loads(record.value)
         assert not (lazy and "error" in result), "a failure was told before it was durable"
-        key = (life, record.key, result["number"])
+        key = (generation, record.key, result["number"])
         assert key not in self._known, "an instance ended twice"
         self._known.add(key)
 
-    def lost(self, life: int, records: Iterable[Record]) -> None:
+    def lost(self, generation: int, records: Iterable[Record]) -> None:
         """Notes that a crash undid what was not durable yet."""
         for record in records:
             assert record.kind == "barrier", "only a barrier's success may be undone"
             if record.value is not None:
-                self._known.discard((life, record.key, json.loads(record.value)["number"]))
+                self._known.discard((generation, record.key, json.loads(record.value)["number"]))
 
-    def told(self, life: int, client: Client, result: BarrierResult, participants: Iterable[Client]) -> None:
+    def told(
+        self, generation: int, client: Client, result: BarrierResult, participants: Iterable[Client]
+    ) -> None:
         """Checks a result that a client is told, before the client takes note of it."""
         name, number = result.name, result.instance
-        key = (life, name, number)
+        key = (generation, name, number)
         count = client.count(name)
         assert count in (-1, number), "a client was told the result of another instance than it is in"
         known = self._results.get(key)
@@ -99,7 +101,7 @@ class BarrierHistory:
                     assert there, "a barrier succeeded without one of its participants"
         elif words(known) != words(result):
             # All who were told are gone, or not back, since a crash undid it: the server cannot know of it.
-            # It may have failed since, or succeeded with those who took the seats of the gone.
+            # It may have failed since, or succeeded with those who took the task slots of the gone.
             assert known.error is None, "a failure that was told was taken back"
             assert not any(witness.speaks for witness in self._witnesses[key]), (
                 "two clients were told different results"
@@ -113,7 +115,7 @@ class BarrierHistory:
             missed = [
                 other
                 for other, told in self._results.items()
-                if other[:2] == (life, name) and other[2] < number and told.error is None
+                if other[:2] == (generation, name) and other[2] < number and told.error is None
                 if count < 0 and self._first_told[other] > client.born
             ]
             assert not missed, "an instance succeeded with a client that never heard of it"

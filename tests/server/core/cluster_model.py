@@ -78,7 +78,7 @@ class ClusterModel(RuleBasedStateMachine):
         self.departed: dict[int, MemberState] = {}
         self.former: dict[int, list[int]] = {}
         self.incarnations = 1000
-        self.life = 0
+        self.generation = 0
         self.epoch = 0
         self.floor = self.d.now
         self.unanswered: dict[int, str] = {}
@@ -86,9 +86,9 @@ class ClusterModel(RuleBasedStateMachine):
         self.watches: dict[int, Watching] = {}
         self.barriers = BarrierHistory()
         self.mutations: list[tuple[Any, Answer]] = []
-        self.begin_life()
+        self.begin_generation()
 
-    def begin_life(self) -> None:
+    def begin_generation(self) -> None:
         self.keys: dict[str, KeyValue] = {}
         self.revision = 0
         self.changes: list[tuple[int, str, bytes | None]] = []
@@ -110,7 +110,7 @@ class ClusterModel(RuleBasedStateMachine):
             match effect:
                 case Persist():
                     for record in effect.records:
-                        self.barriers.kept(self.life, record, lazy=effect.lazy)
+                        self.barriers.kept(self.generation, record, lazy=effect.lazy)
                 case Reply(token, answer):
                     assert token in self.unanswered, "an answer that nobody waits for"
                     del self.unanswered[token]
@@ -169,7 +169,7 @@ class ClusterModel(RuleBasedStateMachine):
             client.finished[name] = -1
             return
         others = [self.clients[i] for i in PARTICIPANTS[name] or range(TASKS) if i in self.clients]
-        self.barriers.told(self.life, client, result, others)
+        self.barriers.told(self.generation, client, result, others)
         client.waits.discard(name)
         client.finished[name] = result.instance + 1
         if result.error is None:
@@ -256,8 +256,8 @@ class ClusterModel(RuleBasedStateMachine):
         latest = {event.caller: (event, answer) for event, answer in self.mutations}
         event, answer = data.draw(st.sampled_from(list(latest.values())))
         retried = self.do(dataclasses.replace(event, token=self.d.token()))
-        seat = self.d.member(event.caller.task.index)
-        if seat.incarnation == event.caller.incarnation:
+        slot = self.d.member(event.caller.task.index)
+        if slot.incarnation == event.caller.incarnation:
             assert retried == answer  # From memory: it proves nothing new, and is no sign of life.
         else:
             assert isinstance(retried, CoreError)
@@ -266,7 +266,7 @@ class ClusterModel(RuleBasedStateMachine):
     @rule(key=KEYS, timeout=st.sampled_from([0, 5.0, None]))
     def get(self, key: str, timeout: float | None) -> None:
         answer = self.do(self.d.get(key, timeout, OBSERVER), blocking=True)
-        if not self.life:
+        if not self.generation:
             assert isinstance(answer, CoreError)
             assert answer.kind is ErrorKind.NOT_REGISTERED
         elif key in self.keys and self.clients:
@@ -326,7 +326,7 @@ class ClusterModel(RuleBasedStateMachine):
                 del self.clients[client.index]
                 self.departed[client.index] = member.state
                 self.former.setdefault(client.index, []).append(client.incarnation)
-        if self.life and not self.clients:
+        if self.generation and not self.clients:
             self.keys, self.revision = {}, 0
             assert not self.unanswered, "somebody waits in a life that has ended"
             assert not self.watches

@@ -15,9 +15,9 @@ def test_everybody_is_told_at_once_who_departed_and_why() -> None:
     before = d.state().epoch
     d.lose(0)
     for index in (1, 2):
-        (notice,) = d.notices(index)
-        assert notice.epoch == before + 1
-        (gone,) = notice.departed
+        (outgoing,) = d.notices(index)
+        assert outgoing.epoch == before + 1
+        (gone,) = outgoing.departed
         assert (gone.task, gone.state, gone.process.pid) == (worker(0), MemberState.LOST, 70)
         assert gone.reason == "its connection closed without a goodbye"
     assert not d.notices(0)
@@ -35,9 +35,9 @@ def test_departures_soon_after_a_notice_are_told_together() -> None:
     d.advance(0.02)
     assert not d.notices(4)
     d.advance(0.02)
-    (notice,) = d.notices(4)
-    assert [(m.task.index, m.state.name) for m in notice.departed] == [(1, "LEFT"), (2, "FAILED")]
-    assert notice.epoch == d.state().epoch
+    (outgoing,) = d.notices(4)
+    assert [(m.task.index, m.state.name) for m in outgoing.departed] == [(1, "LEFT"), (2, "FAILED")]
+    assert outgoing.epoch == d.state().epoch
     d.advance(1.0)
     d.apply(d.report(3, "no"))
     assert [member.task.index for member in d.notices(4)[0].departed] == [3]
@@ -67,8 +67,8 @@ def test_who_leaves_in_good_order_is_told_of_after_a_while() -> None:
     assert not any(d.notices(index) for index in range(5))
     d.advance(0.02)
     for index in (2, 3, 4):
-        (notice,) = d.notices(index)
-        assert [(m.task.index, m.state.name) for m in notice.departed] == [(0, "LEFT"), (1, "LEFT")]
+        (outgoing,) = d.notices(index)
+        assert [(m.task.index, m.state.name) for m in outgoing.departed] == [(0, "LEFT"), (1, "LEFT")]
 
 
 def test_a_loss_takes_those_along_who_left_before() -> None:
@@ -76,8 +76,8 @@ def test_a_loss_takes_those_along_who_left_before() -> None:
     d.join(*range(5))
     d.apply(d.leave(0))
     d.apply(d.report(1, "no"))
-    (notice,) = d.notices(4)
-    assert [(m.task.index, m.state.name) for m in notice.departed] == [(0, "LEFT"), (1, "FAILED")]
+    (outgoing,) = d.notices(4)
+    assert [(m.task.index, m.state.name) for m in outgoing.departed] == [(0, "LEFT"), (1, "FAILED")]
     d.apply(d.leave(2))
     d.advance(1.0)
     assert not d.notices(4)
@@ -92,8 +92,8 @@ def test_departures_found_in_one_moment_are_told_together() -> None:
     d.apply(Heartbeat(d.sessions[3], 1))
     d.now += 0.2
     d.apply(Tick())
-    (notice,) = d.notices(3)
-    assert [member.task.index for member in notice.departed] == [0, 1, 2]
+    (outgoing,) = d.notices(3)
+    assert [member.task.index for member in outgoing.departed] == [0, 1, 2]
 
 
 def test_epochs_grow_with_registrations_and_departures_only() -> None:

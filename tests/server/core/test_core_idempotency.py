@@ -108,6 +108,6 @@ def test_the_departed_are_fenced_but_their_retries_answered() -> None:
     assert d.refused(late).kind is ErrorKind.FENCED
     d.accepted(d.leave(0), Done)
     d.apply(d.leave(1))
-    assert d.answer(done) == answer, "until the next life"
+    assert d.answer(done) == answer, "until the next generation"
     d.apply(d.register(0, 999))
     assert d.refused(done).kind is ErrorKind.FENCED

@@ -61,7 +61,9 @@ def test_a_stopped_or_cut_off_process_is_told_from_a_killed_one() -> None:
     d.beat(6.4, 1)
     d.lose(0)
     assert d.member(0).reason == "no sign of life for 6.7 s: it was stopped, or its network is cut"
-    assert [member.reason for notice in d.notices(1) for member in notice.departed] == [d.member(0).reason]
+    assert [member.reason for outgoing in d.notices(1) for member in outgoing.departed] == [
+        d.member(0).reason
+    ]
 
 
 def test_the_session_of_a_member_that_is_declared_failed_ends_fenced() -> None:

@@ -8,7 +8,7 @@ from tests.server.core.driving import Driver, worker
 from dmesh_server.core.effects import Noted, Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DropKey, Evict, StopBarrier
-from dmesh_server.core.happenings import (
+from dmesh_server.core.log_events import (
     BarrierEnded,
     ClusterEnded,
     ClusterFormed,
@@ -33,16 +33,16 @@ def drop(d: Driver, key: str, revision: int) -> DropKey:
     return DropKey(d.token(), OPERATOR, "token 1234abcd", key, revision)
 
 
-def happenings(d: Driver) -> list[object]:
-    return [effect.happening for effect in d.effects if isinstance(effect, Noted)]
+def log_events(d: Driver) -> list[object]:
+    return [effect.log_event for effect in d.effects if isinstance(effect, Noted)]
 
 
 def test_an_evicted_member_has_failed_and_everybody_is_told() -> None:
     d = Driver(2)
     d.join(0, 1)
     assert d.accepted(evict(d, 1), Operated).changed
-    (notice,) = d.notices(0)
-    assert notice.departed[0].reason == "evicted by an operator (token 1234abcd): too slow"
+    (outgoing,) = d.notices(0)
+    assert outgoing.departed[0].reason == "evicted by an operator (token 1234abcd): too slow"
     assert d.ends(d.sessions[1]) == [ErrorKind.FENCED]
     assert d.state_of(1) is MemberState.FAILED
     assert d.refused(d.set("k", index=1)).kind is ErrorKind.FENCED
@@ -60,7 +60,7 @@ def test_only_the_process_that_was_meant_is_evicted() -> None:
     d.apply(d.report(1))
     d.apply(d.register(1, 77, settings=settings))
     assert d.refused(evict(d, 1, 4711)).kind is ErrorKind.NOT_REGISTERED
-    assert not d.accepted(evict(d, 1), Operated).changed, "its seat has been taken since"
+    assert not d.accepted(evict(d, 1), Operated).changed, "its task slot has been taken since"
     assert d.state_of(1) is MemberState.REGISTERED
     assert d.accepted(evict(d, 1, 77), Operated).changed
 
@@ -126,31 +126,31 @@ def test_a_key_is_dropped_as_it_was_seen() -> None:
 def test_what_happened_is_told_once() -> None:
     d = Driver(2)
     d.apply(d.register(0))
-    formed, joined = happenings(d)
+    formed, joined = log_events(d)
     assert isinstance(formed, ClusterFormed)
     assert formed.tasks == 2
     assert isinstance(joined, MemberJoined)
     assert (joined.member.task, joined.member.devices, joined.rejoined) == (worker(0), (), False)
     d.apply(d.register(0))
-    assert happenings(d) == [], "a retry"
+    assert log_events(d) == [], "a retry"
     d.apply(d.attach(0))
     d.join(1)
     d.enter(0)
-    assert happenings(d) == []
+    assert log_events(d) == []
     d.now += 1.5
     d.enter(1)
-    (ended,) = happenings(d)
+    (ended,) = log_events(d)
     assert isinstance(ended, BarrierEnded)
     assert (ended.waited, ended.error, ended.missing_count, ended.participants) == (1.5, "", 0, 2)
     d.enter(0, instance=1)
     d.lose(0)  # nobody is left at the barrier to be told
-    departed, failed = happenings(d)
+    departed, failed = log_events(d)
     assert isinstance(departed, MemberDeparted)
     assert departed.member.state is MemberState.LOST
     assert isinstance(failed, BarrierEnded)
     assert (failed.error, failed.missing, failed.missing_count) == ("BARRIER_FAILED", (worker(1),), 1)
     d.apply(d.leave(1))
-    assert [type(happening) for happening in happenings(d)] == [MemberDeparted, ClusterEnded]
+    assert [type(log_event) for log_event in log_events(d)] == [MemberDeparted, ClusterEnded]
 
 
 def test_a_census_of_a_cluster() -> None:
@@ -160,24 +160,24 @@ def test_a_census_of_a_cluster() -> None:
     d.enter(0, participants=(0, 1, 3, 4))
     for key in ("a", "b/1", "b/2", "c"):
         d.apply(d.set(key, b"123"))
-    census = d.core.census
-    assert census.names() == ["c"]
-    summary = census.summary("c")
+    views = d.core.views
+    assert views.names() == ["c"]
+    summary = views.summary("c")
     assert dict(summary.members) == {"FAILED": 1, "CONNECTED": 3}
     assert (summary.vacant, summary.barriers, summary.keys, summary.revision) == (1, 1, 4, 4)
-    page = census.members("c", None, 2)
+    page = views.members("c", None, 2)
     assert [member.task.index for member in page.members] == [0, 1]
     assert (page.matching, page.more) == (4, True)
-    page = census.members("c", page.members[-1].task, 2)
+    page = views.members("c", page.members[-1].task, 2)
     assert [member.task.index for member in page.members] == [2, 3]
     assert not page.more
-    assert [m.task.index for m in census.members("c", None, 9, {"FAILED", "LOST"}).members] == [2]
-    ((barrier,), count) = census.barriers("c", 0, 10, 2)
+    assert [m.task.index for m in views.members("c", None, 9, {"FAILED", "LOST"}).members] == [2]
+    ((barrier,), count) = views.barriers("c", 0, 10, 2)
     assert (count, barrier.missing_count, [m.task.index for m in barrier.missing]) == (1, 3, [1, 3])
-    keys, more = census.keys("c", "b/", "", 1)
+    keys, more = views.keys("c", "b/", "", 1)
     assert ([key.key for key in keys], more) == (["b/1"], True)
-    keys, more = census.keys("c", "b/", "b/1", 5)
+    keys, more = views.keys("c", "b/", "b/1", 5)
     assert ([key.key for key in keys], more) == (["b/2"], False)
-    assert census.member("c", worker(4)).incarnation == 0
+    assert views.member("c", worker(4)).incarnation == 0
     with pytest.raises(CoreError, match="nothing"):
-        census.summary("nothing")
+        views.summary("nothing")

@@ -1,4 +1,4 @@
-"""Who may take a seat, and how a life of a cluster begins and ends."""
+"""Who may take a task slot, and how a generation of a cluster begins and ends."""
 
 from __future__ import annotations
 

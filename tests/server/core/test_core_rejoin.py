@@ -33,9 +33,9 @@ def test_the_notice_names_the_one_who_went_and_the_one_who_came() -> None:
     assert [member.incarnation for member in d.notices(0)[0].departed] == [1002]
     d.advance(1.0)
     d.apply(d.register(2, 99))
-    (notice,) = d.notices(0)
-    assert ([m.incarnation for m in notice.rejoined], notice.departed) == ([99], ())
-    assert notice.epoch == d.state().epoch
+    (outgoing,) = d.notices(0)
+    assert ([m.incarnation for m in outgoing.rejoined], outgoing.departed) == ([99], ())
+    assert outgoing.epoch == d.state().epoch
 
 
 def test_changes_in_quick_succession_are_told_together_and_come_out_right() -> None:
@@ -50,9 +50,9 @@ def test_changes_in_quick_succession_are_told_together_and_come_out_right() -> N
     report = d.report(1)
     d.apply(type(report)(report.token, d.caller(1, 98), report.request_id, "no"))
     d.advance(1.0)
-    (notice,) = d.notices(0)
-    assert [(m.task.index, m.incarnation) for m in notice.departed] == [(2, 1002), (1, 98)]
-    assert [(m.task.index, m.incarnation) for m in notice.rejoined] == [(2, 99)]
+    (outgoing,) = d.notices(0)
+    assert [(m.task.index, m.incarnation) for m in outgoing.departed] == [(2, 1002), (1, 98)]
+    assert [(m.task.index, m.incarnation) for m in outgoing.rejoined] == [(2, 99)]
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -62,7 +62,7 @@ def test_a_former_holder_is_fenced_for_ever(crash: bool) -> None:
         d.lose(1)
         d.apply(d.register(1, incarnation))
         d.apply(d.attach(1, incarnation))
-    d.lose(1)  # The seat is empty now, and 98 was its last holder.
+    d.lose(1)  # The task slot is empty now, and 98 was its last holder.
     if crash:
         d.restart()
         d.join(0)
@@ -292,7 +292,7 @@ def test_a_cluster_whose_members_are_all_gone_ends_nevertheless() -> None:
     answer = d.accepted(d.register(0, 99), Registered)
     assert answer.cluster_incarnation != first
     assert not answer.rejoined
-    assert answer.settings.restart_policy is RestartPolicy.FAIL_FAST, "a new life, a new wish"
+    assert answer.settings.restart_policy is RestartPolicy.FAIL_FAST, "a new generation, a new wish"
 
 
 def join(d: Driver, *indices: int) -> None:
@@ -309,7 +309,7 @@ def joined(tasks: int) -> Driver:
 
 
 def replace(d: Driver, index: int) -> None:
-    """Loses a worker, and lets a new process take its seat and attach."""
+    """Loses a worker, and lets a new process take its task slot and attach."""
     d.lose(index)
     d.accepted(d.register(index, 99), Registered)
     d.apply(d.attach(index, 99))

@@ -69,10 +69,10 @@ class ClusterMachine(ClusterModel):
         assert answer.rejoined == rejoins
         assert answer.settings.restart_policy is self.settings.restart_policy
         if not self.clients:
-            self.life += 1
+            self.generation += 1
             self.departed.clear()
             self.former.clear()
-            self.begin_life()
+            self.begin_generation()
         self.departed.pop(index, None)
         born = self.barriers.now()
         self.clients[index] = Client(index, self.incarnations, self.d.now, born, rejoins)
@@ -117,7 +117,7 @@ class ClusterMachine(ClusterModel):
 
     @rule(index=WORKERS, back=st.booleans())
     def replace_a_process(self, index: int, back: bool) -> None:
-        """A process is killed, and another one started for its seat."""
+        """A process is killed, and another one started for its task slot."""
         self.break_session(index)
         self.wait(0.4)
         self.note_departures()
@@ -198,7 +198,7 @@ class ClusterMachine(ClusterModel):
         self.sign(client)
         listed = tuple(map(worker, PARTICIPANTS[name]))
         instance = client.count(name)
-        latest = self.barriers.latest(self.life, name)
+        latest = self.barriers.latest(self.generation, name)
         self.take(self.d.apply(EnterBarrier(client.session, name, instance, listed, timeout)))
         if instance == latest:
             assert name not in client.waits, "whoever comes late was not told the result"
@@ -226,7 +226,7 @@ class ClusterMachine(ClusterModel):
         self.break_session(first)
         for index in others:
             self.enter(index, name, None)
-        if kill and self.life:
+        if kill and self.generation:
             self.kill_server(0)
         for index in range(TASKS):
             self.attach(index, again=False)
@@ -290,11 +290,11 @@ class ClusterMachine(ClusterModel):
             self.d.now = self.floor = self.d.now + 30.0
             self.take(self.d.apply(Tick()))
 
-    @precondition(lambda self: self.life)
+    @precondition(lambda self: self.generation)
     @rule(kept=st.integers(0, 3))
     def kill_server(self, kept: int) -> None:
         before = self.d.state()
-        self.barriers.lost(self.life, self.d.lazy[kept:])
+        self.barriers.lost(self.generation, self.d.lazy[kept:])
         self.d.restart(kept)
         after = self.d.state()
         assert (after.incarnation, after.epoch, after.jobs, after.vacant) == (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dmesh_server.core.effects import Record
 from dmesh_server.store.base import StoreError, StoreRefusedError
-from dmesh_server.store.sqlite import DATABASE, LOG, SEAL, SqliteStore
+from dmesh_server.store.sqlite import DATABASE, LOG, MARKER, SqliteStore
 
 PAGE = 512
-FILES = (DATABASE, LOG, SEAL)
+FILES = (DATABASE, LOG, MARKER)
 
 
 @dataclass
@@ -27,10 +27,10 @@ class Example:
     """Where the last commit begins in the log."""
 
     def write(self, directory: Path, **changes: bytes | None) -> None:
-        """Writes the files, some of them changed: database=, log=, seal=; None for none."""
+        """Writes the files, some of them changed: database=, log=, commit marker=; None for none."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(mode=0o700)
-        named = {"database": DATABASE, "log": LOG, "seal": SEAL}
+        named = {"database": DATABASE, "log": LOG, "seal": MARKER}
         changed = {named[name]: content for name, content in changes.items()}
         for name, content in {**self.files, **changed}.items():
             if content is not None:

@@ -17,9 +17,9 @@ from tests.server.store.damage import PAGE, Example, flipped, make_example, outc
 
 from dmesh_server.core.effects import Record
 from dmesh_server.store.base import StoreDamagedError, StoreFormatError
+from dmesh_server.store.commit_marker import CommitMarker
 from dmesh_server.store.database import VERSION
-from dmesh_server.store.seal import Seal
-from dmesh_server.store.sqlite import DATABASE, LOG, SEAL, SqliteStore
+from dmesh_server.store.sqlite import DATABASE, LOG, MARKER, SqliteStore
 
 FRAME = 24 + PAGE
 SOME = 80
@@ -68,7 +68,7 @@ def test_an_undamaged_store_is_read_without_a_word(
 def test_one_flipped_bit(
     example: Example, directory: Path, part: str, warnings: pytest.LogCaptureFixture
 ) -> None:
-    name = {"database": DATABASE, "log": LOG, "seal": SEAL}[part]
+    name = {"database": DATABASE, "log": LOG, "seal": MARKER}[part]
     content = example.files[name]
     refused = 0
     for at in spread(len(content), SOME):
@@ -87,7 +87,7 @@ def test_one_flipped_bit(
     if part == "log":
         assert refused == len(spread(len(content), SOME)), "every byte of this log counts"
     if part == "seal":
-        assert refused == 0, "without the seal everything is there, too"
+        assert refused == 0, "without the commit marker everything is there, too"
 
 
 def test_a_damaged_database_is_refused_with_the_page(directory: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_damaged_database_is_refused_with_the_page(directory: Path) -> None:
     page = at // PAGE + 1
     assert f"page {page} (offset {(page - 1) * PAGE})" in str(found)
     assert "'key' record 'old0' of cluster 'c' is altered" in str(found)
-    assert {path.name for path in directory.iterdir()} >= {DATABASE, SEAL}
+    assert {path.name for path in directory.iterdir()} >= {DATABASE, MARKER}
     assert (directory / DATABASE).read_bytes() == changed, "what is refused is not touched"
 
 
@@ -128,12 +128,12 @@ def test_a_lost_log_is_noticed(example: Example, directory: Path) -> None:
 
 def unfinished(example: Example, directory: Path) -> dict[str, bytes]:
     """The files as of before the last commit, with that commit in the log: written, never acknowledged."""
-    example.write(directory, log=example.files[LOG][: example.end_before_last], seal=None)
-    # Without a seal the shorter log is taken as it is, and sealed.
+    example.write(directory, log=example.files[LOG][: example.end_before_last], marker=None)
+    # Without a commit marker the shorter log is taken as it is, and sealed.
     store = SqliteStore(directory)
-    seal = (directory / SEAL).read_bytes()
+    marker = (directory / MARKER).read_bytes()
     store.close()
-    return {"seal": seal}
+    return {"seal": marker}
 
 
 def test_a_torn_tail_is_repaired_at_every_byte(
@@ -175,12 +175,12 @@ def test_an_unacknowledged_commit_with_holes_is_torn(example: Example, directory
 
 
 def test_damage_in_the_middle_is_refused_even_if_the_seal_lags(example: Example, directory: Path) -> None:
-    # After a power failure the seal may be older than the log: then what follows the damage tells.
+    # After a power failure the commit marker may be older than the log: then what follows the damage tells.
     log, start = example.files[LOG], example.end_before_last
     changes = unfinished(example, directory)
-    seal = bytearray(changes["seal"])
+    marker = bytearray(changes["seal"])
     for at in spread(start, SOME // 2):
-        example.write(directory, log=flipped(log, at, at % 8), seal=bytes(seal))
+        example.write(directory, log=flipped(log, at, at % 8), marker=bytes(marker))
         found = outcome(directory)
         assert isinstance(found, StoreDamagedError)
         frame = 0 if at < 32 else 32 + (at - 32) // FRAME * FRAME
@@ -189,10 +189,10 @@ def test_damage_in_the_middle_is_refused_even_if_the_seal_lags(example: Example,
 
 def test_without_a_seal_a_wrong_frame_is_refused(example: Example, directory: Path) -> None:
     log = example.files[LOG]
-    example.write(directory, log=flipped(log, len(log) - 10, 1), seal=None)
+    example.write(directory, log=flipped(log, len(log) - 10, 1), marker=None)
     found = outcome(directory)
     assert isinstance(found, StoreDamagedError)
-    assert "without the seal nobody knows" in str(found)
+    assert "without the commit marker nobody knows" in str(found)
 
 
 def test_a_database_that_is_cut_is_refused(example: Example, directory: Path) -> None:
@@ -227,13 +227,13 @@ def test_an_older_copy_of_the_database_is_noticed(
     (directory / DATABASE).write_bytes(older)
     found = outcome(directory)
     assert isinstance(found, StoreDamagedError)
-    assert f"remove {SEAL}" in str(found)
+    assert f"remove {MARKER}" in str(found)
     # An operator who means it is told how; what was given up is gone.
-    (directory / SEAL).unlink()
+    (directory / MARKER).unlink()
     restored = outcome(directory)
     assert isinstance(restored, list)
     assert [record.key for record in restored] == [f"old{number}" for number in range(6)]
-    assert fields(warnings, "store_sealed_anew")["reason"] == "there was none"
+    assert fields(warnings, "store_marker_renewed")["reason"] == "there was none"
 
 
 def test_a_page_that_was_never_written_is_noticed(directory: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_flip_where_nothing_is_kept_is_mentioned(
     # Bytes of a page that are used by no record.
     page = next(at for at in range(PAGE, len(content), PAGE) if bytes(64) in content[at : at + PAGE])
     at = content.index(bytes(64), page) + 40
-    example.write(directory, database=flipped(content, at, 3), log=None, seal=None)
+    example.write(directory, database=flipped(content, at, 3), log=None, marker=None)
     assert isinstance(outcome(directory), list), "this place does not matter"
     warnings.clear()
     store = SqliteStore(directory)
@@ -277,7 +277,7 @@ def test_a_flip_where_nothing_is_kept_is_mentioned(
     changed = flipped((directory / DATABASE).read_bytes(), at, 4)
     (directory / DATABASE).write_bytes(changed)
     assert isinstance(outcome(directory), list)
-    told = fields(warnings, "store_sealed_anew")
+    told = fields(warnings, "store_marker_renewed")
     assert told["pages"] == f"page {at // PAGE + 1} (offset {at // PAGE * PAGE})"
 
 
@@ -298,11 +298,11 @@ def test_a_new_seal_is_on_the_disk_before_anything_is_acknowledged(
             synced[path.name] = path.read_bytes()
 
     if grown:
-        example.write(directory, seal=None)
+        example.write(directory, marker=None)
     elif directory.exists():
         shutil.rmtree(directory)
     monkeypatch.setattr(os, "fsync", noted_sync)
     SqliteStore(directory).close()
-    assert f"entry of {SEAL}" in synced
-    (directory / SEAL).write_bytes(synced[SEAL])
-    assert Seal(directory / SEAL).fault is None
+    assert f"entry of {MARKER}" in synced
+    (directory / MARKER).write_bytes(synced[MARKER])
+    assert CommitMarker(directory / MARKER).fault is None

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.messages import quote
 from dmesh_server.core.model import Task
-from dmesh_server.core.wording import quote
 from dmesh_server.web.gate import caller_name
 
 NAME = r"^[A-Za-z0-9_.-]{1,128}$"

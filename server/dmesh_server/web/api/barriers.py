@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh_server.core.census import BarrierView, condition_of
 from dmesh_server.core.events import StopBarrier
 from dmesh_server.core.model import Caller, Member
+from dmesh_server.core.views import BarrierView, condition_of
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import (
     TEXT,
@@ -26,7 +26,7 @@ from dmesh_server.web.api.operations import operate
 class MissingView(BaseModel):
     """Somebody who is waited for."""
 
-    task: str = Field(description="the seat")
+    task: str = Field(description="the task slot")
     condition: str = Field(description="what its holder is; VACANT if nobody has taken it")
     host: str = Field(description="host of its holder")
     pid: int = Field(description="process id there")
@@ -88,7 +88,7 @@ def router(runtime: Runtime) -> APIRouter:
         missing: Annotated[int, Query(ge=0, le=100, description="most missing tasks of each one")] = 20,
     ) -> Response:
         """Lists the barriers in which members of a cluster wait, with those who are missing."""
-        found, total = runtime.census.barriers(cluster, after, limit, missing)
+        found, total = runtime.views.barriers(cluster, after, limit, missing)
         now, end = runtime.now(), after + len(found)
         return answer(
             BarrierPage(

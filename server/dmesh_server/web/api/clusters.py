@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh_server.core.census import BarrierView, Summary
 from dmesh_server.core.model import ClusterSettings
+from dmesh_server.core.views import BarrierView, Summary
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import NAME, ClusterName, Limit, age, answer, hexadecimal, refusals
 
@@ -29,7 +29,7 @@ class ClusterSummary(BaseModel):
     """A cluster in numbers."""
 
     name: str = Field(description="its name")
-    incarnation: str = Field(description="random number of this life of it, 16 hexadecimal digits")
+    incarnation: str = Field(description="random number of this generation of it, 16 hexadecimal digits")
     epoch: int = Field(description="grows with every change of membership")
     ended: bool = Field(description="all its members have departed")
     seats: int = Field(description="how many tasks it has")
@@ -37,7 +37,7 @@ class ClusterSummary(BaseModel):
         description="how many members are FAILED, LOST, STUCK, BLOCKED, REGISTERED, CONNECTED, LEFT; those "
         "that nobody is in are left out"
     )
-    vacant: int = Field(description="seats that nobody has taken yet")
+    vacant: int = Field(description="task slots that nobody has taken yet")
     barriers: int = Field(description="barriers under way")
     waits_in: WaitingView | None = Field(description="the oldest of them; null if there are none")
     keys: int = Field(description="keys in its key-value store")
@@ -102,7 +102,9 @@ class ClusterDetail(ClusterSummary):
 
     jobs: list[JobView] = Field(description="its jobs")
     settings: SettingsView = Field(description="what is set for it")
-    vacant_tasks: list[str] = Field(description=f"the first {_MOST_VACANT} seats that nobody has taken yet")
+    vacant_tasks: list[str] = Field(
+        description=f"the first {_MOST_VACANT} task slots that nobody has taken yet"
+    )
 
 
 def router(runtime: Runtime) -> APIRouter:
@@ -117,13 +119,13 @@ def router(runtime: Runtime) -> APIRouter:
         ] = None,
     ) -> Response:
         """Lists the clusters of this server, in numbers."""
-        census, now = runtime.census, runtime.now()
-        names = census.names()
+        views, now = runtime.views, runtime.now()
+        names = views.names()
         found = [name for name in names if after is None or name > after]
         return answer(
             ClusterPage(
                 server_incarnation=hexadecimal(runtime.server_incarnation),
-                clusters=[view_summary(census.summary(name), now) for name in found[:limit]],
+                clusters=[view_summary(views.summary(name), now) for name in found[:limit]],
                 next=found[limit - 1] if len(found) > limit else None,
                 total=len(names),
             )
@@ -131,15 +133,15 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.get("/clusters/{cluster}", response_model=ClusterDetail, responses=refusals(404))
     async def show_cluster(cluster: ClusterName) -> Response:
-        """Shows one cluster: numbers, jobs, settings, and seats that nobody has taken."""
-        census = runtime.census
-        summary = census.summary(cluster)
+        """Shows one cluster: numbers, jobs, settings, and task slots that nobody has taken."""
+        views = runtime.views
+        summary = views.summary(cluster)
         return answer(
             ClusterDetail(
                 **view_summary(summary, runtime.now()).model_dump(),
                 jobs=[JobView(name=job.name, tasks=len(job.addresses)) for job in summary.jobs],
                 settings=_view_settings(summary.settings),
-                vacant_tasks=[str(task) for task in census.vacant(cluster, _MOST_VACANT)],
+                vacant_tasks=[str(task) for task in views.vacant(cluster, _MOST_VACANT)],
             )
         )
 

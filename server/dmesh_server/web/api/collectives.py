@@ -12,14 +12,14 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh_server.core.census import Holder
 from dmesh_server.core.model import Task
+from dmesh_server.core.views import MemberRecord
 from dmesh_server.progress import GroupBrief, MemberProgress
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, encode, encoded, hexadecimal, refusals
 from dmesh_server.web.api.reports import all_said
 from dmesh_server.web.api.sharing import Shared, freshness
-from dmesh_server.web.turns import Steps, Turns
+from dmesh_server.web.pacer import Pacer, Steps
 
 _MOST_STRAGGLERS = 16
 _MOST_NAMED = 16
@@ -127,19 +127,19 @@ class CollectivesPage(BaseModel):
     total: int = Field(description="groups on all pages")
 
 
-def router(runtime: Runtime, turns: Turns) -> APIRouter:
+def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
     """Returns the resource.
 
     Args:
         runtime: Who knows.
-        turns: When what takes long is worked on.
+        pacer: When what takes long is worked on.
     """
     routes = APIRouter(tags=["collectives"])
     comparisons: Shared[str, _Comparisons] = Shared(
-        runtime.now, lambda cluster: _compare_all(runtime, turns, cluster)
+        runtime.now, lambda cluster: _compare_all(runtime, pacer, cluster)
     )
     pages: Shared[_Asked, bytes] = Shared(
-        runtime.now, lambda asked: _page(runtime, turns, comparisons, asked)
+        runtime.now, lambda asked: _page(runtime, pacer, comparisons, asked)
     )
 
     @routes.get("/clusters/{cluster}/collectives", response_model=CollectivesPage, responses=refusals(404))
@@ -155,7 +155,7 @@ def router(runtime: Runtime, turns: Turns) -> APIRouter:
         ] = 0,
     ) -> Response:
         """Shows how far members have come in the groups in which they call collectives; some seconds old."""
-        runtime.census.version(cluster)  # refuses names of no cluster
+        runtime.views.version(cluster)  # refuses names of no cluster
         return encoded(await pages.of(_Asked(cluster, limit, after, members, recent)))
 
     return routes
@@ -174,7 +174,7 @@ class _Asked(NamedTuple):
 class _Row(NamedTuple):
     """How far a member is in a group, and what it is read from."""
 
-    holder: Holder
+    holder: MemberRecord
     said: MemberProgress
     at: GroupBrief
 
@@ -202,9 +202,9 @@ class _Comparisons:
     """The largest first."""
 
 
-async def _compare_all(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Comparisons, float]:
+async def _compare_all(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Comparisons, float]:
     """Compares the members, and says for how long that is good."""
-    steps, reported, present = Steps(turns), 0, 0
+    steps, reported, present = Steps(pacer), 0, 0
     found: dict[tuple[int, int], list[_Row]] = {}
     async for holder, said in all_said(runtime, cluster, steps):
         groups = said.brief()
@@ -264,12 +264,12 @@ def _order(task: Task) -> tuple[str, int]:
 
 
 async def _page(
-    runtime: Runtime, turns: Turns, comparisons: Shared[str, _Comparisons], asked: _Asked
+    runtime: Runtime, pacer: Pacer, comparisons: Shared[str, _Comparisons], asked: _Asked
 ) -> tuple[bytes, float]:
     """Returns a page as JSON, and for how long it is good."""
     known = await comparisons.of(asked.cluster)
-    steps, now, end = Steps(turns), runtime.now(), asked.after + asked.limit
-    present = runtime.census.summary(asked.cluster).present
+    steps, now, end = Steps(pacer), runtime.now(), asked.after + asked.limit
+    present = runtime.views.summary(asked.cluster).present
     shown, room = list[GroupView](), _MOST_ROWS
     for group in known.groups[asked.after : end]:
         rows = group.behind[: min(asked.members, room)]

@@ -7,7 +7,17 @@ from typing import Annotated
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from dmesh_server.chronicle import (
+from dmesh_server.core import messages
+from dmesh_server.core.log_events import (
+    BarrierEnded,
+    ClusterEnded,
+    ClusterFormed,
+    LivenessTold,
+    MemberDeparted,
+    MemberJoined,
+)
+from dmesh_server.core.model import Liveness
+from dmesh_server.event_log import (
     KINDS,
     SEVERITIES,
     AdminAction,
@@ -18,16 +28,6 @@ from dmesh_server.chronicle import (
     ServerNote,
     task_of,
 )
-from dmesh_server.core import wording
-from dmesh_server.core.happenings import (
-    BarrierEnded,
-    ClusterEnded,
-    ClusterFormed,
-    LivenessTold,
-    MemberDeparted,
-    MemberJoined,
-)
-from dmesh_server.core.model import Liveness
 from dmesh_server.web.api.answers import NAME, TASK, hexadecimal, read_task
 
 CURSOR = r"^[0-9a-f]{16}-[0-9]{1,18}$"
@@ -147,23 +147,23 @@ def encode_event(entry: Entry, incarnation: int) -> bytes:
 def _describe(event: Event) -> tuple[str, Details]:
     match event:
         case MemberJoined(_, member, epoch, rejoined):
-            how = "took the seat of a member that was gone" if rejoined else "joined"
-            return f"{wording.name(member)} {how}", _member(event) | {"epoch": epoch}
+            how = "took the task slot of a member that was gone" if rejoined else "joined"
+            return f"{messages.name(member)} {how}", _member(event) | {"epoch": epoch}
         case MemberDeparted(_, member, epoch):
-            return f"{wording.name(member)} {wording.fate_of(member)}", _member(event) | {"epoch": epoch}
+            return f"{messages.name(member)} {messages.fate_of(member)}", _member(event) | {"epoch": epoch}
         case LivenessTold(_, member):
-            state = wording.state_of(member).removeprefix(", ")
+            state = messages.state_of(member).removeprefix(", ")
             live = member.liveness is Liveness.LIVE
-            return f"{wording.name(member)} {'gets on again' if live else f'is {state}'}", _member(event)
+            return f"{messages.name(member)} {'gets on again' if live else f'is {state}'}", _member(event)
         case BarrierEnded():
             return _barrier(event)
         case ClusterFormed(cluster, incarnation, tasks):
             return (
-                f"cluster {wording.quote(cluster)} was formed, for {tasks} tasks",
+                f"cluster {messages.quote(cluster)} was formed, for {tasks} tasks",
                 {"incarnation": hexadecimal(incarnation), "tasks": tasks},
             )
         case ClusterEnded(cluster, epoch):
-            return f"cluster {wording.quote(cluster)} has ended: all members have departed", {"epoch": epoch}
+            return f"cluster {messages.quote(cluster)} has ended: all members have departed", {"epoch": epoch}
         case Preemption(_, task, reason):
             who = f"{task} announced" if task is not None else "there was announced"
             return f"{who} a preemption{f': {reason}' if reason else ''}", {"reason": reason}
@@ -189,7 +189,7 @@ def _member(event: MemberJoined | MemberDeparted | LivenessTold) -> Details:
 
 
 def _barrier(event: BarrierEnded) -> tuple[str, Details]:
-    title = f"barrier {wording.quote(event.name)} (instance {event.instance})"
+    title = f"barrier {messages.quote(event.name)} (instance {event.instance})"
     details: Details = {
         "barrier": event.name,
         "instance": event.instance,
@@ -197,7 +197,7 @@ def _barrier(event: BarrierEnded) -> tuple[str, Details]:
         "waited": round(event.waited, 6),
     }
     if not event.error:
-        took = wording.seconds(event.waited)
+        took = messages.seconds(event.waited)
         return f"{title} was passed by {event.participants} tasks after {took}", details
     details |= {
         "error": event.error,

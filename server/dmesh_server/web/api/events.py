@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, Field
 
-from dmesh_server.chronicle import Filter
+from dmesh_server.event_log import Filter
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import NAME, Limit, answer, refusals
 from dmesh_server.web.api.event_views import (
@@ -57,7 +57,7 @@ def router(runtime: Runtime) -> APIRouter:
         some were missed, and so does the cursor of an earlier start of the server.
         """
         number, restarted = place(after, incarnation)
-        page = runtime.chronicle.page(number, limit, keep)
+        page = runtime.event_log.page(number, limit, keep)
         return answer(
             EventPage(
                 events=[view_event(entry, incarnation) for entry in page.entries],
@@ -78,7 +78,7 @@ def router(runtime: Runtime) -> APIRouter:
         """Lists the latest errors, newest first: members that were lost or failed, barriers, the store."""
         number, restarted = place(before, incarnation)
         keep = event_filter(cluster, severity="error")
-        found = runtime.chronicle.latest(
+        found = runtime.event_log.latest(
             0 if restarted or number is None else max(number, 1), limit + 1, keep
         )
         shown = found[:limit]

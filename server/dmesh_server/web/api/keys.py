@@ -94,9 +94,9 @@ def router(runtime: Runtime) -> APIRouter:
         ] = "",
     ) -> Response:
         """Lists keys with their sizes and revisions, without values."""
-        census = runtime.census
-        found, more = census.keys(cluster, prefix, after, limit)
-        summary = census.summary(cluster)
+        views = runtime.views
+        found, more = views.keys(cluster, prefix, after, limit)
+        summary = views.summary(cluster)
         return answer(
             KeyPage(
                 cluster=cluster,

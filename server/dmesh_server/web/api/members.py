@@ -1,4 +1,4 @@
-"""Members: who holds the seats of a cluster, and what became of them. Operators may evict one."""
+"""Members: who holds the task slots of a cluster, and what became of them. Operators may evict one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.config import JsonDict
 
-from dmesh_server.core.census import CONDITIONS, condition_of
 from dmesh_server.core.events import Evict
 from dmesh_server.core.model import Activity, Caller, Member, Task
+from dmesh_server.core.views import CONDITIONS, condition_of
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import (
     HEX,
@@ -44,18 +44,18 @@ _EXAMPLE: JsonDict = {
 
 
 class MemberRow(BaseModel):
-    """The holder of a seat."""
+    """The holder of a task slot."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
-    task: str = Field(description="the seat, e.g. `/job:worker/task:2`")
+    task: str = Field(description="the task slot, e.g. `/job:worker/task:2`")
     job: str = Field(description="name of the job")
     index: int = Field(description="index within the job")
     incarnation: str = Field(
-        description="random number of the process, 16 hexadecimal digits; zeros: nobody has taken the seat"
+        description="random number of the process, 16 hexadecimal digits; zeros: nobody has taken the slot"
     )
     condition: str = Field(
-        description="FAILED, LOST, STUCK, BLOCKED, REGISTERED, CONNECTED or LEFT; VACANT for a free seat"
+        description="FAILED, LOST, STUCK, BLOCKED, REGISTERED, CONNECTED or LEFT; VACANT for a free task slot"
     )
     state: str = Field(description="REGISTERED, CONNECTED, LEFT, LOST or FAILED")
     liveness: str = Field(description="of one that is there: LIVE, BLOCKED (silent) or STUCK (gets nowhere)")
@@ -117,11 +117,11 @@ def router(runtime: Runtime) -> APIRouter:
         ] = None,
     ) -> Response:
         """Lists the members of a cluster, those of interest only if conditions are given."""
-        census, now = runtime.census, runtime.now()
-        found = census.members(
+        views, now = runtime.views, runtime.now()
+        found = views.members(
             cluster, None if after is None else read_task(after), limit, condition or CONDITIONS
         )
-        summary = census.summary(cluster)
+        summary = views.summary(cluster)
         return answer(
             MemberPage(
                 cluster=cluster,
@@ -138,8 +138,8 @@ def router(runtime: Runtime) -> APIRouter:
         "/clusters/{cluster}/members/{job}/{index}", response_model=MemberDetail, responses=refusals(404)
     )
     async def show_member(cluster: ClusterName, job: JobName, index: TaskIndex) -> Response:
-        """Shows the holder of a seat, with its devices and addresses."""
-        member, now = runtime.census.member(cluster, Task(job, index)), runtime.now()
+        """Shows the holder of a task slot, with its devices and addresses."""
+        member, now = runtime.views.member(cluster, Task(job, index)), runtime.now()
         process = member.process
         return answer(
             MemberDetail(
@@ -169,7 +169,7 @@ def router(runtime: Runtime) -> APIRouter:
     ) -> Response:
         """Declares a member failed. Needs the role `admin`.
 
-        Its process is told to end and may not act for its seat any more; the others learn of it as of any
+        Its process is told to end and may not act for its slot any more; the others learn of it as of any
         failure. Names the process, so that a repeated request never hits the one that came after it.
         """
         task, number = Task(job, index), int(incarnation, 16)

@@ -62,13 +62,13 @@ class Announced:
         return sum(1 for one in self.by if one.present)
 
 
-def gather(announcements: Iterable[Announcement]) -> Generator[None, None, list[Announced]]:
+def gather(effect_logging: Iterable[Announcement]) -> Generator[None, None, list[Announced]]:
     """Returns the meshes that members announced which have not departed, those of most members first.
 
     In short steps, and in a time that grows with the announcements alone: all may differ in their owners.
     """
     alike = defaultdict[tuple[object, ...], list[Announcement]](list)
-    for one in announcements:
+    for one in effect_logging:
         mesh = one.mesh
         alike[one.task.job, mesh.name, mesh.axes, mesh.device_type].append(one)
         yield
@@ -95,14 +95,14 @@ def gather(announcements: Iterable[Announcement]) -> Generator[None, None, list[
     return [announced for _, announced in found]
 
 
-def place(announced: Announced, seats: Mapping[str, int]) -> list[Run] | None:
+def place(announced: Announced, slots: Mapping[str, int]) -> list[Run] | None:
     """Returns who has a mesh's devices, in its order; None if nobody said, or there are too many.
 
     Args:
         announced: The mesh.
-        seats: How many tasks each job has.
+        slots: How many tasks each job has.
     """
-    size, tasks = announced.mesh.size, seats.get(announced.job, 0)
+    size, tasks = announced.mesh.size, slots.get(announced.job, 0)
     if size > MOST_PLACED:
         return None
     owners = announced.mesh.owners

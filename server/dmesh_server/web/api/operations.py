@@ -1,15 +1,15 @@
-"""What operators do through the REST interface: done by the core, noted in the log and the chronicle."""
+"""What operators do through the REST interface: done by the core, noted in the log and the event log."""
 
 from __future__ import annotations
 
 from fastapi import Request
 
 from dmesh.security.tokens import Role
-from dmesh_server.chronicle import AdminAction
 from dmesh_server.core.effects import Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DropKey, Evict, StopBarrier
 from dmesh_server.core.model import Task
+from dmesh_server.event_log import AdminAction
 from dmesh_server.runtime import Runtime
 from dmesh_server.telemetry import logs
 from dmesh_server.web.api.answers import Operation
@@ -51,5 +51,5 @@ async def operate(
         raise
     logs.warning("admin_action", **said, changed=answer.changed)
     if answer.changed:
-        runtime.chronicle.note(AdminAction(cluster, action, target, task, event.by))
+        runtime.event_log.note(AdminAction(cluster, action, target, task, event.by))
     return Operation(done=True, action=action, cluster=cluster, target=target)

@@ -1,18 +1,18 @@
-"""What members said of their own progress, of those who still hold their seats, or held them last."""
+"""What members said of their own progress, of those who still hold their task slots, or held them last."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from dmesh_server.core.census import Holder
+from dmesh_server.core.views import MemberRecord
 from dmesh_server.progress import MemberProgress
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.turns import Steps
+from dmesh_server.web.pacer import Steps
 
 
 async def all_said(
     runtime: Runtime, cluster: str, steps: Steps
-) -> AsyncIterator[tuple[Holder, MemberProgress]]:
+) -> AsyncIterator[tuple[MemberRecord, MemberProgress]]:
     """Yields what members of a cluster said, sorted by task, with pauses.
 
     Args:
@@ -24,7 +24,7 @@ async def all_said(
         CoreError: There is no such cluster.
     """
     for said in runtime.progress.look(cluster):
-        holder = runtime.census.holder(cluster, said.task)
+        holder = runtime.views.holder(cluster, said.task)
         if holder is not None and holder.incarnation == said.incarnation:
             yield holder, said
         await steps.pause()

@@ -1,4 +1,4 @@
-"""Seats: all members of a cluster in a few bytes each, for pictures of the whole."""
+"""Task slots: all members of a cluster in a few bytes each, for pictures of the whole."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh_server.core.census import Census
+from dmesh_server.core.views import ClusterViews
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, answer, refusals
 from dmesh_server.web.api.clusters import JobView
-from dmesh_server.web.turns import Turns
+from dmesh_server.web.pacer import Pacer
 
-MOST_SEATS = 5_000
-"""Seats of one answer."""
+MOST_SLOTS = 5_000
+"""Task slots of one answer."""
 
 LETTERS = {
     "FAILED": "F", "LOST": "X", "STUCK": "S", "BLOCKED": "B", "REGISTERED": "R", "CONNECTED": "C",
     "LEFT": "L", "VACANT": "V",
 }  # fmt: skip
-"""How a condition is written in a `SeatPage`."""
+"""How a condition is written in a `TaskPage`."""
 
 _MOST_KEPT = 16
 """Pages whose chart is kept."""
 
 
-class SeatPage(BaseModel):
-    """Some seats of a cluster, in columns: the n-th entry of each is about the n-th seat."""
+class TaskPage(BaseModel):
+    """Some task slots of a cluster, in columns: the n-th entry of each is about the n-th task slot."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -49,59 +49,59 @@ class SeatPage(BaseModel):
     lease: float = Field(description="silence after which a member is blocked or lost, seconds")
     heartbeat_interval: float = Field(description="how often members send a heartbeat, seconds")
     jobs: list[JobView] = Field(
-        description="the cluster's jobs, sorted: seats are numbered through all of them"
+        description="the cluster's jobs, sorted: task slots are numbered through all of them"
     )
-    first: int = Field(description="number of the first seat of this page")
+    first: int = Field(description="number of the first task slot of this page")
     conditions: str = Field(
-        description="a letter for each seat: "
+        description="a letter for each task slot: "
         + ", ".join(f"{letter} {condition}" for condition, letter in LETTERS.items())
     )
     silence: list[float] = Field(description="seconds since the server last heard of the holder")
     pids: list[int] = Field(description="process ids")
-    host: list[int] = Field(description="which one of `hosts` it is on; -1: nobody has taken the seat")
+    host: list[int] = Field(description="which one of `hosts` it is on; -1: nobody has taken the task slot")
     hosts: list[str] = Field(description="host names")
     devices: dict[str, list[int]] = Field(description="by type, how many devices there are")
     next: int | None = Field(description="`after` of the next page; null: this is the last one")
     total: int = Field(description="on all pages")
 
 
-def router(runtime: Runtime, turns: Turns) -> APIRouter:
+def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
     """Returns the resource.
 
     Args:
         runtime: Who knows.
-        turns: When what takes long is worked on.
+        pacer: When what takes long is worked on.
     """
     routes = APIRouter(tags=["members"])
     charts = _Charts()
 
-    @routes.get("/clusters/{cluster}/seats", response_model=SeatPage, responses=refusals(404))
-    async def list_seats(
+    @routes.get("/clusters/{cluster}/seats", response_model=TaskPage, responses=refusals(404))
+    async def list_tasks(
         cluster: ClusterName,
         limit: Annotated[
-            int, Query(ge=1, le=MOST_SEATS, description="most seats of the answer")
-        ] = MOST_SEATS,
+            int, Query(ge=1, le=MOST_SLOTS, description="most task slots of the answer")
+        ] = MOST_SLOTS,
         after: Annotated[
             int, Query(ge=0, lt=1 << 31, description="`next` of the page before; 0 for the first")
         ] = 0,
     ) -> Response:
-        """Shows who holds which seat, taken or not, in columns: a tenth of the list of members."""
-        await turns.wait()  # so much takes as long as all that a request takes beside it
-        census = runtime.census
-        return answer(_view(census, charts.of(census, cluster, after, limit), runtime.now()))
+        """Shows who holds which task slot, taken or not, in columns: a tenth of the list of members."""
+        await pacer.wait()  # so much takes as long as all that a request takes beside it
+        views = runtime.views
+        return answer(_view(views, charts.of(views, cluster, after, limit), runtime.now()))
 
     return routes
 
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """What stays of a page of seats as long as nobody joins or departs."""
+    """What stays of a page of task slots as long as nobody joins or departs."""
 
     version: tuple[int, int]
-    page: SeatPage
-    """With all seats vacant that nobody has taken, and all others CONNECTED and just heard of."""
+    page: TaskPage
+    """With all task slots vacant that nobody has taken, and all others CONNECTED and just heard of."""
     places: tuple[tuple[int, int], ...]
-    """Of seats that have been taken: the place among these, and on the page."""
+    """Of task slots that have been taken: the place among these, and on the page."""
 
 
 class _Charts:
@@ -110,19 +110,19 @@ class _Charts:
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, int, int], _Chart] = OrderedDict()
 
-    def of(self, census: Census, cluster: str, begin: int, limit: int) -> _Chart:
-        asked, version = (cluster, begin, limit), census.version(cluster)
+    def of(self, views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
+        asked, version = (cluster, begin, limit), views.version(cluster)
         chart = self._kept.get(asked)
         if chart is None or chart.version != version:
-            chart = self._kept[asked] = _draw(census, cluster, begin, limit)
+            chart = self._kept[asked] = _draw(views, cluster, begin, limit)
         self._kept.move_to_end(asked)
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
         return chart
 
 
-def _draw(census: Census, cluster: str, begin: int, limit: int) -> _Chart:
-    summary = census.summary(cluster)
+def _draw(views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
+    summary = views.summary(cluster)
     jobs = sorted((job.name, len(job.addresses)) for job in summary.jobs)
     total = sum(tasks for _, tasks in jobs)
     size = max(0, min(limit, total - begin))
@@ -131,20 +131,20 @@ def _draw(census: Census, cluster: str, begin: int, limit: int) -> _Chart:
         starts[name], start = start, start + tasks
     letters, pids, host = [LETTERS["VACANT"]] * size, [0] * size, [-1] * size
     hosts, devices, places = dict[str, int](), dict[str, list[int]](), list[tuple[int, int]]()
-    for number, seat in enumerate(census.seats(cluster)):
-        place = starts[seat.task.job] + seat.task.index - begin
+    for number, slot in enumerate(views.slots(cluster)):
+        place = starts[slot.task.job] + slot.task.index - begin
         if not 0 <= place < size:
             continue
         places.append((number, place))
         letters[place] = LETTERS["CONNECTED"]
-        pids[place] = seat.pid
-        host[place] = hosts.setdefault(seat.host, len(hosts))
-        for device in seat.devices:
+        pids[place] = slot.pid
+        host[place] = hosts.setdefault(slot.host, len(hosts))
+        for device in slot.devices:
             counts = devices.get(device.type)
             if counts is None:
                 counts = devices[device.type] = [0] * size
             counts[place] += 1
-    page = SeatPage(
+    page = TaskPage(
         cluster=cluster,
         epoch=summary.epoch,
         lease=summary.settings.lease,
@@ -160,12 +160,12 @@ def _draw(census: Census, cluster: str, begin: int, limit: int) -> _Chart:
         next=begin + size if begin + size < total else None,
         total=total,
     )
-    return _Chart(census.version(cluster), page, tuple(places))
+    return _Chart(views.version(cluster), page, tuple(places))
 
 
-def _view(census: Census, chart: _Chart, now: float) -> SeatPage:
+def _view(views: ClusterViews, chart: _Chart, now: float) -> TaskPage:
     """Returns a page as it is now."""
-    page, standing = chart.page, census.standing(chart.page.cluster)
+    page, standing = chart.page, views.standing(chart.page.cluster)
     silence, last_seen_at = list(page.silence), standing.last_seen_at
     for number, place in chart.places:
         silence[place] = max(0, int((now - last_seen_at[number]) * 100)) / 100  # `round` takes longer

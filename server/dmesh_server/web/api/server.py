@@ -119,8 +119,8 @@ def router(runtime: Runtime, facts: Facts) -> APIRouter:
                 heartbeat_lateness=_view(measures.lateness),
                 sessions=runtime.open_sessions,
                 unanswered=runtime.unanswered,
-                streams=runtime.chronicle.feeds,
-                last_event=cursor_of(runtime.server_incarnation, runtime.chronicle.last),
+                streams=runtime.event_log.feeds,
+                last_event=cursor_of(runtime.server_incarnation, runtime.event_log.last),
                 settings=[
                     SettingView(name=one.name, value=one.value, origin=one.origin) for one in facts.settings
                 ],

@@ -15,7 +15,7 @@ from dmesh_server.web.api import meshes
 from dmesh_server.web.api.answers import ClusterName, Limit, encode, encoded, refusals
 from dmesh_server.web.api.reports import all_said
 from dmesh_server.web.api.sharing import Shared, freshness
-from dmesh_server.web.turns import Steps, Turns
+from dmesh_server.web.pacer import Pacer, Steps
 
 _MOST_TASKS = 256
 _MOST_MESHES = 64
@@ -112,16 +112,16 @@ class Topology(BaseModel):
     )
 
 
-def router(runtime: Runtime, turns: Turns) -> APIRouter:
+def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
     """Returns the resource.
 
     Args:
         runtime: Who knows.
-        turns: When what takes long is worked on.
+        pacer: When what takes long is worked on.
     """
     routes = APIRouter(tags=["topology"])
     announced: Shared[str, _Announced] = Shared(
-        runtime.now, lambda cluster: _announced(runtime, turns, cluster)
+        runtime.now, lambda cluster: _announced(runtime, pacer, cluster)
     )
     pages: Shared[_Asked, bytes] = Shared(runtime.now, lambda asked: _page(runtime, announced, asked))
 
@@ -133,7 +133,7 @@ def router(runtime: Runtime, turns: Turns) -> APIRouter:
     ) -> Response:
         """Shows machines, devices, and the meshes that members announced; some seconds old."""
         # A change of membership is another question.
-        return encoded(await pages.of(_Asked(cluster, runtime.census.version(cluster), limit, after)))
+        return encoded(await pages.of(_Asked(cluster, runtime.views.version(cluster), limit, after)))
 
     return routes
 
@@ -157,9 +157,9 @@ class _Announced:
     """How many announced any."""
 
 
-async def _announced(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Announced, float]:
+async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Announced, float]:
     """Puts the meshes together, and says for how long that is good."""
-    steps, reported, members = Steps(turns), 0, 0
+    steps, reported, members = Steps(pacer), 0, 0
     told = list[meshes.Announcement]()
     async for holder, said in all_said(runtime, cluster, steps):
         message = said.message()
@@ -169,20 +169,20 @@ async def _announced(runtime: Runtime, turns: Turns, cluster: str) -> tuple[_Ann
         found = dict.fromkeys(meshes_of(message))
         told.extend(meshes.Announcement(said.task, holder.present, mesh) for mesh in found)
         members += holder.present and bool(found)
-    seats = {job.name: len(job.addresses) for job in runtime.census.summary(cluster).jobs}
+    slots = {job.name: len(job.addresses) for job in runtime.views.summary(cluster).jobs}
     views, room = list[MeshView](), _MOST_PLACED
     for one in (await steps.through(meshes.gather(told)))[:_MOST_MESHES]:
         await steps.pause()
         shown = one.mesh.size <= room
         room -= one.mesh.size if shown else 0
-        views.append(_view(one, _placement(one, seats) if shown else None))
+        views.append(_view(one, _placement(one, slots) if shown else None))
     return _Announced(reported, views, members), freshness(reported)
 
 
 async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _Asked) -> tuple[bytes, float]:
     """Returns a page as JSON, and for how long it is good."""
     known = await announced.of(asked.cluster)
-    hosts = runtime.census.hosts(asked.cluster)
+    hosts = runtime.views.hosts(asked.cluster)
     end = asked.after + asked.limit
     page = Topology(
         cluster=asked.cluster,
@@ -214,8 +214,8 @@ def _view(announced: meshes.Announced, placement: Placement | None) -> MeshView:
     )
 
 
-def _placement(announced: meshes.Announced, seats: Mapping[str, int]) -> Placement | None:
-    runs = meshes.place(announced, seats)
+def _placement(announced: meshes.Announced, slots: Mapping[str, int]) -> Placement | None:
+    runs = meshes.place(announced, slots)
     if runs is None:
         return None
     return Placement(

@@ -25,7 +25,7 @@ from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, answer, refusals
 from dmesh_server.web.api.reports import all_said
 from dmesh_server.web.api.sharing import Shared, freshness
-from dmesh_server.web.turns import Steps, Turns
+from dmesh_server.web.pacer import Pacer, Steps
 
 _PATIENCE = 1.0
 """Seconds of waiting that are nothing to be explained, as for `dmesh why`."""
@@ -70,20 +70,20 @@ class _Known:
     latest: int
 
 
-def router(runtime: Runtime, turns: Turns) -> APIRouter:
+def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
     """Returns the resource.
 
     Args:
         runtime: Who knows.
-        turns: When what takes long is worked on.
+        pacer: When what takes long is worked on.
     """
     routes = APIRouter(tags=["clusters"])
-    reasons: Shared[str, _Known] = Shared(runtime.now, _Reasons(runtime, turns).find_out)
+    reasons: Shared[str, _Known] = Shared(runtime.now, _Reasons(runtime, pacer).find_out)
 
     @routes.get("/clusters/{cluster}/why", response_model=WhyView, responses=refusals(404))
     async def show_why(cluster: ClusterName) -> Response:
         """Says what a cluster waits for, as `dmesh why` does; some seconds old."""
-        runtime.census.version(cluster)  # refuses names of no cluster
+        runtime.views.version(cluster)  # refuses names of no cluster
         known = await reasons.of(cluster)
         first = next(iter(known.explanation.waits), None)
         return answer(
@@ -146,14 +146,14 @@ class _Report:
 class _Reasons:
     """Finds out why clusters wait."""
 
-    def __init__(self, runtime: Runtime, turns: Turns) -> None:
+    def __init__(self, runtime: Runtime, pacer: Pacer) -> None:
         self._runtime = runtime
-        self._turns = turns
+        self._pacer = pacer
         self._kept: OrderedDict[str, _Members] = OrderedDict()
 
     async def find_out(self, cluster: str) -> tuple[_Known, float]:
         """Returns why a cluster waits, and for how long that is good."""
-        steps, now = Steps(self._turns), self._runtime.now()
+        steps, now = Steps(self._pacer), self._runtime.now()
         picture = await self._picture(cluster, now, steps)
         explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
         text = describe(explanation, picture)
@@ -167,7 +167,7 @@ class _Reasons:
         """Returns what a `dmesh why` would be told, without holding the server up."""
         runtime = self._runtime
         members = await self._members(cluster, now, steps)
-        _, epoch = runtime.census.version(cluster)
+        _, epoch = runtime.views.version(cluster)
         event = GetClusterState(runtime.next_number(), Caller(cluster), epoch)  # without members, that is
         state = await runtime.request(event, ClusterState)
         holders = {SeenTask(member.job, member.index): member.incarnation for member in members}
@@ -199,18 +199,18 @@ class _Reasons:
 
         Somebody who comes or goes meanwhile may be told of the next time only.
         """
-        census = self._runtime.census
+        views = self._runtime.views
         kept = self._kept.pop(cluster, None)
         # Who waits for the last client wants to know since when.
-        if kept is None or kept.version != census.version(cluster) or census.summary(cluster).vacant:
-            kept = _Members(census.version(cluster))
-            while some := census.holders(cluster, len(kept.members), _AT_A_TIME):
+        if kept is None or kept.version != views.version(cluster) or views.summary(cluster).vacant:
+            kept = _Members(views.version(cluster))
+            while some := views.holders(cluster, len(kept.members), _AT_A_TIME):
                 kept.members += [_member(member, now) for member in some]
                 await steps.pause()
-        unwell = set(census.standing(cluster).conditions)
+        unwell = set(views.standing(cluster).conditions)
         for place in unwell | kept.unwell:
-            if place < len(kept.members) and kept.version == census.version(cluster):
-                [member] = census.holders(cluster, place, 1)
+            if place < len(kept.members) and kept.version == views.version(cluster):
+                [member] = views.holders(cluster, place, 1)
                 kept.members[place] = _member(member, now)
             await steps.pause()
         kept.unwell = unwell

@@ -15,10 +15,10 @@ from dmesh_server.core.effects import (
     Reply,
     WatchPush,
 )
-from dmesh_server.core.happenings import Happening
+from dmesh_server.core.log_events import LogEvent
 
 
-class Turn:
+class Transaction:
     """Collects the effects of one `Core.apply`, at one moment."""
 
     def __init__(self, now: float) -> None:
@@ -55,9 +55,9 @@ class Turn:
         """Tells a watch something."""
         self._effects.append(push)
 
-    def note(self, happening: Happening) -> None:
+    def note(self, log_event: LogEvent) -> None:
         """Lets people read later what happened."""
-        self._effects.append(Noted(happening))
+        self._effects.append(Noted(log_event))
 
     def effects(self) -> list[Effect]:
         """Returns everything collected, what is to be durable first."""

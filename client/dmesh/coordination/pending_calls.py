@@ -21,7 +21,7 @@ Send = Callable[[bytes], None]
 """Sends an encoded `SessionRequest`."""
 
 
-class Question:
+class PendingCall:
     """One call of the key-value store, through one or more sessions. Made for one thread.
 
     Args:
@@ -67,7 +67,7 @@ class Question:
         self._news.put(None)
 
 
-class Questions:
+class PendingCalls:
     """The questions of one process: asked at once if there is a session, and on every new one. Thread-safe.
 
     The server is never asked more than it answers at a time; what is beyond waits here for its turn.
@@ -76,15 +76,15 @@ class Questions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last_id = 0
-        self._asked: dict[int, Question] = {}
-        self._waiting: dict[int, Question] = {}
+        self._asked: dict[int, PendingCall] = {}
+        self._waiting: dict[int, PendingCall] = {}
         self._send: Send | None = None
 
-    def ask(self, question: Question, max_bytes: int) -> None:
+    def ask(self, pending: PendingCall, max_bytes: int) -> None:
         """Asks, now or as soon as there is a session. To be paired with `withdraw`.
 
         Args:
-            question: The question.
+            pending: The question.
             max_bytes: Size of the largest message that the server reads: a larger one would break the session
                 again and again.
 
@@ -93,9 +93,9 @@ class Questions:
         """
         with self._lock:
             self._last_id += 1
-            question.id = self._last_id
-            question.reply = None
-            encoded = question.encode()
+            pending.id = self._last_id
+            pending.reply = None
+            encoded = pending.encode()
             if len(encoded) > max_bytes:
                 raise LimitExceededError(
                     f"the request has {len(encoded)} bytes; one message to the coordinator may have "
@@ -103,19 +103,19 @@ class Questions:
                     "start the server with a larger --max-request-size."
                 )
             if len(self._asked) >= MAX_UNANSWERED:
-                self._waiting[question.id] = question
+                self._waiting[pending.id] = pending
                 return
-            self._asked[question.id] = question
+            self._asked[pending.id] = pending
             if self._send is not None:
                 self._send(encoded)
 
-    def withdraw(self, question: Question) -> None:
+    def withdraw(self, pending: PendingCall) -> None:
         """Stops to wait for an answer. Does nothing if it has come."""
         with self._lock:
-            if self._waiting.pop(question.id, None) is not None or self._asked.pop(question.id, None) is None:
+            if self._waiting.pop(pending.id, None) is not None or self._asked.pop(pending.id, None) is None:
                 return
             if self._send is not None:
-                abandon = pb.SessionRequest(abandon_call=pb.AbandonCall(id=question.id))
+                abandon = pb.SessionRequest(abandon_call=pb.AbandonCall(id=pending.id))
                 self._send(abandon.SerializeToString())
             self._ask_more()
 
@@ -123,8 +123,8 @@ class Questions:
         """Begins to send through a new session, with everything that has no answer yet."""
         with self._lock:
             self._send = send
-            for question in self._asked.values():
-                send(question.encode())
+            for pending in self._asked.values():
+                send(pending.encode())
 
     def detach(self) -> None:
         """Stops to send: the session broke."""
@@ -134,22 +134,22 @@ class Questions:
     def resolve(self, reply: pb.KeyValueReply) -> None:
         """Delivers an answer; one that nobody waits for any more is dropped."""
         with self._lock:
-            question = self._asked.pop(reply.id, None)
+            pending = self._asked.pop(reply.id, None)
             if self._waiting:
                 self._ask_more()
-        if question is not None:
-            question.settle(reply)
+        if pending is not None:
+            pending.settle(reply)
 
     def wake(self) -> None:
         """Makes every waiting thread look at the state of its agent."""
         with self._lock:
-            questions = (*self._asked.values(), *self._waiting.values())
-        for question in questions:
-            question.wake()
+            pending_calls = (*self._asked.values(), *self._waiting.values())
+        for pending in pending_calls:
+            pending.wake()
 
     def _ask_more(self) -> None:
         while self._waiting and len(self._asked) < MAX_UNANSWERED:
-            question = self._waiting.pop(next(iter(self._waiting)))
-            self._asked[question.id] = question
+            pending = self._waiting.pop(next(iter(self._waiting)))
+            self._asked[pending.id] = pending
             if self._send is not None:
-                self._send(question.encode())
+                self._send(pending.encode())

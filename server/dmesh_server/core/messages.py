@@ -30,7 +30,7 @@ def label(task: Task) -> str:
 
 
 def name(member: Member) -> str:
-    """Returns `/job:worker/task:2 (host h, pid 9)`, or `... (never registered)` for a vacant seat."""
+    """Returns `/job:worker/task:2 (host h, pid 9)`, or `... (never registered)` for a vacant task."""
     if member.incarnation == 0:
         return f"{member.task} (never registered)"
     return f"{member.task} (host {member.process.host or 'unknown'}, pid {member.process.pid})"

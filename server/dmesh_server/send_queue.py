@@ -10,15 +10,15 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Outbox(Generic[T]):
+class SendQueue(Generic[T]):
     """Items for one reader, in order.
 
-    A reader that does not keep up must cost nobody else anything: when the queue is full the outbox drops
+    A reader that does not keep up must cost nobody else anything: when the queue is full the send queue drops
     what it holds and closes, and `overflowed` says so. All methods are called on the event loop's thread.
     """
 
     def __init__(self, limit: int, max_bytes: int | None = None) -> None:
-        """Makes an empty outbox.
+        """Makes an empty send queue.
 
         Args:
             limit: How many items it holds at most.
@@ -36,10 +36,10 @@ class Outbox(Generic[T]):
         self.overflowed = False
         self.on_overflow: Callable[[], object] | None = None
         self.on_news: Callable[[], object] | None = None
-        """Called when there is something to take, or the outbox is closed; for readers that do not wait."""
+        """Called when there is something to take, or the queue is closed; for readers that do not wait."""
 
     def put(self, item: T, size: int = 0) -> None:
-        """Adds an item of `size` bytes; ignored once the outbox is closed."""
+        """Adds an item of `size` bytes; ignored once the send queue is closed."""
         if self._closed:
             return
         too_large = self._max_bytes is not None and self.size > 0 and self.size + size > self._max_bytes
@@ -77,7 +77,7 @@ class Outbox(Generic[T]):
         return items
 
     async def get(self) -> T | None:
-        """Returns the next item, or None when a closed outbox is empty. For one reader at a time."""
+        """Returns the next item, or None when a closed send queue is empty. For one reader at a time."""
         while not self._items:
             if self._closed:
                 return None
@@ -93,7 +93,7 @@ class Outbox(Generic[T]):
         return item
 
     async def drained(self, mark: int) -> None:
-        """Waits until at most `mark` bytes are queued, or the outbox is closed. For one waiter at a time."""
+        """Waits until at most `mark` bytes are queued, or the queue is closed. For one waiter at a time."""
         while self.size > mark and not self._closed:
             self._mark = mark
             self._drained = asyncio.get_running_loop().create_future()

@@ -1,9 +1,9 @@
-"""The seal: a small file beside the database that knows what was acknowledged.
+"""The commit marker: a small file beside the database that knows what was acknowledged.
 
 Its first sector says how many commits were acknowledged and how far into the log they reach. It is
 overwritten, without a sync of its own, after every commit: the kernel keeps it when the process is killed,
 and when the power fails it is at worst too modest, never ahead of what is synced. So a log or a database that
-holds less than the seal says has lost something, however intact it looks.
+holds less than the commit marker says has lost something, however intact it looks.
 
 Behind that are checksums of the database's pages, as of the latest checkpoint. They prove nothing that the
 checksums of the records do not prove; they tell *where* a database is damaged. Pages that the log has too are
@@ -29,8 +29,8 @@ _AT_ONCE = 256
 """Pages read at once when the whole database is looked at."""
 
 
-class Seal:
-    """An open seal.
+class CommitMarker:
+    """An open commit marker.
 
     Attributes:
         commits: How many commits were acknowledged.
@@ -39,7 +39,7 @@ class Seal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the seal; if there is none, it is made when there is something to note.
+        """Opens the commit marker; if there is none, it is made when there is something to note.
 
         Raises:
             OSError: It cannot be opened.
@@ -69,7 +69,7 @@ class Seal:
         self.fault = None
 
     def note_pages(self, sums: Iterable[tuple[int, int]]) -> None:
-        """Notes the checksums of pages, by number from 1, and syncs the seal.
+        """Notes the checksums of pages, by number from 1, and syncs the commit marker.
 
         Raises:
             OSError: It cannot be written.
@@ -96,7 +96,7 @@ class Seal:
         os.fsync(self._opened())
 
     def note_all_pages(self, sums: dict[int, int]) -> None:
-        """Notes the checksums of a database's pages, forgets all others, and syncs the seal.
+        """Notes the checksums of a database's pages, forgets all others, and syncs the commit marker.
 
         Raises:
             OSError: It cannot be written.
@@ -112,7 +112,7 @@ class Seal:
             besides: Pages that need not be as noted, because the log has them.
 
         Raises:
-            OSError: The seal cannot be read.
+            OSError: The commit marker cannot be read.
         """
         if self._descriptor < 0:
             return []

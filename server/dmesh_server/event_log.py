@@ -16,17 +16,17 @@ from heapq import merge
 from itertools import islice
 
 from dmesh_server.core.events import KvSet
-from dmesh_server.core.happenings import (
+from dmesh_server.core.log_events import (
     BarrierEnded,
     ClusterEnded,
     ClusterFormed,
-    Happening,
     LivenessTold,
+    LogEvent,
     MemberDeparted,
     MemberJoined,
 )
 from dmesh_server.core.model import Task
-from dmesh_server.outbox import Outbox
+from dmesh_server.send_queue import SendQueue
 
 PREEMPTION_NOTICES = "dmesh/preemption/notice/"
 """Keys under which clients announce that one of them will be preempted."""
@@ -77,7 +77,7 @@ class ServerNote:
     cluster: str = ""
 
 
-Event = Happening | Preemption | AdminAction | ServerNote
+Event = LogEvent | Preemption | AdminAction | ServerNote
 """Everything that is kept."""
 
 
@@ -179,10 +179,10 @@ class Feed:
     def __init__(self, keep: Filter, limit: int) -> None:
         """Makes a feed that nobody fills yet."""
         self.keep = keep
-        self.outbox: Outbox[Entry] = Outbox(limit)
+        self.send_queue: SendQueue[Entry] = SendQueue(limit)
 
 
-class Chronicle:
+class EventLog:
     """Keeps the latest events."""
 
     def __init__(
@@ -197,8 +197,8 @@ class Chronicle:
         """
         self._clock = clock
         self._last = 0
-        self._notable = _Shelf(most, _MOST_BYTES)
-        self._routine = _Shelf(most_routine, _MOST_BYTES // 4)
+        self._notable = _Ring(most, _MOST_BYTES)
+        self._routine = _Ring(most_routine, _MOST_BYTES // 4)
         self._feeds: set[Feed] = set()
         self.closed = False
         """Whether the server stops, so that nobody is told of anything any more."""
@@ -225,7 +225,7 @@ class Chronicle:
         (self._routine if kind == ROUTINE else self._notable).add(entry)
         for feed in self._feeds:
             if feed.keep(entry):
-                feed.outbox.put(entry)
+                feed.send_queue.put(entry)
 
     def page(self, after: int | None, limit: int, keep: Filter) -> Page:
         """Returns the first events after a number, oldest first.
@@ -236,9 +236,9 @@ class Chronicle:
             keep: Which of them.
         """
         shelves = self._shelves(keep)
-        lost = 0 if after is None else max(shelf.dropped for shelf in shelves)
+        lost = 0 if after is None else max(ring.dropped for ring in shelves)
         after = after or 0
-        following = merge(*(shelf.after(after) for shelf in shelves), key=_number)
+        following = merge(*(ring.after(after) for ring in shelves), key=_number)
         found = list(islice(filter(keep, following), limit + 1))
         entries, more = tuple(found[:limit]), len(found) > limit
         last = entries[-1].number if more else self._last
@@ -246,33 +246,33 @@ class Chronicle:
 
     def latest(self, before: int, limit: int, keep: Filter) -> tuple[Entry, ...]:
         """Returns the last events before a number, newest first; 0: before none."""
-        newest = merge(*(shelf.before(before) for shelf in self._shelves(keep)), key=_number, reverse=True)
+        newest = merge(*(ring.before(before) for ring in self._shelves(keep)), key=_number, reverse=True)
         return tuple(islice(filter(keep, newest), limit))
 
     def subscribe(self, keep: Filter, limit: int = _UNREAD) -> Feed:
         """Returns a feed of what happens from now on. Pair with `unsubscribe`."""
         feed = Feed(keep, limit)
         if self.closed:
-            feed.outbox.close()
+            feed.send_queue.close()
         self._feeds.add(feed)
         return feed
 
     def unsubscribe(self, feed: Feed) -> None:
         """Ends a feed. Idempotent."""
         self._feeds.discard(feed)
-        feed.outbox.close()
+        feed.send_queue.close()
 
-    def _shelves(self, keep: Filter) -> tuple[_Shelf, ...]:
+    def _shelves(self, keep: Filter) -> tuple[_Ring, ...]:
         return (self._notable, self._routine) if keep.routine else (self._notable,)
 
     def close(self) -> None:
         """Ends all feeds: the server stops."""
         self.closed = True
         for feed in self._feeds:
-            feed.outbox.close()
+            feed.send_queue.close()
 
 
-class _Shelf:
+class _Ring:
     """Events in order, bounded in number and size."""
 
     def __init__(self, most: int, most_bytes: int) -> None:

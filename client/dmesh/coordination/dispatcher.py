@@ -16,13 +16,13 @@ RejoinListener = Callable[[Member], None]
 LivenessListener = Callable[[Member], None]
 FailureListener = Callable[[CoordinationError], None]
 
-_Notice = Callable[[], None]
+_Dispatch = Callable[[], None]
 
 _PATIENCE = 5.0
 """Seconds that `close` waits for a listener that blocks, before it leaves it to its fate."""
 
 
-class Notices:
+class EventDispatcher:
     """Departures and failures, reported once to every listener, in order.
 
     A listener added late is told of what happened before, too: between joining a cluster and listening there
@@ -41,7 +41,7 @@ class Notices:
         self._liveness_listeners: list[LivenessListener] = []
         self._failure_listeners: list[FailureListener] = []
         self._final: CoordinationError | None = None
-        self._queue: queue.SimpleQueue[_Notice | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Dispatch | None] = queue.SimpleQueue()
         self._worker: Worker | None = None
         self._closed = False
 
@@ -53,7 +53,7 @@ class Notices:
                 self._tell(lambda member=member: listener(member))  # type: ignore[misc]
 
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
-        """Adds somebody to tell of each member that takes the seat of a departed one, from now on."""
+        """Adds somebody to tell of each member that takes the task slot of a departed one, from now on."""
         with self._lock:
             self._rejoin_listeners.append(listener)
 
@@ -83,13 +83,13 @@ class Notices:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def rejoined(self, members: Iterable[Member]) -> None:
-        """Notes members that took the seats of departed ones."""
+        """Notes members that took the task slots of departed ones."""
         with self._lock:
             for member in members:
-                seat = Task(member.job, member.index)
-                if self._gone.get(seat) != member.incarnation:
-                    self._gone.pop(seat, None)
-                self._replaced.add(seat)
+                slot = Task(member.job, member.index)
+                if self._gone.get(slot) != member.incarnation:
+                    self._gone.pop(slot, None)
+                self._replaced.add(slot)
                 for listener in self._rejoin_listeners:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
@@ -101,12 +101,12 @@ class Notices:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def gone(self) -> frozenset[Task]:
-        """Returns the seats whose holders are known to have departed, and were not replaced."""
+        """Returns the task slots whose holders are known to have departed, and were not replaced."""
         with self._lock:
             return frozenset(self._gone)
 
     def replaced(self) -> frozenset[Task]:
-        """Returns the seats that were taken again after their holders had departed."""
+        """Returns the task slots that were taken again after their holders had departed."""
         with self._lock:
             return frozenset(self._replaced)
 
@@ -133,7 +133,7 @@ class Notices:
         if worker is not None:
             worker.join(_PATIENCE)
 
-    def _tell(self, notice: _Notice) -> None:
+    def _tell(self, notice: _Dispatch) -> None:
         if self._closed:
             return
         if self._worker is None:

@@ -19,7 +19,7 @@ class ClusterFormed:
     cluster: str
     incarnation: int
     tasks: int
-    """Seats that it has."""
+    """Task slots that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class ClusterEnded:
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """Somebody took a seat."""
+    """Somebody took a task slot."""
 
     cluster: str
     member: Member
     """Without devices and addresses."""
     epoch: int
     rejoined: bool
-    """The seat had an earlier holder in this life of the cluster."""
+    """The task slot had an earlier holder in this generation of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class BarrierEnded:
     """The error in words, cut to what may be kept of it."""
 
 
-Happening = ClusterFormed | ClusterEnded | MemberJoined | MemberDeparted | LivenessTold | BarrierEnded
+LogEvent = ClusterFormed | ClusterEnded | MemberJoined | MemberDeparted | LivenessTold | BarrierEnded
 """Everything that can be told."""
 
 

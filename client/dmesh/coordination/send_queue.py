@@ -18,7 +18,7 @@ _BUSY = 8
 """Messages after which a session is known to have more to say than to join and to meet once or twice."""
 
 
-class Outbox(Iterator[bytes]):
+class SendQueue(Iterator[bytes]):
     """The requests of one session stream, encoded, in order, with a heartbeat whenever one is due.
 
     gRPC draws from it on a thread of its own, which thereby is the heartbeat's timer. It ends when it is
@@ -54,7 +54,7 @@ class Outbox(Iterator[bytes]):
         self._when_busy: Callable[[], None] | None = None
 
     def send(self, request: bytes) -> None:
-        """Sends an encoded request after those before it; nothing happens if the outbox is closed."""
+        """Sends an encoded request after those before it; nothing happens if the send queue is closed."""
         with self._lock:
             self._sink(request)
             if self._when_busy is None:
@@ -77,7 +77,7 @@ class Outbox(Iterator[bytes]):
             self._sink = sink
 
     def put(self, request: pb.SessionRequest) -> None:
-        """Sends a request after those before it; nothing happens if the outbox is closed."""
+        """Sends a request after those before it; nothing happens if the send queue is closed."""
         self.send(request.SerializeToString())
 
     def start_heartbeats(self) -> None:

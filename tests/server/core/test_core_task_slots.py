@@ -1,4 +1,4 @@
-"""Clients that do not say which seat they take are each given one of their own."""
+"""Clients that do not say which task slot they take are each given one of their own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.server.core.driving import Driver, worker, workers
 from dmesh_server.core.effects import Registered
 from dmesh_server.core.errors import ErrorKind
 from dmesh_server.core.model import ClusterSettings, RestartPolicy, Task
-from dmesh_server.core.registration import ANY_SEAT
+from dmesh_server.core.registration import ANY_TASK
 
 REJOIN = ClusterSettings(restart_policy=RestartPolicy.REJOIN)
 
 
 def claim(d: Driver, incarnation: int, **changes: object) -> Task:
-    return d.accepted(d.register(ANY_SEAT, incarnation, **changes), Registered).task
+    return d.accepted(d.register(ANY_TASK, incarnation, **changes), Registered).task
 
 
 def lose(d: Driver, index: int, incarnation: int) -> None:
@@ -33,14 +33,14 @@ def test_seats_are_handed_out_in_order_around_those_that_were_asked_for() -> Non
 
 def test_a_retry_gives_the_same_seat_also_after_a_restart_of_the_server() -> None:
     d = Driver(3)
-    request = d.register(ANY_SEAT, 7)
+    request = d.register(ANY_TASK, 7)
     first = d.accepted(request, Registered)
     assert d.accepted(request, Registered) == first
     assert claim(d, 8) == worker(1)
     d.restart()
     assert claim(d, 7) == worker(0)
     assert claim(d, 9) == worker(2)
-    # Who knows its seat from then on, is its holder.
+    # Who knows its task slot from then on, is its holder.
     assert d.accepted(d.register(0, 7), Registered).task == worker(0)
 
 
@@ -48,9 +48,9 @@ def test_one_too_many_is_told_who_is_there() -> None:
     d = Driver(2)
     claim(d, 7)
     claim(d, 8)
-    error = d.refused(d.register(ANY_SEAT, 9))
+    error = d.refused(d.register(ANY_TASK, 9))
     assert error.kind is ErrorKind.TASK_TAKEN
-    assert "all 2 seats of job 'worker' in cluster 'c' are held: /job:worker/task:0" in error.message
+    assert "all 2 task slots of job 'worker' in cluster 'c' are held: /job:worker/task:0" in error.message
     assert "DMESH_NUM_CLIENTS" in error.message
     assert [member.task for member in error.members] == [worker(0), worker(1)]
 
@@ -58,19 +58,19 @@ def test_one_too_many_is_told_who_is_there() -> None:
 def test_another_number_of_clients_is_refused_even_if_all_seats_are_held() -> None:
     d = Driver(1)
     claim(d, 7)
-    error = d.refused(d.register(ANY_SEAT, 8, jobs=workers(2)))
+    error = d.refused(d.register(ANY_TASK, 8, jobs=workers(2)))
     assert error.kind is ErrorKind.SPEC_MISMATCH
     assert error.message.startswith("a client of job 'worker' (host")
 
 
 def test_a_job_that_does_not_exist() -> None:
     d = Driver(2)
-    unknown = d.register(ANY_SEAT, 7)
+    unknown = d.register(ANY_TASK, 7)
     caller = unknown.caller
-    error = d.refused(replace(unknown, caller=replace(caller, task=Task("chief", ANY_SEAT))))
+    error = d.refused(replace(unknown, caller=replace(caller, task=Task("chief", ANY_TASK))))
     assert error.kind is ErrorKind.UNKNOWN_TASK
     claim(d, 8)
-    error = d.refused(replace(unknown, caller=replace(caller, task=Task("chief", ANY_SEAT))))
+    error = d.refused(replace(unknown, caller=replace(caller, task=Task("chief", ANY_TASK))))
     assert error.kind is ErrorKind.UNKNOWN_TASK
 
 
@@ -78,10 +78,10 @@ def test_the_seat_of_a_lost_member_goes_to_the_next_where_the_cluster_wants_that
     d = Driver(2)
     assert [claim(d, n, settings=REJOIN) for n in (7, 8)] == [worker(0), worker(1)]
     lose(d, 0, 7)
-    answer = d.accepted(d.register(ANY_SEAT, 9, settings=REJOIN), Registered)
+    answer = d.accepted(d.register(ANY_TASK, 9, settings=REJOIN), Registered)
     assert (answer.task, answer.rejoined) == (worker(0), True)
     # The former holder is not given another one.
-    assert d.refused(d.register(ANY_SEAT, 7, settings=REJOIN)).kind is ErrorKind.FENCED
+    assert d.refused(d.register(ANY_TASK, 7, settings=REJOIN)).kind is ErrorKind.FENCED
 
 
 def test_the_seat_of_a_lost_member_stays_empty_where_its_loss_is_everybodys() -> None:
@@ -89,7 +89,7 @@ def test_the_seat_of_a_lost_member_stays_empty_where_its_loss_is_everybodys() ->
     claim(d, 7)
     claim(d, 8)
     lose(d, 0, 7)
-    assert d.refused(d.register(ANY_SEAT, 9)).kind is ErrorKind.CLUSTER_ENDING
+    assert d.refused(d.register(ANY_TASK, 9)).kind is ErrorKind.CLUSTER_ENDING
 
 
 def test_a_cluster_that_has_ended_begins_anew_at_the_first_seat() -> None:
@@ -128,11 +128,11 @@ def test_no_two_processes_are_ever_told_the_same_seat(size: int, steps: list[tup
         elif what == "fixed":
             d.answer(d.register(number, 1000 + number, settings=REJOIN))
         else:
-            answer = d.answer(d.register(ANY_SEAT, number, settings=REJOIN))
+            answer = d.answer(d.register(ANY_TASK, number, settings=REJOIN))
             if isinstance(answer, Registered):
                 assert told.setdefault(number, answer.task) == answer.task
         state = d.core.cluster_state("c")
         holders = {} if state is None else {member.task: member.incarnation for member in state.members}
         for number, task in told.items():
             if number not in lost:
-                assert holders[task] == number, "who was told a seat holds it until it is lost"
+                assert holders[task] == number, "who was told a task slot holds it until it is lost"

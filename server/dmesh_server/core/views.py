@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
 
-from dmesh_server.core import wording
-from dmesh_server.core.barrier_table import Instance, seat_order
+from dmesh_server.core import messages
+from dmesh_server.core.barrier_table import Instance, slot_order
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import ClusterSettings, Device, Job, Liveness, Member, MemberState, Task
-from dmesh_server.core.roster import Seat
+from dmesh_server.core.roster import TaskSlot
 
 CONDITIONS = ("FAILED", "LOST", "STUCK", "BLOCKED", "REGISTERED", "CONNECTED", "LEFT")
 """What a member can be, troubles first: its state, and of one that is connected but gets nowhere, how."""
@@ -39,7 +39,7 @@ class BarrierView:
     participants: int
     arrived: int
     missing: tuple[Member, ...]
-    """The first of them, sorted by task; seats that nobody has taken have incarnation 0."""
+    """The first of them, sorted by task; task slots that nobody has taken have incarnation 0."""
     missing_count: int
     started_at: float
     """When the first arrived, seconds of the server's monotonic clock."""
@@ -63,7 +63,7 @@ class Summary:
     members: Mapping[str, int]
     """How many are in each of `CONDITIONS`; without those that nobody is in."""
     vacant: int
-    """Seats that nobody has taken yet."""
+    """Task slots that nobody has taken yet."""
     barriers: int
     """Barriers under way."""
     oldest: BarrierView | None
@@ -107,8 +107,8 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatView:
-    """A seat that has been taken, with little about its holder."""
+class TaskView:
+    """A task slot that has been taken, with little about its holder."""
 
     task: Task
     host: str
@@ -118,7 +118,7 @@ class SeatView:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the holders of a cluster's seats are, by their place among the seats that have been taken."""
+    """How the holders of a cluster's task slots are, by their place among the slots that have been taken."""
 
     conditions: Mapping[int, str]
     """Of those that are not CONNECTED."""
@@ -126,8 +126,8 @@ class Standing:
     """Of all, seconds of the server's monotonic clock."""
 
 
-class Holder(NamedTuple):
-    """How the holder of a seat is, in short."""
+class MemberRecord(NamedTuple):
+    """How the holder of a task slot is, in short."""
 
     incarnation: int
     condition: str
@@ -146,7 +146,7 @@ class Members:
     """Whether there are more after these."""
 
 
-class Census:
+class ClusterViews:
     """Looks at clusters.
 
     Its methods raise `CoreError` with NOT_REGISTERED if there is no cluster of the name.
@@ -171,13 +171,13 @@ class Census:
         oldest = min(under_way, key=lambda barrier: under_way[barrier].started_at, default=None)
         return Summary(
             name,
-            cluster.life.incarnation,
+            cluster.generation.incarnation,
             cluster.epoch,
             cluster.ended,
             cluster.roster.jobs,
             cluster.settings,
             _counts(cluster),
-            len(cluster.roster.everyone) - len(cluster.roster.seats),
+            len(cluster.roster.everyone) - len(cluster.roster.slots),
             len(under_way),
             None if oldest is None else _view(cluster, oldest, under_way[oldest], 0),
             len(cluster.store.keys),
@@ -202,57 +202,57 @@ class Census:
             conditions: Only those that are in one of these.
         """
         roster = self._of(name).roster
-        seats = roster.in_order()
+        slots = roster.in_order()
         if len(conditions) != len(CONDITIONS):
             wanted = frozenset(conditions)
-            some = seats if _WELL in wanted else [seat for _, seat in _unwell(seats)]
-            seats = [seat for seat in some if condition_of(seat) in wanted]
-        begin = 0 if after is None else bisect_right(seats, seat_order(after), key=_order)
-        found = seats[begin : begin + limit]
-        return Members(tuple(seat.snapshot() for seat in found), len(seats), len(seats) > begin + limit)
+            some = slots if _WELL in wanted else [slot for _, slot in _unwell(slots)]
+            slots = [slot for slot in some if condition_of(slot) in wanted]
+        begin = 0 if after is None else bisect_right(slots, slot_order(after), key=_order)
+        found = slots[begin : begin + limit]
+        return Members(tuple(slot.snapshot() for slot in found), len(slots), len(slots) > begin + limit)
 
     def holders(self, name: str, begin: int, limit: int) -> tuple[Member, ...]:
-        """Returns some of the seats that have been taken, sorted by task, as they are now.
+        """Returns some of the task slots that have been taken, sorted by task, as they are now.
 
-        The places of seats shift with the cluster's epoch: whoever reads part after part begins anew then.
+        The places of slots shift with the cluster's epoch: whoever reads part after part begins anew then.
 
         Args:
             name: The cluster.
             begin: So many before the first.
             limit: How many.
         """
-        return tuple(seat.snapshot() for seat in self._of(name).roster.in_order()[begin : begin + limit])
+        return tuple(slot.snapshot() for slot in self._of(name).roster.in_order()[begin : begin + limit])
 
     def version(self, name: str) -> tuple[int, int]:
-        """Returns what changes when another process takes a seat or one departs: incarnation and epoch."""
+        """Returns what changes when another process takes a slot or one departs: incarnation and epoch."""
         cluster = self._of(name)
-        return cluster.life.incarnation, cluster.epoch
+        return cluster.generation.incarnation, cluster.epoch
 
-    def seats(self, name: str) -> Iterator[SeatView]:
-        """Returns who holds the seats that have been taken, sorted by task; to be gone through at once.
+    def slots(self, name: str) -> Iterator[TaskView]:
+        """Returns who holds the task slots that have been taken, sorted by task; to be gone through at once.
 
         It is so until `version` says otherwise.
         """
-        for seat in self._of(name).roster.in_order():
-            yield SeatView(seat.task, seat.process.host, seat.process.pid, seat.devices)
+        for slot in self._of(name).roster.in_order():
+            yield TaskView(slot.task, slot.process.host, slot.process.pid, slot.devices)
 
     def standing(self, name: str) -> Standing:
-        """Returns how the holders of these seats are now, in the same order."""
-        seats = self._of(name).roster.in_order()
+        """Returns how the holders of these task slots are now, in the same order."""
+        slots = self._of(name).roster.in_order()
         return Standing(
-            {place: condition_of(seat) for place, seat in _unwell(seats)},
-            [seat.last_seen_at for seat in seats],
+            {place: condition_of(slot) for place, slot in _unwell(slots)},
+            [slot.last_seen_at for slot in slots],
         )
 
-    def holder(self, name: str, task: Task) -> Holder | None:
-        """Returns how the holder of a seat is; None if there is no such seat, or nobody has taken it."""
-        seat = self._of(name).roster.seats.get(task)
-        if seat is None:
+    def holder(self, name: str, task: Task) -> MemberRecord | None:
+        """Returns how the holder of a task slot is; None if there is no such slot, or nobody has taken it."""
+        slot = self._of(name).roster.slots.get(task)
+        if slot is None:
             return None
-        return Holder(seat.incarnation, condition_of(seat), not seat.state.departed)
+        return MemberRecord(slot.incarnation, condition_of(slot), not slot.state.departed)
 
     def member(self, name: str, task: Task) -> Member:
-        """Returns the holder of a seat, or the vacant seat.
+        """Returns the holder of a task slot, or the vacant task.
 
         Raises:
             CoreError: UNKNOWN_TASK.
@@ -261,7 +261,7 @@ class Census:
         if not roster.knows(task):
             raise CoreError(
                 ErrorKind.UNKNOWN_TASK,
-                f"{wording.label(task)} is not a task of cluster {wording.quote(name)}",
+                f"{messages.label(task)} is not a task of cluster {messages.quote(name)}",
             )
         return roster.describe(task)
 
@@ -269,15 +269,15 @@ class Census:
         """Returns on which machines the members are that have not departed, sorted by name."""
         tasks: dict[tuple[str, str], list[Task]] = {}
         devices: dict[tuple[str, str], Counter[str]] = {}
-        for seat in self._of(name).roster.in_order():
-            if not seat.state.departed:
-                machine = (seat.process.host, seat.process.boot_id)
-                tasks.setdefault(machine, []).append(seat.task)
-                devices.setdefault(machine, Counter()).update(device.type for device in seat.devices)
+        for slot in self._of(name).roster.in_order():
+            if not slot.state.departed:
+                machine = (slot.process.host, slot.process.boot_id)
+                tasks.setdefault(machine, []).append(slot.task)
+                devices.setdefault(machine, Counter()).update(device.type for device in slot.devices)
         return [Host(*machine, tuple(tasks[machine]), devices[machine]) for machine in sorted(tasks)]
 
     def vacant(self, name: str, limit: int) -> tuple[Task, ...]:
-        """Returns the first seats that nobody has taken."""
+        """Returns the first task slots that nobody has taken."""
         return self._of(name).roster.vacant()[:limit]
 
     def barriers(self, name: str, skip: int, limit: int, missing: int) -> tuple[list[BarrierView], int]:
@@ -311,43 +311,43 @@ class Census:
         if cluster is None:
             raise CoreError(
                 ErrorKind.NOT_REGISTERED,
-                f"nobody has registered in a cluster {wording.quote(name)} on this server",
+                f"nobody has registered in a cluster {messages.quote(name)} on this server",
             )
         return cluster
 
 
-def condition_of(holder: Seat | Member) -> str:
+def condition_of(holder: TaskSlot | Member) -> str:
     """Returns which of `CONDITIONS` a member is in."""
     if holder.state is MemberState.CONNECTED:
         return _WELL if holder.liveness is Liveness.LIVE else holder.liveness.name
     return holder.state.name
 
 
-def _unwell(seats: Iterable[Seat]) -> list[tuple[int, Seat]]:
+def _unwell(slots: Iterable[TaskSlot]) -> list[tuple[int, TaskSlot]]:
     """Returns those that are not CONNECTED, with their places: few, and names of states are slow."""
     connected, live = MemberState.CONNECTED, Liveness.LIVE
     return [
-        (place, seat)
-        for place, seat in enumerate(seats)
-        if seat.state is not connected or seat.liveness is not live
+        (place, slot)
+        for place, slot in enumerate(slots)
+        if slot.state is not connected or slot.liveness is not live
     ]
 
 
 def _counts(cluster: Cluster) -> dict[str, int]:
-    seats = cluster.roster.seats
-    found = Counter(condition_of(seat) for _, seat in _unwell(seats.values()))
-    found[_WELL] = len(seats) - found.total()
+    slots = cluster.roster.slots
+    found = Counter(condition_of(slot) for _, slot in _unwell(slots.values()))
+    found[_WELL] = len(slots) - found.total()
     return {condition: found[condition] for condition in CONDITIONS if found[condition]}
 
 
-def _order(seat: Seat) -> tuple[str, int]:
-    return seat_order(seat.task)
+def _order(slot: TaskSlot) -> tuple[str, int]:
+    return slot_order(slot.task)
 
 
 def _view(cluster: Cluster, name: str, instance: Instance, most: int) -> BarrierView:
     missing: tuple[Member, ...] = ()
     if most:
-        tasks = nsmallest(most, instance.missing(), key=seat_order)
+        tasks = nsmallest(most, instance.missing(), key=slot_order)
         missing = tuple(cluster.roster.describe(task) for task in tasks)
     return BarrierView(
         name,

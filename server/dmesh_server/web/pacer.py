@@ -17,7 +17,7 @@ _STEP = 0.0005
 """Seconds after which a piece of work waits for its next turn."""
 
 
-class Turns:
+class Pacer:
     """Gives turns to requests and to pieces of long work: one after another, with time for others between.
 
     A page asks for several things at once, and all pages do when something happens: answered in a row they
@@ -53,19 +53,19 @@ class Turns:
 class Steps:
     """Divides one piece of work into steps, each of which has a turn."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, pacer: Pacer) -> None:
         """Begins the first step.
 
         Args:
-            turns: Where the others come from.
+            pacer: Where the others come from.
         """
-        self._turns = turns
+        self._pacer = pacer
         self._begin = time.perf_counter()
 
     async def pause(self) -> None:
         """Lets others go on if this step was long enough; to be called often."""
         if time.perf_counter() - self._begin >= _STEP:
-            await asyncio.sleep(self._turns.take())
+            await asyncio.sleep(self._pacer.take())
             self._begin = time.perf_counter()
 
     async def through(self, work: Generator[None, None, T]) -> T:

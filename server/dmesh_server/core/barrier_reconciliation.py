@@ -10,22 +10,22 @@ nothing said here changes anything.
 
 from __future__ import annotations
 
-from dmesh_server.core import validation, wording
+from dmesh_server.core import messages, validation
 from dmesh_server.core.barrier_table import BarrierTable, Instance
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import PassedBarrier, Task
-from dmesh_server.core.roster import Seat
-from dmesh_server.core.turn import Turn
+from dmesh_server.core.roster import TaskSlot
+from dmesh_server.core.transaction import Transaction
 
 
-class Passing:
-    """Takes what the members of one life of a cluster present as passed."""
+class BarrierReconciliation:
+    """Takes what the members of one generation of a cluster present as passed."""
 
     def __init__(self, table: BarrierTable) -> None:
         self._table = table
         self._roster = table.roster
 
-    def take(self, seat: Seat, passed: tuple[PassedBarrier, ...], turn: Turn) -> None:
+    def take(self, slot: TaskSlot, passed: tuple[PassedBarrier, ...], transaction: Transaction) -> None:
         """Takes up what a member has passed.
 
         Raises:
@@ -33,14 +33,14 @@ class Passing:
         """
         if not passed:
             return
-        validation.passed(passed, seat.task, self._table.limits)
+        validation.passed(passed, slot.task, self._table.limits)
         news = []
         for one in passed:
             last = self._table.finished.get(one.name)
             if last is None or one.instance > last.number:
                 news.append((one, self._participants(one)))
         for one, participants in news:
-            self._take(one, participants, turn)
+            self._take(one, participants, transaction)
 
     def _participants(self, one: PassedBarrier) -> frozenset[Task]:
         everyone = self._roster.everyone
@@ -51,12 +51,12 @@ class Passing:
             stranger = min(participants - everyone, key=lambda task: (task.job, task.index))
             raise CoreError(
                 ErrorKind.UNKNOWN_TASK,
-                f"barrier {wording.quote(one.name)}, presented as passed: {wording.label(stranger)} is not a "
-                f"task of cluster {wording.quote(self._table.cluster)}",
+                f"barrier {messages.quote(one.name)}, presented as passed: {messages.label(stranger)} is "
+                f"not a task of cluster {messages.quote(self._table.cluster)}",
             )
         return everyone if participants == everyone else participants
 
-    def _take(self, one: PassedBarrier, participants: frozenset[Task], turn: Turn) -> None:
+    def _take(self, one: PassedBarrier, participants: frozenset[Task], transaction: Transaction) -> None:
         table, name, number = self._table, one.name, one.instance
         # An epoch that the caller does not know is that of the restart: had it changed later, the change's
         # record would have carried the result into the store.
@@ -64,7 +64,7 @@ class Passing:
         current = table.under_way.get(name)
         if current is None or current.number == number + 1:
             # The second: somebody who was told, too, has gone on to the next.
-            table.remember(name, number, participants, None, epoch, turn)
+            table.remember(name, number, participants, None, epoch, transaction)
             return
         if current.number > number or current.participants != participants:
             # The first is far behind, the second is a barrier of others; neither tells anything of the other.
@@ -73,24 +73,26 @@ class Passing:
         if len(newcomers) < len(current.arrived):
             if len(current.blind) == len(current.arrived):
                 current.number = number
-            self._pass(name, current, newcomers, epoch, turn)
+            self._pass(name, current, newcomers, epoch, transaction)
         last = table.finished.get(name)
         if last is None or last.number < number:
-            table.remember(name, number, participants, None, epoch, turn)
+            table.remember(name, number, participants, None, epoch, transaction)
         if newcomers:
             current.number = number + 1
 
     def _newcomers(self, current: Instance, epoch: int) -> list[Task]:
         """Returns who cannot have been part of an instance that was over with `epoch`.
 
-        They took their seats later, and left the number to the server: their instance is the next one.
+        They took their task slots later, and left the number to the server: their instance is the next one.
         """
-        seats = self._roster.seats
-        return [task for task in current.arrived if task in current.blind and seats[task].epoch > epoch]
+        slots = self._roster.slots
+        return [task for task in current.arrived if task in current.blind and slots[task].epoch > epoch]
 
-    def _pass(self, name: str, current: Instance, newcomers: list[Task], epoch: int, turn: Turn) -> None:
+    def _pass(
+        self, name: str, current: Instance, newcomers: list[Task], epoch: int, transaction: Transaction
+    ) -> None:
         """Lets an instance under way succeed for all who are there but the newcomers, who wait on."""
-        self._table.finish(name, None, turn, epoch=epoch, without=newcomers)
+        self._table.finish(name, None, transaction, epoch=epoch, without=newcomers)
         if newcomers:
             current.arrived = dict.fromkeys(newcomers)
             current.blind = set(newcomers)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh_server.chronicle import (
+from dmesh_server.core.events import KvSet
+from dmesh_server.core.log_events import BarrierEnded, MemberDeparted, MemberJoined
+from dmesh_server.core.model import EMPTY_PROCESS, Caller, Member, MemberState, Task
+from dmesh_server.event_log import (
     EVERYTHING,
     KINDS,
     AdminAction,
-    Chronicle,
     Event,
+    EventLog,
     Filter,
     ServerNote,
     kind_of,
     preemption,
 )
-from dmesh_server.core.events import KvSet
-from dmesh_server.core.happenings import BarrierEnded, MemberDeparted, MemberJoined
-from dmesh_server.core.model import EMPTY_PROCESS, Caller, Member, MemberState, Task
 
 
 def member(index: int, state: MemberState = MemberState.REGISTERED, reason: str = "") -> Member:
@@ -33,8 +33,8 @@ def passed(name: str = "b", cluster: str = "c") -> BarrierEnded:
     return BarrierEnded(cluster, name, 0, 2, (), 0, 0.1, "", "")
 
 
-def chronicle(most: int = 10, most_routine: int = 3) -> Chronicle:
-    return Chronicle(lambda: 1.5, most=most, most_routine=most_routine)
+def event_log(most: int = 10, most_routine: int = 3) -> EventLog:
+    return EventLog(lambda: 1.5, most=most, most_routine=most_routine)
 
 
 def numbers(entries: object) -> list[int]:
@@ -42,7 +42,7 @@ def numbers(entries: object) -> list[int]:
 
 
 def test_events_come_in_order_and_in_pages() -> None:
-    log = chronicle()
+    log = event_log()
     for index in range(3):
         log.note(joined(index))
         log.note(passed())
@@ -56,7 +56,7 @@ def test_events_come_in_order_and_in_pages() -> None:
 
 
 def test_barriers_that_pass_push_out_nothing_else() -> None:
-    log = chronicle()
+    log = event_log()
     log.note(joined(0))
     for _ in range(100):
         log.note(passed())
@@ -65,7 +65,7 @@ def test_barriers_that_pass_push_out_nothing_else() -> None:
 
 
 def test_a_reader_is_told_of_a_gap_and_only_of_its_own() -> None:
-    log = chronicle(most=4, most_routine=2)
+    log = event_log(most=4, most_routine=2)
     for index in range(8):
         log.note(joined(index))
     assert log.page(4, 10, EVERYTHING).lost == 0
@@ -79,7 +79,7 @@ def test_a_reader_is_told_of_a_gap_and_only_of_its_own() -> None:
 
 
 def test_long_texts_are_bounded_together() -> None:
-    log = chronicle(most=10_000)
+    log = event_log(most=10_000)
     for index in range(4_000):
         log.note(MemberDeparted("c", member(index, MemberState.FAILED, "x" * 4096), 1))
     kept = numbers(log.page(None, 10_000, EVERYTHING).entries)
@@ -88,7 +88,7 @@ def test_long_texts_are_bounded_together() -> None:
 
 
 def test_filters() -> None:
-    log = chronicle()
+    log = event_log()
     log.note(joined(0))
     log.note(joined(1, "d"))
     log.note(AdminAction("c", "evict_member", "t", Task("worker", 0), "me"))
@@ -100,20 +100,20 @@ def test_filters() -> None:
 
 
 async def test_feeds() -> None:
-    log = chronicle()
+    log = event_log()
     feed = log.subscribe(Filter(cluster="c"), limit=2)
     log.note(joined(0))
     log.note(joined(0, "d"))
-    entry = await feed.outbox.get()
+    entry = await feed.send_queue.get()
     assert entry is not None
     assert entry.number == 1
     for index in range(3):  # nobody reads
         log.note(joined(index))
-    assert feed.outbox.overflowed
-    assert await feed.outbox.get() is None
+    assert feed.send_queue.overflowed
+    assert await feed.send_queue.get() is None
     log.unsubscribe(feed)
     log.close()
-    assert await log.subscribe(EVERYTHING).outbox.get() is None, "the server stops"
+    assert await log.subscribe(EVERYTHING).send_queue.get() is None, "the server stops"
 
 
 def test_every_kind_is_known() -> None:
@@ -141,7 +141,7 @@ def test_an_announcement_is_read() -> None:
 def test_pages_have_every_event_that_is_kept_once(
     routine: list[bool], after: int, most: int, most_routine: int
 ) -> None:
-    log = chronicle(most, most_routine)
+    log = event_log(most, most_routine)
     for is_routine in routine:
         log.note(passed() if is_routine else joined(0))
     ids = [number for number, is_routine in enumerate(routine, 1) if is_routine][-most_routine:]

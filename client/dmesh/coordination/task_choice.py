@@ -1,4 +1,4 @@
-"""Taking whatever seat is free: the coordinator says which client this process is."""
+"""Taking whatever task slot is free: the coordinator says which client this process is."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
-from dmesh.coordination.outbox import Outbox
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
+from dmesh.coordination.send_queue import SendQueue
 from dmesh.coordination.session import Session
 from dmesh.coordination.tracing import NO_TRACING, Tracing
 from dmesh.errors import CoordinationError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 
-ANY_SEAT = -1
-"""Index that stands, in a registration, for any seat of the job."""
+ANY_TASK = -1
+"""Index that stands, in a registration, for any task slot of the job."""
 
 
 def take_any(
@@ -34,10 +34,10 @@ def take_any(
     patience: Patience = DEFAULT_PATIENCE,
     tracing: Tracing = NO_TRACING,
 ) -> Identity:
-    """Takes a free seat of the job: the first that nobody has had, or else that of a lost client.
+    """Takes a free task slot of the job: the first that nobody has had, or else that of a lost client.
 
-    The seat is this process's from then on, for a lease; an `Agent` with the identity that is returned keeps
-    it. Asking again, after a lost answer, gives the same seat.
+    The slot is this process's from then on, for a lease; an `Agent` with the identity that is returned keeps
+    it. Asking again, after a lost answer, gives the same task slot.
 
     Args:
         address: HOST:PORT of the coordinator.
@@ -49,16 +49,16 @@ def take_any(
         tracing: Makes spans of the calls.
 
     Returns:
-        The identity with the index of the seat.
+        The identity with the index of the task slot.
 
     Raises:
         CoordinatorUnavailableError: The coordinator did not answer in time.
-        ClientIdTakenError: All seats are held.
+        ClientIdTakenError: All task slots are held.
         JobMismatchError: The job list is not the one that the cluster was formed with.
-        CoordinationError: The coordinator refused for another reason, or hands no seats out.
+        CoordinationError: The coordinator refused for another reason, or hands no task slots out.
     """
     caller = identity.caller()
-    caller.task.index = ANY_SEAT
+    caller.task.index = ANY_TASK
 
     def describe() -> pb.RegisterRequest:
         request = identity.registration()
@@ -68,7 +68,7 @@ def take_any(
     with contextlib.closing(
         Link(address, credentials=credentials, patience=patience, tracing=tracing)
     ) as link:
-        session = Session(link, caller, describe, _Deaf(), patience)
+        session = Session(link, caller, describe, _NullListener(), patience)
         joining.register(session, identity, patience, announce, connect_timeout)
         index = session.registration.index
     if index is None:
@@ -79,7 +79,7 @@ def take_any(
     return replace(identity, index=index)
 
 
-class _Deaf:
+class _NullListener:
     """Listens to a session that is never started: nothing comes, and nothing is asked."""
 
     def on_registered(self, cluster_incarnation: int) -> None: ...
@@ -92,7 +92,7 @@ class _Deaf:
 
     def report(self) -> None: ...
 
-    def on_attached(self, outbox: Outbox, *, again: bool) -> None: ...
+    def on_attached(self, send_queue: SendQueue, *, again: bool) -> None: ...
 
     def on_detached(self) -> None: ...
 
