@@ -25,7 +25,7 @@ from tests.faults.processes import ServerProcess, eventually
 from tests.server.store.damage import flipped, make_example, outcome
 
 from dmesh_server.store.base import StoreRefusedError
-from dmesh_server.store.sqlite import DATABASE, LOG, SEAL, SqliteStore
+from dmesh_server.store.sqlite import DATABASE, LOG, MARKER, SqliteStore
 
 pytestmark = pytest.mark.faults
 
@@ -44,13 +44,13 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", ["log", "database", "seal"])
+@pytest.mark.parametrize("part", ["log", "database", "marker"])
 @pytest.mark.parametrize("settled", [False, True], ids=["killed", "closed"])
 def test_one_bit_flipped_at_every_byte(
     directory: Path, part: str, settled: bool, chance: random.Random, figures: Figures
 ) -> None:
     example = make_example(directory, settled=settled)
-    name = {"database": DATABASE, "log": LOG, "seal": SEAL}[part]
+    name = {"database": DATABASE, "log": LOG, "marker": MARKER}[part]
     if name not in example.files:
         pytest.skip("a server that ended well leaves no log")
     content = example.files[name]
@@ -87,12 +87,12 @@ def test_cut_at_every_byte(directory: Path, figures: Figures) -> None:
 def test_an_unacknowledged_tail_torn_at_every_byte(directory: Path) -> None:
     example = make_example(directory)
     log, start = example.files[LOG], example.end_before_last
-    example.write(directory, log=log[:start], seal=None)
+    example.write(directory, log=log[:start], marker=None)
     store = SqliteStore(directory)
-    seal = (directory / SEAL).read_bytes()
+    marker = (directory / MARKER).read_bytes()
     store.close()
     for end in range(start, len(log)):
-        example.write(directory, log=log[:end], seal=seal)
+        example.write(directory, log=log[:end], marker=marker)
         assert outcome(directory) == example.before_last
         copies = [copy.read_bytes() for copy in directory.glob(f"{LOG}.broken-*")]
         assert copies == ([log[start:end]] if end > start else [])
@@ -120,7 +120,7 @@ def refusal(server: ServerProcess) -> str:
 
 def put(server: ServerProcess, files: dict[str, bytes], **changes: bytes | None) -> Path:
     assert server.data_dir is not None
-    named = {"database": DATABASE, "log": LOG, "seal": SEAL}
+    named = {"database": DATABASE, "log": LOG, "marker": MARKER}
     for path in server.data_dir.glob("dmesh*"):
         path.unlink()
     for name, content in {**files, **{named[part]: content for part, content in changes.items()}}.items():

@@ -165,8 +165,8 @@ def check_free(cluster: Cluster, task: Task, transaction: Transaction) -> None:
             f"{task} of cluster {messages.quote(cluster.name)} is held by another process: "
             f"{messages.name_and_age(holder, transaction.now)}, registered "
             f"{messages.seconds(transaction.now - holder.registered_at)} ago. Two clients have the same "
-            "client id, or an earlier run is still alive: give each client its own DTENSOR_CLIENT_ID, or end that "
-            "process.",
+            "client id, or an earlier run is still alive: give each client its own DTENSOR_CLIENT_ID, or end "
+            "that process.",
             (holder,),
         )
     elif not cluster.rejoin or slot.state is MemberState.LEFT:
@@ -192,7 +192,8 @@ def _barred(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> CoreE
         f"ended: its last holder {messages.name(last)} {messages.fate_of(last)}, but {len(active)} of its "
         "members are still there: "
         f"{messages.listing(active[:_MAX_NAMED], transaction.now)}"
-        f"{', ...' if len(active) > _MAX_NAMED else ''}. End them, or wait until they have ended, and try again.",
+        f"{', ...' if len(active) > _MAX_NAMED else ''}. End them, or wait until they have "
+        "ended, and try again.",
         active,
     )
 

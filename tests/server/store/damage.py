@@ -27,10 +27,10 @@ class Example:
     """Where the last commit begins in the log."""
 
     def write(self, directory: Path, **changes: bytes | None) -> None:
-        """Writes the files, some of them changed: database=, log=, commit marker=; None for none."""
+        """Writes the files, some of them changed: database=, log=, marker=; None for none."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(mode=0o700)
-        named = {"database": DATABASE, "log": LOG, "seal": MARKER}
+        named = {"database": DATABASE, "log": LOG, "marker": MARKER}
         changed = {named[name]: content for name, content in changes.items()}
         for name, content in {**self.files, **changed}.items():
             if content is not None:

@@ -64,11 +64,11 @@ def test_an_undamaged_store_is_read_without_a_word(
     assert warnings.records == []
 
 
-@pytest.mark.parametrize("part", ["database", "log", "seal"])
+@pytest.mark.parametrize("part", ["database", "log", "marker"])
 def test_one_flipped_bit(
     example: Example, directory: Path, part: str, warnings: pytest.LogCaptureFixture
 ) -> None:
-    name = {"database": DATABASE, "log": LOG, "seal": MARKER}[part]
+    name = {"database": DATABASE, "log": LOG, "marker": MARKER}[part]
     content = example.files[name]
     refused = 0
     for at in spread(len(content), SOME):
@@ -86,7 +86,7 @@ def test_one_flipped_bit(
             assert found == example.acknowledged, f"silent loss: bit {at % 8} of byte {at}"
     if part == "log":
         assert refused == len(spread(len(content), SOME)), "every byte of this log counts"
-    if part == "seal":
+    if part == "marker":
         assert refused == 0, "without the commit marker everything is there, too"
 
 
@@ -133,7 +133,7 @@ def unfinished(example: Example, directory: Path) -> dict[str, bytes]:
     store = SqliteStore(directory)
     marker = (directory / MARKER).read_bytes()
     store.close()
-    return {"seal": marker}
+    return {"marker": marker}
 
 
 def test_a_torn_tail_is_repaired_at_every_byte(
@@ -178,7 +178,7 @@ def test_damage_in_the_middle_is_refused_even_if_the_seal_lags(example: Example,
     # After a power failure the commit marker may be older than the log: then what follows the damage tells.
     log, start = example.files[LOG], example.end_before_last
     changes = unfinished(example, directory)
-    marker = bytearray(changes["seal"])
+    marker = bytearray(changes["marker"])
     for at in spread(start, SOME // 2):
         example.write(directory, log=flipped(log, at, at % 8), marker=bytes(marker))
         found = outcome(directory)
