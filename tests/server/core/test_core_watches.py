@@ -87,7 +87,7 @@ def test_the_history_is_limited_in_bytes_too() -> None:
 def test_a_revision_that_has_not_come_is_of_another_life() -> None:
     d = joined()
     error = d.refused(d.watch("", 2))
-    assert (error.kind, "new life" in error.message) == (ErrorKind.COMPACTED, True)
+    assert (error.kind, "new generation" in error.message) == (ErrorKind.COMPACTED, True)
     assert d.refused(d.watch("", -1)).kind is ErrorKind.INVALID_ARGUMENT
     d.accepted(d.watch("", 1), KvRevision)
 
