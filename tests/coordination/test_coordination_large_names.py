@@ -62,7 +62,8 @@ def test_barriers_go_on_after_a_reset(away, background) -> None:
     break_connections()
     for number in (0, BARRIERS - 1, BARRIERS):
         for future in [
-            background(agent.barrier, name(number), timeout=20.0, participants=range(SIZE)) for agent in agents
+            background(agent.barrier, name(number), timeout=20.0, participants=range(SIZE))
+            for agent in agents
         ]:
             future.result(PATIENCE)
 

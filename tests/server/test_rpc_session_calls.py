@@ -12,7 +12,7 @@ from dmesh import protocol
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1 import key_value_pb2 as kv
-from dmesh_server.rpc.session_calls import MAX_UNANSWERED
+from dmesh_server.core.replies import REPLY_SLOTS
 
 Make = Callable[..., RawClient]
 
@@ -103,10 +103,10 @@ async def test_a_session_that_ends_leaves_no_call_behind(make_client: Make, serv
 
 async def test_too_many_unanswered_calls_are_refused(make_client: Make) -> None:
     stream = await make_client().join()
-    for number in range(MAX_UNANSWERED + 1):
+    for number in range(REPLY_SLOTS + 1):
         await ask(stream, number, get=kv.GetRequest(key="never", timeout_ms=-1))
     said = await reply(stream)
-    assert (said.id, said.error.kind) == (MAX_UNANSWERED, common_pb2.ERROR_KIND_LIMIT_EXCEEDED)
+    assert (said.id, said.error.kind) == (REPLY_SLOTS, common_pb2.ERROR_KIND_LIMIT_EXCEEDED)
     await stream.send(abandon_call=pb.AbandonCall(id=0))
     assert (await answer(stream, 1000, list=kv.ListRequest())).HasField("list")
 
@@ -121,6 +121,34 @@ async def test_an_id_that_is_not_free_and_a_call_without_request_end_the_session
     await ask(stream, 1)
     _, error = await refusal(stream.result)
     assert error.kind == common_pb2.ERROR_KIND_INVALID_ARGUMENT
+
+
+async def test_two_unanswered_calls_in_one_reply_slot_end_the_session(make_client: Make) -> None:
+    stream = await make_client().join()
+    for number in (1, 2):
+        get = kv.GetRequest(key="never", timeout_ms=-1)
+        await stream.send(key_value_call=pb.KeyValueCall(id=number, reply_slot=7, get=get))
+    _, error = await refusal(stream.result)
+    assert error.kind == common_pb2.ERROR_KIND_INVALID_ARGUMENT
+    assert "reply slot 7" in error.message
+
+
+async def test_a_reply_slot_is_free_again_after_the_answer_and_when_its_call_is_given_up(
+    make_client: Make,
+) -> None:
+    client = make_client()
+    stream = await client.join()
+    never = kv.GetRequest(key="never", timeout_ms=-1)
+    await stream.send(key_value_call=pb.KeyValueCall(id=1, reply_slot=1, get=never))
+    await stream.send(abandon_call=pb.AbandonCall(id=1))
+    for number in range(2, 5):
+        increment = kv.IncrementRequest(request_id=f"r{number}", key="n", amount=1)
+        call = pb.KeyValueCall(id=number, reply_slot=1, increment=increment)
+        await stream.send(key_value_call=call)
+        assert (await reply(stream)).increment.value == number - 1
+    again = await client.attach()
+    await again.send(key_value_call=call)
+    assert (await reply(again)).increment.value == 3
 
 
 async def test_large_answers_that_nobody_reads_stop_the_reading(make_client: Make, served) -> None:

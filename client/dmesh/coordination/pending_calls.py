@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import queue
 import threading
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from dmesh.coordination.waiting import take
 from dmesh.errors import LimitExceededError
 from dmesh.v1 import coordination_pb2 as pb
 
-MAX_UNANSWERED = 256
-"""Questions that may be on their way at a time; the server refuses more."""
+REPLY_SLOTS = 256
+"""Calls that may be unanswered at a time: the server keeps one answer in each slot, and has no more slots."""
 
 Send = Callable[[bytes], None]
 """Sends an encoded `SessionRequest`."""
@@ -30,13 +31,15 @@ class PendingCall:
         carried: Says where the call belongs in a trace.
     """
 
-    __slots__ = ("_carried", "_news", "id", "kind", "reply", "request")
+    __slots__ = ("_carried", "_news", "id", "kind", "reply", "reply_slot", "request")
 
     def __init__(self, kind: str, request: Callable[[], Message], carried: Carried = ()) -> None:
         self._carried = carried
         self.kind = kind
         self.request = request
         self.id = 0
+        self.reply_slot = 0
+        """Where the server keeps the answer, from the first attempt to the last; 0 while there is none."""
         self.reply: pb.KeyValueReply | None = None
         """The answer, once there is one."""
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -46,6 +49,7 @@ class PendingCall:
         message = pb.SessionRequest()
         call = message.key_value_call
         call.id = self.id
+        call.reply_slot = self.reply_slot
         getattr(call, self.kind).CopyFrom(self.request())
         if self._carried:
             call.trace_context.update(self._carried)
@@ -68,14 +72,17 @@ class PendingCall:
 
 
 class PendingCalls:
-    """The questions of one process: asked at once if there is a session, and on every new one. Thread-safe.
+    """The calls of one process: sent at once if there is a session, and again on every new one. Thread-safe.
 
-    The server is never asked more than it answers at a time; what is beyond waits here for its turn.
+    A call has its reply slot to itself until its answer has come or nobody waits for it any more, a refusal
+    after which it is made again included. Calls for which no slot is free wait here.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last_id = 0
+        self._free = list(range(1, REPLY_SLOTS + 1))
+        """The free reply slots, a heap: the lowest is used first, so that the server keeps few answers."""
         self._asked: dict[int, PendingCall] = {}
         self._waiting: dict[int, PendingCall] = {}
         self._send: Send | None = None
@@ -84,17 +91,19 @@ class PendingCalls:
         """Asks, now or as soon as there is a session. To be paired with `withdraw`.
 
         Args:
-            pending: The question.
+            pending: The call.
             max_bytes: Size of the largest message that the server reads: a larger one would break the session
                 again and again.
 
         Raises:
-            LimitExceededError: The question is larger.
+            LimitExceededError: The call is larger.
         """
         with self._lock:
             self._last_id += 1
             pending.id = self._last_id
             pending.reply = None
+            if not pending.reply_slot and self._free:
+                pending.reply_slot = heapq.heappop(self._free)
             encoded = pending.encode()
             if len(encoded) > max_bytes:
                 raise LimitExceededError(
@@ -102,7 +111,7 @@ class PendingCalls:
                     f"{max_bytes}. Nothing was asked: ask for less at a time, keep large data elsewhere, or "
                     "start the server with a larger --max-request-size."
                 )
-            if len(self._asked) >= MAX_UNANSWERED:
+            if not pending.reply_slot:
                 self._waiting[pending.id] = pending
                 return
             self._asked[pending.id] = pending
@@ -112,12 +121,11 @@ class PendingCalls:
     def withdraw(self, pending: PendingCall) -> None:
         """Stops to wait for an answer. Does nothing if it has come."""
         with self._lock:
-            if self._waiting.pop(pending.id, None) is not None or self._asked.pop(pending.id, None) is None:
-                return
-            if self._send is not None:
+            self._waiting.pop(pending.id, None)
+            if self._asked.pop(pending.id, None) is not None and self._send is not None:
                 abandon = pb.SessionRequest(abandon_call=pb.AbandonCall(id=pending.id))
                 self._send(abandon.SerializeToString())
-            self._ask_more()
+            self._release(pending)
 
     def attach(self, send: Send) -> None:
         """Begins to send through a new session, with everything that has no answer yet."""
@@ -135,8 +143,8 @@ class PendingCalls:
         """Delivers an answer; one that nobody waits for any more is dropped."""
         with self._lock:
             pending = self._asked.pop(reply.id, None)
-            if self._waiting:
-                self._ask_more()
+            if pending is not None and not reply.HasField("error"):
+                self._release(pending)
         if pending is not None:
             pending.settle(reply)
 
@@ -147,9 +155,16 @@ class PendingCalls:
         for pending in pending_calls:
             pending.wake()
 
-    def _ask_more(self) -> None:
-        while self._waiting and len(self._asked) < MAX_UNANSWERED:
-            pending = self._waiting.pop(next(iter(self._waiting)))
-            self._asked[pending.id] = pending
-            if self._send is not None:
-                self._send(pending.encode())
+    def _release(self, pending: PendingCall) -> None:
+        """Takes a call's reply slot back, and sends the call that has waited for one the longest."""
+        reply_slot, pending.reply_slot = pending.reply_slot, 0
+        if not reply_slot:
+            return
+        if not self._waiting:
+            heapq.heappush(self._free, reply_slot)
+            return
+        heir = self._waiting.pop(next(iter(self._waiting)))
+        heir.reply_slot = reply_slot
+        self._asked[heir.id] = heir
+        if self._send is not None:
+            self._send(heir.encode())

@@ -459,7 +459,7 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 @_typing.final
 class KeyValueCall(_message.Message):
     """A call of the key-value store by the session's member. What is not answered when the session breaks is sent again on
-    the next one, with the same request id.
+    the next one, with the same request id and reply slot.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -493,8 +493,14 @@ class KeyValueCall(_message.Message):
     INCREMENT_FIELD_NUMBER: _builtins.int
     COMPARE_AND_SET_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    REPLY_SLOT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Names the call within the client, from 1; at most 256 are unanswered at a time."""
+    reply_slot: _builtins.int
+    """Where the server keeps the answer of a call that changes something, from 1 to 256: the call that uses the same slot
+    next takes its place. A client uses a slot for no other call until it has the answer or gives the call up, so that
+    whatever it sends again finds its answer. 0: the server keeps the latest 64 answers of such calls.
+    """
     @_builtins.property
     def set(self) -> _key_value_pb2.SetRequest:
         """Sets one key."""
@@ -541,10 +547,11 @@ class KeyValueCall(_message.Message):
         increment: _key_value_pb2.IncrementRequest | None = ...,
         compare_and_set: _key_value_pb2.CompareAndSetRequest | None = ...,
         trace_context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        reply_slot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "reply_slot", b"reply_slot", "request", b"request", "set", b"set", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["set", "get", "get_many", "list", "delete", "increment", "compare_and_set"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015

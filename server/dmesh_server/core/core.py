@@ -461,7 +461,9 @@ class Core:
             cluster = self._cluster(event.caller)
             slot = membership.find(cluster, event.caller, transaction)
             call = type(event).__name__
-            remembered = slot.replies.find(event.request_id, call)
+            if event.session and event.session != slot.session and not slot.state.departed:
+                raise _not_attached()  # what a replaced session asked may have been given up since
+            remembered = slot.replies.find(event.request_id, call, event.reply_slot)
             if remembered is not None:
                 return completed(remembered, event)
             if slot.state.departed:
@@ -469,7 +471,7 @@ class Core:
             membership.seen(cluster, slot, transaction)
             answer = change(cluster, slot)
             if had_effect(answer):
-                kept = slot.replies.add(event.request_id, call, without_value(answer))
+                kept = slot.replies.add(event.request_id, call, event.reply_slot, without_value(answer))
                 key = records.reply_key(slot.task, slot.replies.place(kept))
                 transaction.persist(
                     cluster.name, records.REPLY, key, records.encode_reply(slot.incarnation, kept)

@@ -37,6 +37,10 @@ class Mutation(Request):
 
     request_id: str
     """Unique per call, equal in its retries."""
+    session: int = field(default=0, kw_only=True)
+    """The session within which it is called; 0 for a call of its own."""
+    reply_slot: int = field(default=0, kw_only=True)
+    """Within a session, where its answer is kept: see `replies`. 0 for a client that names none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ CHANGE = "change"
 BARRIER = "barrier"
 """Kind: the latest finished instance of a barrier, by name."""
 REPLY = "reply"
-"""Kind: a remembered answer, by JOB/INDEX/SLOT."""
+"""Kind: a remembered answer, by JOB/INDEX/PLACE."""
 
 _KEY_HEAD = struct.Struct("<QQ")
 _EVENT_HEAD = struct.Struct("<BIIQQ")
@@ -106,9 +106,9 @@ def slot_key(task: Task) -> str:
     return f"{task.job}/{task.index}"
 
 
-def reply_key(task: Task, slot: int) -> str:
+def reply_key(task: Task, place: int) -> str:
     """Returns the key of a reply's record."""
-    return f"{task.job}/{task.index}/{slot}"
+    return f"{task.job}/{task.index}/{place}"
 
 
 def encode_number(number: int) -> bytes:
@@ -266,7 +266,7 @@ def decode_reply(record: Record) -> tuple[Task, int, Remembered]:
     """Decodes a remembered answer: whose task slot, which incarnation's, and the answer."""
 
     def decode(value: bytes) -> tuple[Task, int, Remembered]:
-        job, index, _ = record.key.split("/")
+        job, index, place = record.key.split("/")
         head, words = _REPLY_HEAD.unpack_from(value), value[_REPLY_HEAD.size :]
         incarnation, sequence, kind, number, revision, call_size, id_size = head
         call, rest = words[:call_size].decode(), words[call_size:]
@@ -285,7 +285,11 @@ def decode_reply(record: Record) -> tuple[Task, int, Remembered]:
                 answer = KvCompared(True, KeyValue(key, b"", number, revision), revision)
             case _:
                 answer = Done()
-        return Task(job, int(index)), incarnation, Remembered(sequence, request_id, call, answer)
+        return (
+            Task(job, int(index)),
+            incarnation,
+            Remembered(max(0, int(place)), sequence, request_id, call, answer),
+        )
 
     return _decoded(record, decode)
 

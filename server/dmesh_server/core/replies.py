@@ -1,16 +1,26 @@
 """Answers kept so that a retried request has one effect and the same answer.
 
 Only answers of calls that changed something are kept: a call that changed nothing may be judged anew.
+
+A call within a session names a *reply slot*, which its client uses for no other call until it has received the
+answer or has given the call up. The answer is kept in that slot until another call uses it. So every call that
+may be sent again finds its answer, and there are at most as many answers as calls were ever in flight at once.
+For a call outside of a session the server never learns whether its answer arrived: the latest answers of those
+are kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import KvCompareAndSet, Mutation
 from dmesh_server.core.messages import quote
+
+REPLY_SLOTS = 256
+"""Reply slots of one member: calls of its session that may be unanswered at a time."""
 
 RememberedAnswer = Done | KvRevision | KvDeleted | KvIncremented | KvCompared
 """The answers that are kept."""
@@ -20,8 +30,10 @@ RememberedAnswer = Done | KvRevision | KvDeleted | KvIncremented | KvCompared
 class Remembered:
     """One kept answer."""
 
+    reply_slot: int
+    """From 1; 0 for a call outside of a session."""
     sequence: int
-    """Counts the member's kept answers, from 0."""
+    """Counts the answers to calls outside of a session, from 0."""
     request_id: str
     call: str
     """Which call it answered."""
@@ -30,24 +42,32 @@ class Remembered:
 
 
 class Replies:
-    """The latest answers to one member, oldest forgotten first."""
+    """The answers kept for one member.
+
+    Args:
+        limit: Answers to calls outside of a session that are kept.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = max(limit, 1)
-        self._by_id: dict[str, Remembered] = {}
         self._sequence = 0
+        self._in_slots: dict[int, Remembered] = {}
+        self._latest: dict[str, Remembered] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def find(self, request_id: str, call: str) -> RememberedAnswer | None:
+    def find(self, request_id: str, call: str, reply_slot: int) -> RememberedAnswer | None:
         """Returns the answer to an earlier request with this id.
 
         Raises:
-            CoreError: The id belonged to another call.
+            CoreError: There is no such reply slot, or the id belonged to another call.
         """
-        known = self._by_id.get(request_id)
-        if known is None:
+        if not 0 <= reply_slot <= REPLY_SLOTS:
+            raise CoreError(
+                ErrorKind.LIMIT_EXCEEDED,
+                f"there is no reply slot {reply_slot}: {REPLY_SLOTS} calls of a session may be unanswered at a "
+                "time. Wait for some answers first.",
+            )
+        known = self._in_slots.get(reply_slot) if reply_slot else self._latest.get(request_id)
+        if known is None or known.request_id != request_id:
             return None
         if known.call != call:
             raise CoreError(
@@ -57,26 +77,33 @@ class Replies:
             )
         return known.answer
 
-    def add(self, request_id: str, call: str, answer: RememberedAnswer) -> Remembered:
-        """Keeps an answer."""
-        remembered = Remembered(self._sequence, request_id, call, answer)
-        self.restore(remembered)
+    def add(self, request_id: str, call: str, reply_slot: int, answer: RememberedAnswer) -> Remembered:
+        """Keeps an answer, in place of the one before in its slot, or of the oldest outside of a session."""
+        remembered = Remembered(reply_slot, 0 if reply_slot else self._sequence, request_id, call, answer)
+        self._keep(remembered)
         return remembered
 
-    def restore(self, remembered: Remembered) -> None:
-        """Takes back an answer that was kept before; must be called in order of their sequence."""
-        while len(self._by_id) >= self._limit:
-            del self._by_id[next(iter(self._by_id))]
-        self._by_id[remembered.request_id] = remembered
-        self._sequence = remembered.sequence + 1
+    def restore(self, kept: Iterable[Remembered]) -> None:
+        """Takes back the answers that were kept before."""
+        for remembered in sorted(kept, key=lambda reply: reply.sequence):
+            self._keep(remembered)
 
     def place(self, remembered: Remembered) -> int:
-        """Returns where to keep it durably: an answer overwrites the one that it pushes out."""
-        return remembered.sequence % self._limit
+        """Returns where to keep an answer durably: it overwrites the one whose place it takes."""
+        return remembered.reply_slot or -(remembered.sequence % self._limit)
 
     def places(self) -> list[int]:
         """Returns the places that are in use."""
-        return [self.place(remembered) for remembered in self._by_id.values()]
+        return [*self._in_slots, *map(self.place, self._latest.values())]
+
+    def _keep(self, remembered: Remembered) -> None:
+        if remembered.reply_slot:
+            self._in_slots[remembered.reply_slot] = remembered
+            return
+        while len(self._latest) >= self._limit:
+            del self._latest[next(iter(self._latest))]
+        self._latest[remembered.request_id] = remembered
+        self._sequence = remembered.sequence + 1
 
 
 def had_effect(answer: RememberedAnswer) -> bool:

@@ -99,5 +99,4 @@ def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
         if holding is not None and holding.incarnation == incarnation:
             kept.setdefault(holding, []).append(remembered)
     for slot, replies in kept.items():
-        for remembered in sorted(replies, key=lambda reply: reply.sequence):
-            slot.replies.restore(remembered)
+        slot.replies.restore(replies)

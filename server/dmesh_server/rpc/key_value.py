@@ -48,7 +48,7 @@ class KeyValueServicer:
 
     def _behavior(self, method: Method) -> UnaryBehavior[Any]:
         async def behavior(request: Any, context: Context) -> Message:
-            event = method.read(self._runtime.next_number(), _caller(request), request)
+            event = method.read(self._runtime.next_number(), _caller(request), request, 0, 0)
             return method.write(await self._runtime.request(event, method.answer))
 
         return behavior

@@ -26,8 +26,8 @@ SERVICE = "dmesh.v1.KeyValueService"
 class Method:
     """How one kind of call is read and answered."""
 
-    read: Callable[[int, Caller, Any], AnsweredEvent]
-    """Makes the event of (token, caller, request).
+    read: Callable[[int, Caller, Any, int, int], AnsweredEvent]
+    """Makes the event of (token, caller, request, session, reply slot); the last two are 0 outside of a session.
 
     Raises:
         CoreError: The request makes no sense.
@@ -38,36 +38,54 @@ class Method:
     """Makes the response of the answer."""
 
 
-def _set(token: int, caller: Caller, request: pb.SetRequest) -> events.KvSet:
+def _set(token: int, caller: Caller, request: pb.SetRequest, session: int, reply_slot: int) -> events.KvSet:
     return events.KvSet(
-        token, caller, request.request_id, request.key, request.value, request.allow_overwrite
+        token, caller, request.request_id, request.key, request.value, request.allow_overwrite,
+        session=session, reply_slot=reply_slot,
     )  # fmt: skip
 
 
-def _get(token: int, caller: Caller, request: pb.GetRequest) -> events.KvGet:
+def _get(token: int, caller: Caller, request: pb.GetRequest, *_: int) -> events.KvGet:
     return events.KvGet(token, caller, request.key, convert.wait_timeout(request.timeout_ms))
 
 
-def _get_many(token: int, caller: Caller, request: pb.GetManyRequest) -> events.KvGetMany:
+def _get_many(token: int, caller: Caller, request: pb.GetManyRequest, *_: int) -> events.KvGetMany:
     return events.KvGetMany(token, caller, tuple(request.keys))
 
 
-def _list(token: int, caller: Caller, request: pb.ListRequest) -> events.KvList:
+def _list(token: int, caller: Caller, request: pb.ListRequest, *_: int) -> events.KvList:
     return events.KvList(token, caller, request.prefix, request.keys_only)
 
 
-def _delete(token: int, caller: Caller, request: pb.DeleteRequest) -> events.KvDelete:
-    return events.KvDelete(token, caller, request.request_id, request.key, request.is_prefix)
+def _delete(
+    token: int, caller: Caller, request: pb.DeleteRequest, session: int, reply_slot: int
+) -> events.KvDelete:
+    return events.KvDelete(
+        token,
+        caller,
+        request.request_id,
+        request.key,
+        request.is_prefix,
+        session=session,
+        reply_slot=reply_slot,
+    )
 
 
-def _increment(token: int, caller: Caller, request: pb.IncrementRequest) -> events.KvIncrement:
-    return events.KvIncrement(token, caller, request.request_id, request.key, request.amount)
+def _increment(
+    token: int, caller: Caller, request: pb.IncrementRequest, session: int, reply_slot: int
+) -> events.KvIncrement:
+    return events.KvIncrement(
+        token, caller, request.request_id, request.key, request.amount, session=session, reply_slot=reply_slot
+    )
 
 
-def _compare_and_set(token: int, caller: Caller, request: pb.CompareAndSetRequest) -> events.KvCompareAndSet:
+def _compare_and_set(
+    token: int, caller: Caller, request: pb.CompareAndSetRequest, session: int, reply_slot: int
+) -> events.KvCompareAndSet:
     expected = request.expected if request.HasField("expected") else None
     return events.KvCompareAndSet(
-        token, caller, request.request_id, request.key, expected, request.value
+        token, caller, request.request_id, request.key, expected, request.value,
+        session=session, reply_slot=reply_slot,
     )  # fmt: skip
 
 

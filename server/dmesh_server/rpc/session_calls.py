@@ -9,6 +9,7 @@ import grpc
 
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.replies import REPLY_SLOTS
 from dmesh_server.rpc import convert
 from dmesh_server.rpc.errors import STATUS_CODES
 from dmesh_server.rpc.key_value_calls import METHODS, SERVICE, Method
@@ -19,9 +20,6 @@ from dmesh_server.telemetry.measures import Measures
 
 if TYPE_CHECKING:
     from dmesh_server.telemetry.tracing import CallSpan, Traces
-
-MAX_UNANSWERED = 256
-"""Calls of one session that may be unanswered at a time."""
 
 _NAMES = {kind: "".join(word.capitalize() for word in kind.split("_")) for kind in METHODS}
 """What the RPC is called that a call of each kind stands for."""
@@ -48,7 +46,10 @@ class SessionCalls:
         self._spans: dict[int, CallSpan] = {}
         self._runtime = runtime
         self._session = session
-        self._tokens: dict[int, int] = {}
+        self._unanswered: dict[int, tuple[int, int]] = {}
+        """Token and reply slot of each call, by its id."""
+        self._taken: set[int] = set()
+        """Reply slots of these calls."""
 
     def begin(self, call: pb.KeyValueCall) -> None:
         """Hands a call in; its answer is queued now or later.
@@ -60,9 +61,13 @@ class SessionCalls:
         method = METHODS.get(kind) if kind is not None else None
         if kind is None or method is None:
             raise convert.invalid("a key-value call asks nothing that this server understands")
-        if call.id in self._tokens:
+        if call.id in self._unanswered:
             raise convert.invalid(f"a call with id {call.id} is not answered yet: give each call its own")
-        if len(self._tokens) >= MAX_UNANSWERED:
+        if call.reply_slot in self._taken:
+            raise convert.invalid(
+                f"the call in reply slot {call.reply_slot} is not answered yet: use a slot that is free"
+            )
+        if len(self._unanswered) >= REPLY_SLOTS:
             self._answer(kind, method, call.id, _too_many())
             return
         if self._traces is not None:
@@ -71,11 +76,14 @@ class SessionCalls:
             )
         token = self._runtime.next_number()
         try:
-            event = method.read(token, self._session.caller, getattr(call, kind))
+            session = self._session
+            event = method.read(token, session.caller, getattr(call, kind), session.number, call.reply_slot)
         except CoreError as refusal:
             self._answer(kind, method, call.id, refusal)
             return
-        self._tokens[call.id] = token
+        self._unanswered[call.id] = token, call.reply_slot
+        if call.reply_slot:
+            self._taken.add(call.reply_slot)
         try:
             self._runtime.ask(
                 event, partial(self._answer_in_time, kind, method, call.id, self._runtime.now())
@@ -86,7 +94,7 @@ class SessionCalls:
 
     def abandon(self, call_id: int) -> None:
         """Answers a call no more. Unknown ones, which may have been answered meanwhile, are ignored."""
-        token = self._tokens.pop(call_id, None)
+        token = self._forget(call_id)
         if token is not None:
             self._runtime.abandon(token)
             if call_id in self._spans:
@@ -94,15 +102,20 @@ class SessionCalls:
 
     def close(self) -> None:
         """Answers nothing any more: the session is over."""
-        for call_id in tuple(self._tokens):
+        for call_id in tuple(self._unanswered):
             self.abandon(call_id)
+
+    def _forget(self, call_id: int) -> int | None:
+        token, reply_slot = self._unanswered.pop(call_id, (None, 0))
+        self._taken.discard(reply_slot)
+        return token
 
     def _answer_in_time(self, kind: str, method: Method, call_id: int, begin: float, answer: object) -> None:
         self._runtime.measures.rpc(_NAMES[kind], "session").observe(self._runtime.now() - begin)
         self._answer(kind, method, call_id, answer)
 
     def _answer(self, kind: str, method: Method, call_id: int, answer: object) -> None:
-        self._tokens.pop(call_id, None)
+        self._forget(call_id)
         if not isinstance(answer, CoreError | method.answer):
             logs.error("request_failed", request=kind, answer=type(answer).__name__)
             answer = _failed(kind)
@@ -124,7 +137,7 @@ class SessionCalls:
 def _too_many() -> CoreError:
     return CoreError(
         ErrorKind.LIMIT_EXCEEDED,
-        f"{MAX_UNANSWERED} calls of this session are not answered yet, which is the limit: wait for some "
+        f"{REPLY_SLOTS} calls of this session are not answered yet, which is the limit: wait for some "
         "answers first",
     )
 

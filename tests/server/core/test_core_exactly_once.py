@@ -213,9 +213,7 @@ def test_another_call_with_the_same_id_is_refused() -> None:
     d.join(0)
     call = in_session(d, d.increment("n"), 1)
     d.accepted(call, KvIncremented)
-    other = dataclasses.replace(
-        in_session(d, d.delete("n"), 1), request_id=call.request_id
-    )
+    other = dataclasses.replace(in_session(d, d.delete("n"), 1), request_id=call.request_id)
     error = d.refused(other)
     assert (error.kind, "was used for KvIncrement" in error.message) == (ErrorKind.INVALID_ARGUMENT, True)
 
