@@ -2,11 +2,10 @@
 
 Only answers of calls that changed something are kept: a call that changed nothing may be judged anew.
 
-A call within a session names a *reply slot*, which its client uses for no other call until it has received the
-answer or has given the call up. The answer is kept in that slot until another call uses it. So every call that
-may be sent again finds its answer, and there are at most as many answers as calls were ever in flight at once.
-For a call outside of a session the server never learns whether its answer arrived: the latest answers of those
-are kept.
+A call within a session names a *reply slot*, which its client uses for no other call until it has received
+the answer or has given the call up. The answer is kept in that slot until another call uses it. So every call
+that may be sent again finds its answer, and no more answers are kept than calls were in flight at once. For a
+call outside of a session the server never learns whether its answer arrived: the latest of those are kept.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ class Replies:
         if not 0 <= reply_slot <= REPLY_SLOTS:
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED,
-                f"there is no reply slot {reply_slot}: {REPLY_SLOTS} calls of a session may be unanswered at a "
-                "time. Wait for some answers first.",
+                f"there is no reply slot {reply_slot}: {REPLY_SLOTS} calls of a session may be unanswered at "
+                "a time. Wait for some answers first.",
             )
         known = self._in_slots.get(reply_slot) if reply_slot else self._latest.get(request_id)
         if known is None or known.request_id != request_id:

@@ -27,7 +27,7 @@ class Method:
     """How one kind of call is read and answered."""
 
     read: Callable[[int, Caller, Any, int, int], AnsweredEvent]
-    """Makes the event of (token, caller, request, session, reply slot); the last two are 0 outside of a session.
+    """Makes the event of (token, caller, request, session, reply slot): 0 and 0 outside of a session.
 
     Raises:
         CoreError: The request makes no sense.
