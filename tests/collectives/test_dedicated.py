@@ -12,9 +12,11 @@ from tests.collectives.ranks import cluster
 
 from dmesh import native
 from dmesh.collectives.backends import registered
+from dmesh.collectives.backends.endpoints import EndpointBackend
 from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.backends.tcp.local import LocalConnector
-from dmesh.collectives.backends.tcp.messages import Exchange
+from dmesh.collectives.backends.tcp.messages import MessageBackend
+from dmesh.collectives.connect import Exchange
 from dmesh.collectives.tuning import Tuning
 from dmesh.errors import CollectiveError
 
@@ -98,6 +100,33 @@ def test_a_group_chooses_its_backends_in_few_rounds(monkeypatch, shm, rounds):
         ranks.all(lambda c: c.world.barrier())
         ranks.all(lambda c: c.world.barrier())
     assert sorted(swaps) == sorted([*range(SIZE)] * rounds)
+
+
+@pytest.mark.parametrize(
+    ("shm", "call", "names"),
+    [
+        ("native", "barrier", ["shm"]),
+        ("dedicated", "barrier", ["tcp"]),
+        ("dedicated", "permute", ["messages"]),  # which dedicated connections do not carry
+        ("without", "barrier", ["messages"]),
+    ],
+)
+def test_the_chosen_backend_carries_out_the_first_call(monkeypatch, shm, call, names):
+    started = []
+    for kind in (EndpointBackend, MessageBackend):
+
+        def note(self, request, buffers, work, start=kind.start):
+            started.append((self.name, request.kind, work.sequence))
+            return start(self, request, buffers, work)
+
+        monkeypatch.setattr(kind, "start", note)
+    with cluster(SIZE, shm=(shm,)) as ranks:
+        if call == "barrier":
+            ranks.all(lambda c: c.world.barrier())
+        else:
+            turned = ranks.all(lambda c: c.world.permute(np.array(c.rank), [(0, 1), (1, 2), (2, 0)]))
+            assert turned[:3] == [2, 0, 1]
+    assert started == [(name, call, 1) for name in names] * SIZE
 
 
 @pytest.mark.parametrize("change", ["memory", "registered"])

@@ -6,7 +6,7 @@ import pytest
 
 from dmesh.collectives.backends import base
 from dmesh.collectives.backends.base import Operation, Sequence
-from dmesh.collectives.backends.tcp import messages
+from dmesh.collectives.backends.tcp import channel
 from dmesh.collectives.backends.tcp.messages import MessageOperation
 
 
@@ -46,7 +46,7 @@ class Step(Operation):
 @pytest.mark.parametrize("kind", ["operations", "messages"])
 def test_steps_share_the_time_of_one_look(monkeypatch, kind):
     clock, given = Clock(), []
-    monkeypatch.setattr(base if kind == "operations" else messages, "time", clock)
+    monkeypatch.setattr(base if kind == "operations" else channel, "time", clock)
     steps = [Step(clock, takes, given) for takes in (0.5, 0.25, 1.0)]
     if kind == "operations":
         operation = Sequence(step for step in steps)

@@ -16,7 +16,7 @@ import pytest
 from dmesh import native
 from dmesh.collectives.backends.shm.arrays import Pool
 from dmesh.collectives.backends.shm.setup import Region, SharedMemoryRegistry, Sizes, share_memory
-from dmesh.collectives.backends.tcp.messages import Exchange
+from dmesh.collectives.connect import Exchange
 
 core = native.core()
 pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.reason()}")

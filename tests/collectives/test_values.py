@@ -71,9 +71,7 @@ def clusters(request):
         options = {"tuning": (EARLY,), **request.param}
         made = {size: stack.enter_context(cluster(size, **options)) for size in range(1, 6)}
         for ranks in made.values():
-            ranks.all(
-                lambda communicator: communicator.world.barrier()
-            )  # the tuning holds from the second call on
+            ranks.all(lambda communicator: communicator.world.barrier())  # finds out the tuning
         yield made
 
 

@@ -488,7 +488,8 @@ class Communicator:
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
         """Take note that a client's message for one of this client's calls is of another call."""
         text = clean(signature.decode("utf-8", "replace"))
-        self.control.mismatched(generation, group, sequence, peer, text)
+        # In a channel of number 0 the members choose the group's backends, for its first call.
+        self.control.mismatched(generation, group, max(sequence, 1), peer, text)
 
 
 def world() -> Group:

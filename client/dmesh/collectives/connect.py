@@ -1,31 +1,34 @@
 """Capability exchange of a group: in its first call, its members find out which backends all of them have.
 
 First each member sends all others one message with all that it can do. Then the best medium that all have is
-set up, or the next one if that fails. The messages travel in the channel of the call itself, with its
-descriptor: a member that calls something else, or does not come, is found out as in every call. Every
-decision follows from messages that all members have, so all decide alike. Backends that the program has
-registered are preferred, then shared memory, then MPI, then dedicated TCP connections; messages always work.
+set up, or the next one if that fails, and the call itself uses it. The messages travel in a channel of their
+own, number 0, with the call's descriptor: a member that calls something else, or does not come, is found out
+as in every call. Every decision follows from messages that all members have, so all decide alike. Backends
+that the program has registered are preferred, then shared memory, then MPI, then dedicated TCP connections;
+messages always work.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any, NamedTuple
 
 from dmesh._log import logger
 from dmesh.collectives.backends import mpi_world, registered
-from dmesh.collectives.backends.base import Backend
+from dmesh.collectives.backends.base import Agreement, Backend, Operation
 from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
 from dmesh.collectives.backends.hierarchical import find_hierarchy
 from dmesh.collectives.backends.mpi import MpiBackend
 from dmesh.collectives.backends.shm.setup import MOST_MEMBERS, share_memory
-from dmesh.collectives.backends.tcp.channel import Channel
+from dmesh.collectives.backends.tcp.channel import Channel, Steps, Waits
 from dmesh.collectives.backends.tcp.dedicated import PROTOCOL, Connections, TcpEndpoints, open_connections
-from dmesh.collectives.backends.tcp.messages import Agreement, Exchange, Waits
+from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.work import Connection, Generation
@@ -52,14 +55,112 @@ class _Card(NamedTuple):
     tuning: bytes
 
 
-def connect(members: Members, generation: Callable[[], Generation | None], channel: Channel) -> Waits[Tuning]:
-    """Find out in a group's first call which backends it has, settle its generation, return its tuning."""
+Counts = tuple[int, int]
+"""Number of transfers to a member, and from it."""
+_VERDICT = struct.Struct("!BQQ")
+_ODD = struct.Struct("!i")
+
+
+class Exchange:
+    """Messages among members of a group before its first call; see `base.Exchange`.
+
+    `freeze` returns the counts for each member: no later transfer may begin before the group has chosen. It
+    is None if transfers are none of this exchange's concern. `steps` are the step numbers of the messages.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        ranks: Sequence[int],
+        position: int,
+        freeze: Callable[[], Sequence[Counts]] | None = None,
+        steps: Iterator[int] | None = None,
+    ) -> None:
+        self._channel = channel
+        self.ranks = ranks
+        self.position = position
+        self._freeze = freeze
+        self._steps = steps or itertools.count()
+
+    def among(self, positions: Sequence[int]) -> Exchange:
+        """Return an exchange among some of the members, while all others make as many rounds."""
+        ranks = [self.ranks[at] for at in positions]
+        return Exchange(self._channel, ranks, positions.index(self.position), None, self._steps)
+
+    def check(self) -> None:
+        """Raise the group's failure, if it has failed."""
+        self._channel.wait((), 0.0)
+
+    def swap(self, messages: Sequence[bytes]) -> Waits[list[bytes]]:
+        """Send each member a message, all of equal length; return the members' messages for this one."""
+        channel, step = self._channel, next(self._steps)
+        found = [bytearray(message) for message in messages]
+        others = [(rank, at) for at, rank in enumerate(self.ranks) if at != self.position]
+        receives = [channel.receive(rank, step, memoryview(found[at])) for rank, at in others]
+        for rank, at in others:
+            channel.send(rank, step, memoryview(messages[at]))
+        yield partial(channel.wait, receives)
+        yield channel.flush
+        return [bytes(data) for data in found]
+
+    def agree(self, level: int) -> Waits[Agreement]:
+        """Find out how far all members go along; on level 0 a member does not."""
+        counts = [(0, 0)] * len(self.ranks) if self._freeze is None else self._freeze()
+        answers = yield from self.swap([_VERDICT.pack(level, *count) for count in counts])
+        verdicts = [_VERDICT.unpack(answer) for answer in answers]
+        levels = [theirs for theirs, _, _ in verdicts]
+        pairs = list(zip(counts, verdicts, strict=True))
+        return Agreement(
+            min(levels),
+            self.ranks[levels.index(min(levels))],
+            sends_from=tuple(1 + max(sent, got) for (sent, _), (_, _, got) in pairs),
+            receives_from=tuple(1 + max(got, sent) for (_, got), (_, sent, _) in pairs),
+        )
+
+    def find_odd(self, mine: bytes) -> Waits[int]:
+        """Return the position of a member whose message is zero or differs from the others'; -1 if none does.
+
+        All messages go to the first member, which answers: so large groups do not need all connections.
+        """
+        channel, ranks, others = self._channel, self.ranks, range(1, len(self.ranks))
+        step, answer_step = next(self._steps), next(self._steps)
+        answer = bytearray(_ODD.size)
+        if self.position == 0:
+            found = [bytearray(len(mine)) for _ in others]
+            receives = [channel.receive(ranks[at], step, memoryview(found[at - 1])) for at in others]
+            yield partial(channel.wait, receives)
+            odd = next((at for at in others if found[at - 1] != mine), -1)
+            _ODD.pack_into(answer, 0, odd if any(mine) else 0)
+            for at in others:
+                channel.send(ranks[at], answer_step, memoryview(answer))
+        else:
+            channel.send(ranks[0], step, memoryview(mine))
+            yield partial(channel.wait, [channel.receive(ranks[0], answer_step, memoryview(answer))])
+        yield channel.flush
+        return int(_ODD.unpack(answer)[0])
+
+
+class Connecting(Steps, Operation):
+    """Choice of a group's backends under way; see `Operation`."""
+
+
+def connect(
+    members: Members, generation: Callable[[], Generation | None], messages: MessageBackend, text: str
+) -> Operation:
+    """Begin to find out which backends a group has, before its first call, whose descriptor is `text`."""
     made = generation()
     assert made is not None  # its first call is under way
-    exchange = Exchange(channel, members.ranks, members.rank, made.freeze)
-    connection = yield from _choose(members, made.number, exchange)
-    made.settle(connection)
-    return connection.tuning
+    channel = members.services.transport.message_queue.open(members.group, 0, text.encode(), made.number)
+    return Connecting(channel, _settle(members, made, messages, channel))
+
+
+def _settle(
+    members: Members, generation: Generation, messages: MessageBackend, channel: Channel
+) -> Waits[None]:
+    exchange = Exchange(channel, members.ranks, members.rank, generation.freeze)
+    connection = yield from _choose(members, generation.number, exchange)
+    messages.tuning = connection.tuning
+    generation.settle(connection)
 
 
 def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Connection]:
@@ -147,7 +248,7 @@ def _use_mpi(members: Members, generation: int, exchange: Exchange, outside: int
         return None
     refusal = f"rank {ranks[outside]} is not in the MPI launch of the others"
     if outside < 0:
-        comm = yield from mpi_world.create(exchange.channel, world, ranks, f"{members.group} {generation}")
+        comm = yield from mpi_world.create(exchange, world, ranks, f"{members.group} {generation}")
         refusal = comm if isinstance(comm, str) else ""
         if len(ranks) > MOST_MEMBERS:
             without = yield from exchange.find_odd(bytes([not refusal]))

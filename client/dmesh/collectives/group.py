@@ -119,8 +119,8 @@ class Group(ProcessGroup):
     def _begin(self, number: int, failure: Failure | None = None) -> Generation:
         made = Generation(self.members, number, failure)
         reference = weakref.ref(made)  # not the generation itself, which has the backends
-        connects = partial(connect, self.members, reference)
-        messages = MessageBackend(self.communicator.transport, self.ranks, self.rank, number, connects)
+        messages = MessageBackend(self.communicator.transport, self.ranks, self.rank, number)
+        made.connects = partial(connect, self.members, reference, messages)
         made.backends += [messages, NcclBackend(self.members, reference, messages)]
         return made
 

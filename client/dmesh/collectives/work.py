@@ -118,7 +118,7 @@ class Stream:
         if open_ is not None and self._issued >= first - 1:
             self._open_endpoint()
         self._allowed = sys.maxsize
-        self._bell.ring()
+        self.wake()
 
     def _open_endpoint(self) -> None:
         assert self._open is not None
@@ -211,6 +211,8 @@ class Generation:
         """Tuning of the group's first member; until `settle`, the one that all clients have."""
         self.backends: list[Backend] = []
         """Backends of the group, the preferred one first."""
+        self.connects: Callable[[str], Operation]
+        """Begins to find out, before the first collective, which backends all have; takes its descriptor."""
         # Native endpoints for collectives, and for transfers to and from each member: the fast path's.
         self.endpoint: Endpoint | None = None
         self.outgoing: list[Endpoint | None] = [None] * len(members.ranks)
@@ -276,7 +278,7 @@ class Generation:
         opener, pair = connection.endpoints, stream.pair
         if pair is None:
             stream.settle(
-                2 if connection.backends else 0, None if opener is None else opener.open_collectives
+                1 if connection.backends else 0, None if opener is None else opener.open_collectives
             )
             self.endpoint = stream.endpoint  # the first call is under way, so it is open already
             return
@@ -436,6 +438,10 @@ class Work(Future[Any]):
         request = self.request
         assert request is not None
         self._await_turn(alone=request.device is not None)
+        if self.sequence == 1 and self.stream.pair is None and len(self.generation.members.ranks) > 1:
+            connecting = self.generation.connects(self.text)
+            self.drive(connecting)
+            connecting.revoke()
         backend = self._choose(request)
         buffers = request.allocate()
         self.drive(backend.start(request, buffers, self))

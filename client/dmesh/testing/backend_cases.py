@@ -227,8 +227,7 @@ def check_values(
     Returns:
         Names of the operations that were compared.
     """
-    for _ in range(2):  # the group's first call chooses the backends, the second one opens what they need
-        group.barrier()
+    group.barrier()  # the group's first call chooses the backends
     if not required and group.backend(name) is None:
         return set()
     done = set()

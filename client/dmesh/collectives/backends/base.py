@@ -13,9 +13,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.request import Buffers, Request
 from dmesh.native import Endpoint
 
@@ -140,6 +142,38 @@ class Backend(ABC):
             orderly: Whether all calls are over, on the other ranks, too.
         """
         del orderly
+
+
+class Agreement(NamedTuple):
+    """Outcome of `Exchange.agree`, the same on all members but for the counts."""
+
+    level: int
+    """The lowest level of any member."""
+    against: int
+    """First rank with that level."""
+    sends_from: tuple[int, ...]
+    """For each member, the number of the first transfer to it that neither has begun."""
+    receives_from: tuple[int, ...]
+    """The same for transfers from it."""
+
+
+class Exchange(Protocol):
+    """Messages among members of a group before its first call; all members make the same rounds."""
+
+    ranks: Items[int]
+    position: int
+
+    def among(self, positions: Items[int]) -> Exchange:
+        """Return an exchange among some of the members, while all others make as many rounds."""
+
+    def swap(self, messages: Items[bytes]) -> Waits[list[bytes]]:
+        """Send each member a message, all of equal length; return the members' messages for this one."""
+
+    def agree(self, level: int) -> Waits[Agreement]:
+        """Find out how far all members go along; on level 0 a member does not."""
+
+    def check(self) -> None:
+        """Raise the group's failure, if it has failed."""
 
 
 Steps = Generator[Operation, None, None]

@@ -18,11 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.collectives.backends.base import Call, Capabilities, Operation, Sequence, Steps, Stream
+from dmesh.collectives.backends.base import (
+    Call,
+    Capabilities,
+    Exchange,
+    Operation,
+    Sequence,
+    Steps,
+    Stream,
+)
 from dmesh.collectives.backends.endpoints import EndpointBackend, EndpointOperation
 from dmesh.collectives.backends.shm.setup import share_memory
+from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
-from dmesh.collectives.backends.tcp.messages import Exchange, Waits
 from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
 from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import Tuning

@@ -1,7 +1,7 @@
 """MPI backend: MPI's own collectives on the memory of the arrays, for networks that MPI knows best.
 
 A group whose members are all in one MPI launch gets an MPI communicator in its first call. MPI carries the
-arrays alone; control messages, and that first call, go over TCP.
+arrays alone; control messages, and the choice of backends before that call, go over TCP.
 
 ```
 every call:  compare descriptors -> MPI's collective -> (large arrays) every rank says that it is done

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dmesh._log import announce, logger
-from dmesh.collectives.backends.tcp.channel import Channel
-from dmesh.collectives.backends.tcp.messages import Waits
+from dmesh.collectives.backends.base import Exchange
+from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.coordination.waiting import Worker, take
 from dmesh.errors import (
     CollectiveError,
@@ -212,7 +212,7 @@ def _check(cards: Sequence[tuple[int, int, bytes]]) -> tuple[int, ...]:
     return clients
 
 
-def create(channel: Channel, world: MpiWorld, ranks: tuple[int, ...], name: str) -> Waits[Any]:
+def create(exchange: Exchange, world: MpiWorld, ranks: tuple[int, ...], name: str) -> Waits[Any]:
     """Make a group's communicator, in its first call; return it, or why that failed, as text.
 
     The group's name in its generation is the same on all members, and of no other group.
@@ -224,7 +224,7 @@ def create(channel: Channel, world: MpiWorld, ranks: tuple[int, ...], name: str)
     give_up_at = time.monotonic() + _CREATED_WITHIN
 
     def is_made(seconds: float) -> bool:
-        channel.wait([], 0.0)  # raises what the group has failed with
+        exchange.check()
         with contextlib.suppress(queue.Empty):
             found.append(take(made, min(seconds, 0.2)))
         return bool(found) or time.monotonic() > give_up_at

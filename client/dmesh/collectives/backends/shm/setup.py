@@ -9,7 +9,7 @@ number shows that it is the right segment.
 
 Each member of a group sends all others the location of its region, a part of its segment, or that it has
 none. Each maps all regions, and tells all others whether it could. Only if all could, the group shares
-memory, from its second call on: so all decide alike. In the same messages they find out whether each may read
+memory: so all decide alike. In the same messages they find out whether each may read
 the memory of every other's process.
 """
 
@@ -29,7 +29,8 @@ from dataclasses import astuple, dataclass, field, replace
 import numpy as np
 
 from dmesh import native
-from dmesh.collectives.backends.tcp.messages import Agreement, Exchange, Waits
+from dmesh.collectives.backends.base import Agreement, Exchange
+from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.tuning import SEND_BUFFER
 
 MOST_MEMBERS = 64

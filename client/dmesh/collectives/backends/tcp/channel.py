@@ -16,15 +16,19 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind
 from dmesh.coordination.waiting import take
 from dmesh.errors import CollectiveError, CollectiveValueError, PeerLostError
 
+T = TypeVar("T")
+Attempt = Callable[[float], bool]
+"""Waits for something for at most so many seconds; True once it is there. Raises the channel's failure."""
+Waits = Generator[Attempt, None, T]
+"""Goes on whenever the attempt that it has yielded has succeeded."""
 Deferred = list[Callable[[], None]]
 """Actions to run once the message queue's lock is released."""
 
@@ -85,34 +89,6 @@ class Send:
     # These belong to the frame sender.
     withdrawn: bool = False
     written: bool = False
-
-
-class Destination:
-    """Memory for the payload of an arriving frame.
-
-    The transport fills it in pieces, each under `guard`, or discards them while `view` is None. Once all
-    `size` bytes have come, stored or not, it calls `complete`.
-    """
-
-    __slots__ = ("_channel", "_memory", "complete", "guard", "size")
-
-    def __init__(
-        self,
-        size: int,
-        memory: memoryview | None = None,
-        complete: Callable[[], None] = lambda: None,
-        channel: Channel | None = None,
-    ) -> None:
-        self.size = size
-        self.complete = complete
-        self.guard = threading.Lock() if channel is None else channel.guard
-        self._memory = memory
-        self._channel = channel
-
-    @property
-    def view(self) -> memoryview | None:
-        """The memory to fill; None if the bytes are not needed (any more). Only valid under `guard`."""
-        return None if self._channel is not None and self._channel.revoked else self._memory
 
 
 @dataclass(slots=True, eq=False)
@@ -309,48 +285,16 @@ class Channel:
             self.fail_locked(PeerLostError(f"{self._owner.describe(peer)} is gone: {reason}", peer))
         return reason is not None
 
-    def destination(self, peer: int, frame: Frame, deferred: Deferred) -> Destination | None:
-        """Return the destination of a DATA frame; None if its receive is not posted yet."""
-        discard = Destination(frame.length)
-        if not self._signature_fits(peer, frame, deferred):
-            return discard
-        receive = self.receives.get((peer, frame.step))
-        if receive is None:
-            return None
-        begun = receive.done or receive.claimed
-        if begun or self.failure is not None or not self._length_fits(receive, frame):
-            return discard
-        return self._claim(receive, frame.length)
-
-    def chunk_destination(self, peer: int, frame: Frame) -> Destination | None:
-        """Return the destination of a CHUNK frame; None if it was not asked for."""
-        receive = self.receives.get((peer, frame.step))
-        if receive is None:
-            return None if self.failure is None else Destination(frame.length)
-        if receive.view.nbytes <= EAGER_LIMIT:
-            return None
-        end = receive.claimed + frame.length
-        if end > receive.view.nbytes:
-            raise CollectiveError(f"{end} bytes came for a receive of {receive.view.nbytes} {where(frame)}")
-        return self._claim(receive, frame.length)
-
-    def _claim(self, receive: Receive, size: int) -> Destination:
-        view = receive.view[receive.claimed : receive.claimed + size]
-        receive.claimed += size
-        return Destination(size, view, partial(self._received, receive), self)
-
-    def _received(self, receive: Receive) -> None:
-        """Count what has been claimed as received: a peer's frames come one after the other."""
-        with self._owner.lock:
-            if not self.revoked and receive.claimed == receive.view.nbytes:
-                receive.done = True
-                self._wake()
+    def received(self, receive: Receive) -> None:
+        """Complete a receive."""
+        receive.done = True
+        self._wake()
 
     def match(self, buffered: BufferedFrame, deferred: Deferred) -> None:
         """Take a complete, charged frame: match it, or buffer it until its send or receive is posted."""
         frame, peer, refund = buffered.frame, buffered.account.peer, self._owner.refund
         at, ready = (peer, frame.step), frame.kind is Kind.READY
-        if not self._signature_fits(peer, frame, deferred):
+        if not self.signature_fits(peer, frame, deferred):
             refund(buffered, deferred)
         elif ready and (send := self.sends.get(at)) is not None:
             refund(buffered, deferred)
@@ -371,10 +315,9 @@ class Channel:
         if frame.kind is Kind.CANCEL:
             step = f"step {frame.step} of {self.name}"
             self._break(receive.peer, f"gave up sending {step} before all of it had been sent")
-        elif self._length_fits(receive, frame) and frame.kind is Kind.DATA and not receive.claimed:
+        elif self.length_fits(receive, frame) and frame.kind is Kind.DATA and not receive.claimed:
             receive.view[:] = buffered.payload
-            receive.done = True
-            self._wake()
+            self.received(receive)
 
     def _start_send(self, send: Send, expected: int, deferred: Deferred) -> None:
         """Send a large payload, now that its receiver is ready for `expected` bytes."""
@@ -391,7 +334,7 @@ class Channel:
         frame = send.frame._replace(kind=Kind.CHUNK, signature=b"")
         deferred.append(lambda: transmit(send.peer, frame, send))
 
-    def _length_fits(self, receive: Receive, frame: Frame) -> bool:
+    def length_fits(self, receive: Receive, frame: Frame) -> bool:
         """Compare the lengths of a frame and its receive; a difference fails the channel."""
         if frame.length == receive.view.nbytes:
             return True
@@ -399,7 +342,7 @@ class Channel:
         self._break(receive.peer, f"{theirs}, this rank expects {receive.view.nbytes}")
         return False
 
-    def _signature_fits(self, peer: int, frame: Frame, deferred: Deferred) -> bool:
+    def signature_fits(self, peer: int, frame: Frame, deferred: Deferred) -> bool:
         """Compare the signatures of a frame and the channel; a difference is reported once per peer."""
         if frame.signature == self.signature:
             return True
@@ -413,6 +356,42 @@ class Channel:
 
     def _wake(self) -> None:
         self._wakeups.put(None)
+
+
+class Steps:
+    """Steps of a call in its channel, one wait after the other; see `base.Operation`.
+
+    A group of one has no channel.
+    """
+
+    def __init__(self, channel: Channel | None, steps: Waits[None]) -> None:
+        self._channel = channel
+        self._steps = steps
+        self._attempt: Attempt | None = lambda seconds: True  # the steps begin with the first progress
+
+    def progress(self, seconds: float) -> bool:
+        """Go on with the steps; see `Operation.progress`."""
+        deadline = time.monotonic() + seconds
+        while (attempt := self._attempt) is not None:
+            if not attempt(max(deadline - time.monotonic(), 0.0)):
+                return False
+            self._attempt = next(self._steps, None)
+        return True
+
+    def missing(self) -> tuple[int, ...]:
+        """Return the ranks whose messages are missing."""
+        return () if self._channel is None else self._channel.waiting_for()
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the channel."""
+        if self._channel is not None:
+            self._channel.fail(error)
+
+    def revoke(self) -> None:
+        """Close the channel: no memory is touched after that."""
+        if self._channel is not None:
+            self._channel.close()
+        self._steps.close()
 
 
 class Channels(ABC):

@@ -3,7 +3,7 @@
 Each member tells those before it in the group the numbers under which it expects them, for collectives and
 for transfers. The group's tuning says how many connections each pair has. Each member dials all that come
 after it, and reports to all others whether that succeeded. The group gets dedicated connections only if every
-member agrees, from its second call on.
+member agrees.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import queue
 import struct
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from socket import socket
 
-from dmesh.collectives.backends.tcp.channel import Channel
+from dmesh.collectives.backends.base import Agreement, Exchange
+from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.backends.tcp.connection import Connector
-from dmesh.collectives.backends.tcp.messages import Agreement, Exchange, Waits
 from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint
@@ -71,7 +71,7 @@ def open_connections(
             [offer.pack(*numbers.get(member, [0] * each)) for member in range(len(ranks))]
         )
         wanted = {member: list(offer.unpack(offers[member])) for member in range(position + 1, len(ranks))}
-        refusal = yield from _dial(exchange.channel, connector, ranks, wanted, found)
+        refusal = yield from _dial(exchange, connector, wanted, found)
         agreement = yield from exchange.agree(not refusal)
         for member in tuple(numbers):
             # A dialer agrees once it has been let in, so its connections are here by then.
@@ -96,9 +96,10 @@ def _claim(connector: Connector, expected: Iterable[int]) -> list[socket]:
 
 
 def _dial(
-    channel: Channel, connector: Connector, ranks: Sequence[int], wanted: dict[int, list[int]], found: Sockets
+    exchange: Exchange, connector: Connector, wanted: dict[int, list[int]], found: Sockets
 ) -> Waits[str]:
     """Dial members under their numbers; return the problem, if any. Raises the group's failure."""
+    ranks = exchange.ranks
     dials = [(member, number) for member, numbers in wanted.items() for number in numbers]
     results: queue.SimpleQueue[tuple[int, socket | None, str]] = queue.SimpleQueue()
     connected: dict[int, socket] = {}  # by index of the dial
@@ -123,7 +124,7 @@ def _dial(
         try:
             index, sock, problem = take(results, min(seconds, _CHECK_EVERY))
         except queue.Empty:
-            channel.wait([], 0.0)
+            exchange.check()
             if time.monotonic() > give_up_at:
                 late = next(ranks[member] for at, (member, _) in enumerate(dials) if at not in connected)
                 refusal = f"there is no connection with rank {late} after {_CONNECT_WITHIN:g} s"

@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 
 from dmesh.errors import CollectiveError
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the format, and of the schedules, which number the messages of a channel; a frame of another
 version breaks the protocol."""
 EAGER_LIMIT: Final = 64 * 1024

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from dmesh._log import logger
@@ -13,13 +15,20 @@ from dmesh.collectives.backends.tcp.channel import (
     Channel,
     Channels,
     Deferred,
-    Destination,
     FrameSender,
     Peer,
+    Receive,
     run,
     where,
 )
-from dmesh.collectives.backends.tcp.frames import HEADER_SIZE, SIGNATURE_LIMIT, Frame, Kind, parse_header
+from dmesh.collectives.backends.tcp.frames import (
+    EAGER_LIMIT,
+    HEADER_SIZE,
+    SIGNATURE_LIMIT,
+    Frame,
+    Kind,
+    parse_header,
+)
 from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.errors import CollectiveError, CollectiveMismatchError
 
@@ -31,6 +40,34 @@ _BUFFER_SIZE: Final = 128 * 1024
 _READ_AT_ONCE: Final = 4 * 1024 * 1024
 # Takes unwanted bytes. Its contents mean nothing, so all connections share it.
 _DISCARD: Final = memoryview(bytearray(256 * 1024))
+
+
+class Destination:
+    """Memory for the payload of an arriving frame.
+
+    The transport fills it in pieces, each under `guard`, or discards them while `view` is None. Once all
+    `size` bytes have come, stored or not, it calls `complete`.
+    """
+
+    __slots__ = ("_channel", "_memory", "complete", "guard", "size")
+
+    def __init__(
+        self,
+        size: int,
+        memory: memoryview | None = None,
+        complete: Callable[[], None] = lambda: None,
+        channel: Channel | None = None,
+    ) -> None:
+        self.size = size
+        self.complete = complete
+        self.guard = threading.Lock() if channel is None else channel.guard
+        self._memory = memory
+        self._channel = channel
+
+    @property
+    def view(self) -> memoryview | None:
+        """The memory to fill; None if the bytes are not needed (any more). Only valid under `guard`."""
+        return None if self._channel is not None and self._channel.revoked else self._memory
 
 
 class TransportListener(Protocol):
@@ -147,11 +184,11 @@ class MessageQueue(Channels):
             return Destination(frame.payload_length)
         channel, found = self._channel(frame), None
         if frame.kind is Kind.CHUNK:
-            found = None if channel is None else channel.chunk_destination(peer, frame)
+            found = None if channel is None else self._chunk_destination(channel, peer, frame)
             if found is None:
                 raise CollectiveError(f"a piece of a large payload came that nobody asked for {where(frame)}")
         elif frame.kind is Kind.DATA and channel is not None:
-            found = channel.destination(peer, frame, deferred)
+            found = self._data_destination(channel, peer, frame, deferred)
         if found is not None:
             return found
         account = self._accounts.setdefault(peer, Account(peer))
@@ -164,6 +201,44 @@ class MessageQueue(Channels):
         buffered = BufferedFrame(account, cost, frame, bytearray(frame.payload_length))
         memory = memoryview(buffered.payload)
         return Destination(len(memory), memory, lambda: self._deliver(buffered))
+
+    def _data_destination(
+        self, channel: Channel, peer: int, frame: Frame, deferred: Deferred
+    ) -> Destination | None:
+        """Return the destination of a DATA frame; None if its receive is not posted yet."""
+        discard = Destination(frame.length)
+        if not channel.signature_fits(peer, frame, deferred):
+            return discard
+        receive = channel.receives.get((peer, frame.step))
+        if receive is None:
+            return None
+        begun = receive.done or receive.claimed
+        if begun or channel.failure is not None or not channel.length_fits(receive, frame):
+            return discard
+        return self._claim(channel, receive, frame.length)
+
+    def _chunk_destination(self, channel: Channel, peer: int, frame: Frame) -> Destination | None:
+        """Return the destination of a CHUNK frame; None if it was not asked for."""
+        receive = channel.receives.get((peer, frame.step))
+        if receive is None:
+            return None if channel.failure is None else Destination(frame.length)
+        if receive.view.nbytes <= EAGER_LIMIT:
+            return None
+        end = receive.claimed + frame.length
+        if end > receive.view.nbytes:
+            raise CollectiveError(f"{end} bytes came for a receive of {receive.view.nbytes} {where(frame)}")
+        return self._claim(channel, receive, frame.length)
+
+    def _claim(self, channel: Channel, receive: Receive, size: int) -> Destination:
+        view = receive.view[receive.claimed : receive.claimed + size]
+        receive.claimed += size
+        return Destination(size, view, partial(self._received, channel, receive), channel)
+
+    def _received(self, channel: Channel, receive: Receive) -> None:
+        """Count what has been claimed as received: a peer's frames come one after the other."""
+        with self.lock:
+            if not channel.revoked and receive.claimed == receive.view.nbytes:
+                channel.received(receive)
 
     def _deliver(self, buffered: BufferedFrame) -> None:
         """Pass a complete, charged frame to its channel, or buffer it until the channel opens."""

@@ -1,48 +1,29 @@
 """Message backend: runs a schedule of sends, receives and folds over the channels of a transport.
 
-Every group has it, so every call can be carried out: a group's first call, arrays and sizes that the other
-backends do not support, groups whose connections are encrypted, and groups without the native core. In a
-group's first call, an `Exchange` finds out which other backends the group has.
+Every group has it, so every call can be carried out: calls that the other backends do not support, groups
+whose connections are encrypted, and groups without the native core.
 """
 
 from __future__ import annotations
 
-import itertools
-import struct
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.collectives import schedules
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
-from dmesh.collectives.backends.tcp.channel import Channel, Receive
+from dmesh.collectives.backends.tcp.channel import Channel, Receive, Steps, Waits
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.collectives.request import Buffers, Reduction, Request
 from dmesh.collectives.schedules import Buffer, Program, Slice
 from dmesh.collectives.tuning import SEND_BUFFER, SHIPPED, Tuning
 
-T = TypeVar("T")
-Attempt = Callable[[float], bool]
-"""Waits for something for at most so many seconds; True once it is there. Raises the channel's failure."""
-Waits = Generator[Attempt, None, T]
-"""Goes on whenever the attempt that it has yielded has succeeded."""
-Connects = Callable[[Channel], Waits[Tuning]]
-"""Capability exchange of a group's first call: returns the group's tuning."""
-Counts = tuple[int, int]
-"""Number of transfers to a member, and from it."""
-_FIRST_STEP = 2**31
-"""Number of an exchange's first message, far from the steps of schedules."""
-_VERDICT = struct.Struct("!BQQ")
-_ODD = struct.Struct("!i")
-
 
 class MessageBackend(Backend):
-    """Schedules over messages; a group of one has none. `connects` is used once, in the first collective."""
+    """Schedules over messages; a group of one sends none."""
 
     name = "messages"
     capabilities = Capabilities(
@@ -53,25 +34,17 @@ class MessageBackend(Backend):
         condition="always",
     )
 
-    def __init__(
-        self,
-        transport: Transport,
-        ranks: tuple[int, ...],
-        rank: int,
-        generation: int,
-        connects: Connects | None,
-    ) -> None:
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], rank: int, generation: int) -> None:
         self.tuning: Tuning = SHIPPED
-        """Tuning by which schedules are chosen; until the first call is over, the shipped one."""
+        """Tuning by which schedules are chosen: the group's, once its first call has found it out."""
         self._transport = transport
         self._ranks = ranks
         self._rank = rank
         self._generation = generation
-        self._connects = connects
 
     def between(self, ranks: tuple[int, ...], rank: int) -> MessageBackend:
         """Return a backend for messages between some of the members."""
-        return MessageBackend(self._transport, ranks, rank, self._generation, None)
+        return MessageBackend(self._transport, ranks, rank, self._generation)
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
         """Return whether the arrays are NumPy's; see `Backend.supports`."""
@@ -86,53 +59,14 @@ class MessageBackend(Backend):
         program = schedules.select(request.kind, len(self._ranks), self._rank, *elements, *roles, *limits)
         memory = Memory(program, request, buffers)
         channel: Channel | None = None
-        connects: Connects | None = None
         if len(self._ranks) > 1:
-            stream, sequence, signature = call.stream, call.sequence, request.text.encode()
-            channel = self._transport.message_queue.open(stream.number, sequence, signature, self._generation)
-            if sequence == 1 and stream.pair is None:
-                connects, self._connects = self._connects, None
-        steps = run(program, memory, self._ranks, channel, request.reduction)
-        return MessageOperation(channel, self._steps(connects, channel, steps))
-
-    def _steps(self, connects: Connects | None, channel: Channel | None, steps: Waits[None]) -> Waits[None]:
-        if connects is not None and channel is not None:
-            # All members begin with the shipped tuning: the schedule of this call was chosen by it.
-            self.tuning = yield from connects(channel)
-        yield from steps
+            number, signature = call.stream.number, request.text.encode()
+            channel = self._transport.message_queue.open(number, call.sequence, signature, self._generation)
+        return MessageOperation(channel, run(program, memory, self._ranks, channel, request.reduction))
 
 
-class MessageOperation(Operation):
-    """A schedule under way; see `Operation`. A group of one has no channel."""
-
-    def __init__(self, channel: Channel | None, steps: Waits[None]) -> None:
-        self._channel = channel
-        self._steps = steps
-        self._attempt: Attempt | None = lambda seconds: True  # the schedule begins with the first progress
-
-    def progress(self, seconds: float) -> bool:
-        """Go on with the schedule; see `Operation.progress`."""
-        deadline = time.monotonic() + seconds
-        while (attempt := self._attempt) is not None:
-            if not attempt(max(deadline - time.monotonic(), 0.0)):
-                return False
-            self._attempt = next(self._steps, None)
-        return True
-
-    def missing(self) -> tuple[int, ...]:
-        """Return the ranks whose messages are missing."""
-        return () if self._channel is None else self._channel.waiting_for()
-
-    def fail(self, error: BaseException) -> None:
-        """Fail the channel."""
-        if self._channel is not None:
-            self._channel.fail(error)
-
-    def revoke(self) -> None:
-        """Close the channel: no memory is touched after that."""
-        if self._channel is not None:
-            self._channel.close()
-        self._steps.close()
+class MessageOperation(Steps, Operation):
+    """A schedule under way; see `Operation`."""
 
 
 class Memory:
@@ -207,92 +141,3 @@ def run(
 def _same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
     # Two parts of buffers are the same or have nothing in common, so that their bounds tell.
     return np.may_share_memory(a, b)
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Outcome of `Exchange.agree`, the same on all members but for the counts."""
-
-    level: int
-    """The lowest level of any member."""
-    against: int
-    """First rank with that level."""
-    sends_from: tuple[int, ...]
-    """For each member, the number of the first transfer to it that neither has begun."""
-    receives_from: tuple[int, ...]
-    """The same for transfers from it."""
-
-
-class Exchange:
-    """Messages among members of a group in its first call, round by round; all members make the same rounds.
-
-    `freeze` returns the counts for each member: no later transfer may begin before the group has chosen. It
-    is None if transfers are none of this exchange's concern. `steps` are the step numbers of the messages.
-    """
-
-    def __init__(
-        self,
-        channel: Channel,
-        ranks: Sequence[int],
-        position: int,
-        freeze: Callable[[], Sequence[Counts]] | None = None,
-        steps: Iterator[int] | None = None,
-    ) -> None:
-        self.channel = channel
-        self.ranks = ranks
-        self.position = position
-        self._freeze = freeze
-        self._steps = steps or itertools.count(_FIRST_STEP)
-
-    def among(self, positions: Sequence[int]) -> Exchange:
-        """Return an exchange among some of the members, while all others make as many rounds."""
-        ranks = [self.ranks[at] for at in positions]
-        return Exchange(self.channel, ranks, positions.index(self.position), None, self._steps)
-
-    def swap(self, messages: Sequence[bytes]) -> Waits[list[bytes]]:
-        """Send each member a message, all of equal length; return the members' messages for this one."""
-        channel, step = self.channel, next(self._steps)
-        found = [bytearray(message) for message in messages]
-        others = [(rank, at) for at, rank in enumerate(self.ranks) if at != self.position]
-        receives = [channel.receive(rank, step, memoryview(found[at])) for rank, at in others]
-        for rank, at in others:
-            channel.send(rank, step, memoryview(messages[at]))
-        yield partial(channel.wait, receives)
-        yield channel.flush
-        return [bytes(data) for data in found]
-
-    def agree(self, level: int) -> Waits[Agreement]:
-        """Find out how far all members go along; on level 0 a member does not."""
-        counts = [(0, 0)] * len(self.ranks) if self._freeze is None else self._freeze()
-        answers = yield from self.swap([_VERDICT.pack(level, *count) for count in counts])
-        verdicts = [_VERDICT.unpack(answer) for answer in answers]
-        levels = [theirs for theirs, _, _ in verdicts]
-        pairs = list(zip(counts, verdicts, strict=True))
-        return Agreement(
-            min(levels),
-            self.ranks[levels.index(min(levels))],
-            sends_from=tuple(1 + max(sent, got) for (sent, _), (_, _, got) in pairs),
-            receives_from=tuple(1 + max(got, sent) for (_, got), (_, sent, _) in pairs),
-        )
-
-    def find_odd(self, mine: bytes) -> Waits[int]:
-        """Return the position of a member whose message is zero or differs from the others'; -1 if none does.
-
-        All messages go to the first member, which answers: so large groups do not need all connections.
-        """
-        channel, ranks, others = self.channel, self.ranks, range(1, len(self.ranks))
-        step, answer_step = next(self._steps), next(self._steps)
-        answer = bytearray(_ODD.size)
-        if self.position == 0:
-            found = [bytearray(len(mine)) for _ in others]
-            receives = [channel.receive(ranks[at], step, memoryview(found[at - 1])) for at in others]
-            yield partial(channel.wait, receives)
-            odd = next((at for at in others if found[at - 1] != mine), -1)
-            _ODD.pack_into(answer, 0, odd if any(mine) else 0)
-            for at in others:
-                channel.send(ranks[at], answer_step, memoryview(answer))
-        else:
-            channel.send(ranks[0], step, memoryview(mine))
-            yield partial(channel.wait, [channel.receive(ranks[0], answer_step, memoryview(answer))])
-        yield channel.flush
-        return int(_ODD.unpack(answer)[0])
