@@ -15,8 +15,8 @@ import pytest
 from tests.server.raw_client import PATIENCE
 from tests.server.web_server import Web, join_all, serving_web
 
-from dmesh.cli.explanation import explain, explain_in_steps
 from dmesh.cli.observing import Picture
+from dmesh.coordination.explanation import explain, explain_in_steps
 from dmesh.coordination.members import ClusterState, Member, MemberState, Process
 from dmesh.coordination.members import Liveness as SeenLiveness
 from dmesh.coordination.members import Task as SeenTask

@@ -33,9 +33,9 @@ def execute(args: argparse.Namespace) -> int:
         ConfigurationError: The command line or the environment cannot work.
         DMeshError: The server does not answer, or refuses.
     """
-    from dmesh.cli.explanation import ranks_text, seconds_text
     from dmesh.cli.observing import Observer
     from dmesh.cli.output import tell, tell_json, tell_table
+    from dmesh.coordination.explanation import ranks_text, seconds_text
 
     with Observer.of(args) as observer:
         barriers = observer.state().barriers

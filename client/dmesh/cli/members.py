@@ -110,6 +110,6 @@ def _view(member: Member, said: progress_pb2.MemberProgress | None) -> dict[str,
 
 
 def _age(seconds: object) -> str:
-    from dmesh.cli.explanation import seconds_text
+    from dmesh.coordination.explanation import seconds_text
 
     return seconds_text(seconds) if isinstance(seconds, float) else "-"

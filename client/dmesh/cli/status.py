@@ -81,9 +81,9 @@ def _show_clusters(observer: Observer, args: argparse.Namespace) -> int:
 
 
 def _show(observer: Observer, args: argparse.Namespace) -> int:
-    from dmesh.cli.explanation import describe, explain
     from dmesh.cli.groups import group_views
     from dmesh.cli.output import BAD_NEWS, tell, tell_json, tell_json_line, tell_table
+    from dmesh.coordination.explanation import describe, explain
 
     picture = observer.look()
     counts, healthy = _health(picture)

@@ -122,7 +122,7 @@ class _View:
 
 def _by_rank(picture: Picture) -> dict[int, dict[str, Any]]:
     """Returns what each rank said: its report, the group that it was last in, and whether others wait."""
-    from dmesh.cli.explanation import explain
+    from dmesh.coordination.explanation import explain
 
     waits = [wait for wait in explain(picture).waits if wait.kind == "collective"]
     behind = {suspect.rank for wait in waits for suspect in wait.suspects}

@@ -1,4 +1,4 @@
-"""`dmesh why`: says in one paragraph what a cluster waits for, and who is missing."""
+"""`dmesh why`: explains in one paragraph what a cluster waits for, and which members are missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Says what a cluster waits for: in which barrier or collective, its number and arguments, since when, who is
-missing, what they did last, and where their main thread stands in their program. Clients tell that with
-their heartbeats (every 3 s unless set otherwise): the answer is so old at most, and says how old."""
+missing, their last calls, and the position of their main threads. Clients report these with their
+heartbeats (every 3 s unless set otherwise), so the answer is at most that old; it says how old it is."""
 _EPILOG = """\
 exit code: 0 if nothing waits for long; 3 if something does; 1 if the server cannot be asked; 2 for a command
 line or an environment that cannot work."""
@@ -31,7 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="S",
         type=seconds,
         default=1.0,
-        help="seconds of waiting that are nothing to be explained (default 1)",
+        help="seconds of waiting that need no explanation (default 1)",
     )
     add_json(parser)
 
@@ -43,9 +43,9 @@ def execute(args: argparse.Namespace) -> int:
         ConfigurationError: The command line or the environment cannot work.
         DMeshError: The server does not answer, or refuses.
     """
-    from dmesh.cli.explanation import describe, explain
     from dmesh.cli.observing import Observer
     from dmesh.cli.output import BAD_NEWS, tell, tell_json
+    from dmesh.coordination.explanation import describe, explain
 
     with Observer.of(args) as observer:
         picture = observer.look()

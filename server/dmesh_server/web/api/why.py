@@ -1,4 +1,4 @@
-"""Why a cluster waits: the answer of `dmesh why`, worked out here once for all who look."""
+"""Explanation of a waiting cluster: the answer of `dmesh why`, worked out once for all viewers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh.cli.explanation import Explanation, describe, explain_in_steps
 from dmesh.coordination.activity import Activity
+from dmesh.coordination.explanation import Explanation, describe, explain_in_steps
 from dmesh.coordination.members import BarrierStatus, Liveness, MemberState
 from dmesh.coordination.members import ClusterState as SeenState
 from dmesh.coordination.members import Member as SeenMember
@@ -28,17 +28,17 @@ from dmesh_server.web.api.sharing import Shared, freshness
 from dmesh_server.web.pacer import Pacer, Steps
 
 _PATIENCE = 1.0
-"""Seconds of waiting that are nothing to be explained, as for `dmesh why`."""
+"""Seconds of waiting that need no explanation, as for `dmesh why`."""
 _FRESH = 2.0
-"""Seconds for which an answer is good enough for who asks next, at least."""
+"""Minimum lifetime of an answer in seconds."""
 _AT_A_TIME = 16
-"""Members that are read at once."""
+"""Members read in one step."""
 _MOST_NAMED = 32
 _MOST_KEPT = 16
 
 
 class WhyView(BaseModel):
-    """Why a cluster waits."""
+    """Explanation of a waiting cluster."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -54,11 +54,11 @@ class WhyView(BaseModel):
     )  # fmt: skip
 
     cluster: str = Field(description="name of the cluster")
-    waiting: bool = Field(description="whether there is anything to be explained")
-    text: str = Field(description="what it waits for, who is missing, since when, and where they stand")
-    since: float | None = Field(description="seconds for which it has waited; null: it does not")
-    suspects: list[str] = Field(description=f"who it waits for, the first {_MOST_NAMED}")
-    latest: int = Field(description="the largest number of a collective that any member told of; 0: none")
+    waiting: bool = Field(description="true if it waits long enough to need an explanation")
+    text: str = Field(description="a paragraph: what it waits in, since when, who is missing, and where")
+    since: float | None = Field(description="seconds it has waited; null if it does not wait")
+    suspects: list[str] = Field(description=f"members that block it, the first {_MOST_NAMED}")
+    latest: int = Field(description="largest number of a collective that any member reported; 0 for none")
     age: float = Field(description="seconds since this was worked out")
 
 
@@ -71,19 +71,19 @@ class _Known:
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the resource.
+    """Returns the routes of the resource.
 
     Args:
-        runtime: Who knows.
-        pacer: When what takes long is worked on.
+        runtime: The server's state.
+        pacer: Schedules long work in steps.
     """
     routes = APIRouter(tags=["clusters"])
     reasons: Shared[str, _Known] = Shared(runtime.now, _Reasons(runtime, pacer).find_out)
 
     @routes.get("/clusters/{cluster}/why", response_model=WhyView, responses=refusals(404))
     async def show_why(cluster: ClusterName) -> Response:
-        """Says what a cluster waits for, as `dmesh why` does; some seconds old."""
-        runtime.views.version(cluster)  # refuses names of no cluster
+        """Explains what a cluster waits for, as `dmesh why` does; the answer may be some seconds old."""
+        runtime.views.version(cluster)  # refuses unknown clusters
         known = await reasons.of(cluster)
         first = next(iter(known.explanation.waits), None)
         return answer(
@@ -105,16 +105,16 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
 class _Picture:
     cluster: str
     state: SeenState
-    reports: Mapping[SeenTask, _Told]
+    reports: Mapping[SeenTask, _MemberReport]
 
 
-class _Told(NamedTuple):
+class _MemberReport(NamedTuple):
     age_ms: int
     report: _Report
 
 
 class _Report:
-    """A report of which nearly all is read only of who is named."""
+    """A progress report that is decoded in full only for suspects."""
 
     __slots__ = ("_said", "groups")
 
@@ -144,7 +144,7 @@ class _Report:
 
 
 class _Reasons:
-    """Finds out why clusters wait."""
+    """Works out explanations and keeps the clusters' converted members between them."""
 
     def __init__(self, runtime: Runtime, pacer: Pacer) -> None:
         self._runtime = runtime
@@ -152,7 +152,7 @@ class _Reasons:
         self._kept: OrderedDict[str, _Members] = OrderedDict()
 
     async def find_out(self, cluster: str) -> tuple[_Known, float]:
-        """Returns why a cluster waits, and for how long that is good."""
+        """Returns an explanation and its lifetime in seconds."""
         steps, now = Steps(self._pacer), self._runtime.now()
         picture = await self._picture(cluster, now, steps)
         explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
@@ -164,19 +164,19 @@ class _Reasons:
         return _Known(now, explanation, text, latest), freshness(len(picture.state.members), _FRESH)
 
     async def _picture(self, cluster: str, now: float, steps: Steps) -> _Picture:
-        """Returns what a `dmesh why` would be told, without holding the server up."""
+        """Returns the input of an explanation, collected in steps that keep the event loop free."""
         runtime = self._runtime
         members = await self._members(cluster, now, steps)
         _, epoch = runtime.views.version(cluster)
-        event = GetClusterState(runtime.next_number(), Caller(cluster), epoch)  # without members, that is
+        event = GetClusterState(runtime.next_number(), Caller(cluster), epoch)  # leaves the members out
         state = await runtime.request(event, ClusterState)
         holders = {SeenTask(member.job, member.index): member.incarnation for member in members}
         await steps.pause()
-        reports = dict[SeenTask, _Told]()
+        reports = dict[SeenTask, _MemberReport]()
         async for _, said in all_said(runtime, cluster, steps):
             task, groups = _task(said.task), said.brief()
             if groups is not None and holders.get(task) == said.incarnation:
-                reports[task] = _Told(_ms(now - said.received_at), _Report(said, groups))
+                reports[task] = _MemberReport(_ms(now - said.received_at), _Report(said, groups))
         barriers = tuple(
             BarrierStatus(
                 barrier.name,
@@ -195,13 +195,13 @@ class _Reasons:
         return _Picture(cluster, whole, reports)
 
     async def _members(self, cluster: str, now: float, steps: Steps) -> list[SeenMember]:
-        """Returns the members; ages of those that nothing is wrong with may be older.
+        """Returns the members, converted in steps; the ages of healthy ones may be out of date.
 
-        Somebody who comes or goes meanwhile may be told of the next time only.
+        A member that joins or leaves meanwhile may appear in the next answer only.
         """
         views = self._runtime.views
         kept = self._kept.pop(cluster, None)
-        # Who waits for the last client wants to know since when.
+        # With vacant task slots, the explanation needs the current ages of registration.
         if kept is None or kept.version != views.version(cluster) or views.summary(cluster).vacant:
             kept = _Members(views.version(cluster))
             while some := views.holders(cluster, len(kept.members), _AT_A_TIME):
@@ -222,12 +222,12 @@ class _Reasons:
 
 @dataclass(slots=True)
 class _Members:
-    """Members of a cluster, in words of the client, while nobody comes or goes."""
+    """Members of a cluster as the client's types, kept while the membership stays the same."""
 
     version: tuple[int, int]
     members: list[SeenMember] = field(default_factory=list)
     unwell: set[int] = field(default_factory=set)
-    """Places of those that something was wrong with."""
+    """Positions of the members that were unhealthy."""
 
 
 def _task(task: Task) -> SeenTask:

@@ -1,22 +1,20 @@
-"""Causes for which a cluster waits: drawn from its server's view and its members' reports. No IO here."""
+"""Causes of a cluster's waiting, worked out from its server's view and its members' progress reports."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dmesh.cli.told import Call, Group, Picture
+from dmesh.coordination.explanation.picture import Call, Group, Picture
 from dmesh.coordination.members import Liveness, Member, MemberState, Task
 
-_NAMED = 8
-"""Ranks that a sentence names one by one."""
 _STRIDE = 100
-"""Members that are looked at in one step."""
+"""Members examined in one step."""
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Work in steps; in the end it returns what it has found."""
+"""Work that yields between steps and returns its result at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +22,34 @@ class Suspect:
     """A member that others wait for."""
 
     rank: int
-    """Its client id."""
+    """Client id."""
     task: str
-    """Its task slot."""
+    """Task slot."""
     host: str
-    """Host name; empty for a task slot that nobody has taken."""
+    """Host name; empty for a vacant task slot."""
     pid: int
     """Process id on that host."""
     state: str
     """`connected`, `lost`, `blocked`, `stuck`, `vacant` ..."""
     reason: str
-    """Cause of its being lost, failed, blocked or stuck; empty otherwise."""
+    """Why it is lost, failed, blocked or stuck; empty otherwise."""
     last: str
-    """Its last call in the group that waits for it, or in any; empty if unknown."""
+    """Its last call in the group that waits for it, else in any group; empty if unknown."""
     last_sequence: int
     """Number of that call; 0 if unknown."""
     idle: float | None
-    """Seconds since its program got on; None if it never said."""
+    """Seconds since its program's last progress; None if it never reported."""
     where: str
     """Position of its main thread, `FILE:LINE in FUNCTION`; empty if unknown."""
     operation: str
-    """In what operation of dmesh its main thread is; empty for none."""
+    """dmesh operation that its main thread is in; empty for none."""
     said: float | None
-    """Seconds since it said so; None if it never said anything."""
+    """Age of its last report in seconds; None without any report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something that members wait in."""
+    """A call, barrier or condition that members wait in."""
 
     kind: str
     """`members`, `barrier`, `collective` or `liveness`."""
@@ -64,32 +62,32 @@ class Wait:
     call: str
     """The call; empty for a wait that is no collective."""
     since: float
-    """For how many seconds already, if it still lasts."""
+    """Seconds it has lasted, if it still lasts."""
     seen: float
-    """For how many seconds it had lasted when its members last spoke of it. In a program that runs, some rank
-    waits at any moment, if only for a moment: what was long when it was told of is to be explained."""
+    """Seconds it had lasted when its members last reported it. In a healthy program some rank waits briefly
+    at any moment, so only a wait that was already long when reported needs an explanation."""
     present: tuple[int, ...]
-    """Ranks that are there."""
+    """Ranks that have arrived."""
     suspects: tuple[Suspect, ...]
-    """Members that are waited for."""
+    """Members that block it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All that a cluster waits for, the most likely cause first."""
+    """Everything a cluster waits for, the most likely cause first."""
 
     waits: tuple[Wait, ...]
     """Empty if nothing waits for long."""
     circle: tuple[int, ...] = ()
-    """Ranks that wait for each other, if that is why."""
+    """Ranks that wait for each other in a circle, if any do."""
 
 
 def explain(picture: Picture, patience: float = 1.0) -> Explanation:
-    """Finds out what a cluster waits for.
+    """Works out what a cluster waits for.
 
     Args:
         picture: The cluster.
-        patience: Seconds of waiting that are nothing to be explained.
+        patience: Seconds of waiting that need no explanation.
     """
     work = explain_in_steps(picture, patience)
     while True:
@@ -101,7 +99,7 @@ def explain(picture: Picture, patience: float = 1.0) -> Explanation:
 
 
 def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanation]:
-    """Does what `explain` does, in steps of some 100 members: for who has other things to do between them."""
+    """Does the work of `explain` in steps of some 100 members, so that an event loop can run between them."""
     cluster = yield from _survey(picture)
     waits: list[Wait] = [*(yield from cluster.gone()), *(yield from cluster.vacant())]
     for kind in (cluster.collectives, cluster.barriers):
@@ -114,19 +112,19 @@ def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanati
             waiting_for[rank].update(suspects - {rank} if rank in suspects else suspects)
             if number % _STRIDE == 0:
                 yield
-    # Who is waited for and waits for nobody is the cause; who waits for others as well is a consequence.
+    # A suspect that waits for nobody is the cause; a suspect that waits itself is a consequence.
     ordered = sorted(waits, key=lambda wait: (_held_up(wait, waiting_for), -wait.since))
     return Explanation(tuple(ordered), (yield from _circle(waiting_for)))
 
 
 def _held_up(wait: Wait, waiting_for: dict[int, set[int]]) -> float:
-    """Returns the share of those that are waited for who wait for others themselves."""
+    """Returns the share of suspects that wait for others themselves."""
     held_up = sum(bool(waiting_for.get(suspect.rank)) for suspect in wait.suspects)
     return held_up / len(wait.suspects) if wait.suspects else 1.0
 
 
 def _circle(waiting_for: dict[int, set[int]]) -> Steps[tuple[int, ...]]:
-    """Returns ranks of which each waits for the next, and the last for the first; empty if there are none."""
+    """Returns ranks that wait for each other in a circle; empty if there are none."""
     safe: set[int] = set()
     for number, start in enumerate(sorted(waiting_for)):
         path: list[int] = []
@@ -137,7 +135,7 @@ def _circle(waiting_for: dict[int, set[int]]) -> Steps[tuple[int, ...]]:
             if rank in path:
                 return tuple(path[path.index(rank) :])
             path.append(rank)
-            # Whoever waits for somebody that waits for nobody will be freed by that one.
+            # A rank that waits for a rank which itself waits for nobody will be freed by it.
             others = sorted(waiting_for.get(rank, ()))
             rank = others[0] if others and all(waiting_for.get(other) for other in others) else None
         safe.update(path)
@@ -150,12 +148,12 @@ def _survey(picture: Picture) -> Steps[_Cluster]:
         members[Task(member.job, member.index)] = member
         if number % _STRIDE == 0:
             yield
-    seats = sorted({**members, **dict.fromkeys(picture.state.vacant)}, key=_order)
+    slots = sorted({**members, **dict.fromkeys(picture.state.vacant)}, key=_order)
     yield
-    jobs = sorted({task.job for task in picture.reports} or {task.job for task in seats})
+    jobs = sorted({task.job for task in picture.reports} or {task.job for task in slots})
     # Ranks are the indices within the job whose members take part in collectives.
     job = jobs[0] if jobs else ""
-    return _Cluster(picture, members, job, tuple(task.index for task in seats if task.job == job))
+    return _Cluster(picture, members, job, tuple(task.index for task in slots if task.job == job))
 
 
 class _Cluster:
@@ -168,7 +166,7 @@ class _Cluster:
         self.ranks = ranks
 
     def gone(self) -> Steps[list[Wait]]:
-        """The members that are lost or failed."""
+        """Returns the wait for members that are lost or failed."""
         fates = (MemberState.LOST, MemberState.FAILED)
         gone = [member for member in self.members.values() if member.state in fates]
         yield
@@ -178,7 +176,7 @@ class _Cluster:
         return [(yield from self._wait("members", "members that are gone", since, (), map(_task, gone)))]
 
     def vacant(self) -> Steps[list[Wait]]:
-        """The task slots that nobody has taken."""
+        """Returns the wait for vacant task slots."""
         vacant = self.picture.state.vacant
         if not vacant:
             return []
@@ -189,7 +187,7 @@ class _Cluster:
         return [(yield from self._wait("members", what, since, ranks, vacant))]
 
     def troubled(self) -> Steps[list[Wait]]:
-        """The members that the server has found blocked or stuck."""
+        """Returns the waits for members that the server has found blocked or stuck."""
         waits: list[Wait] = []
         for member in self.members.values():
             if member.liveness in (Liveness.BLOCKED, Liveness.STUCK):
@@ -199,7 +197,7 @@ class _Cluster:
         return waits
 
     def barriers(self) -> Steps[list[Wait]]:
-        """The barriers under way."""
+        """Returns the waits in barriers under way."""
         waits: list[Wait] = []
         for barrier in self.picture.state.barriers:
             what = f"barrier {barrier.name!r} (instance {barrier.instance})"
@@ -211,16 +209,16 @@ class _Cluster:
         return waits
 
     def collectives(self) -> Steps[list[Wait]]:
-        """The collectives and transfers under way."""
-        lanes: dict[tuple[int, int], dict[int, tuple[Group, float]]] = defaultdict(dict)
+        """Returns the waits in collectives and transfers under way."""
+        streams: dict[tuple[int, int], dict[int, tuple[Group, float]]] = defaultdict(dict)
         for number, (task, said) in enumerate(self.picture.reports.items()):
             if task.job == self.job and not self.members[task].state.departed:
                 for group in said.report.groups:
-                    lanes[group.id, group.generation][task.index] = group, said.age_ms / 1000
+                    streams[group.id, group.generation][task.index] = group, said.age_ms / 1000
             if number % _STRIDE == 0:
                 yield
         waits: list[Wait] = []
-        for by_rank in lanes.values():
+        for by_rank in streams.values():
             waits += yield from self._collective(by_rank)
         return waits
 
@@ -243,7 +241,7 @@ class _Cluster:
         ranks = tuple(group.ranks) or (self.ranks if group.size == len(self.ranks) else tuple(by_rank))
         yield
         absent = [rank for rank in ranks if rank not in by_rank or by_rank[rank][0].issued < first]
-        if not absent:  # all have called it: those whose data has not come
+        if not absent:  # all have called it: the ranks with data outstanding
             yield
             named = {rank for _, last, _ in at_it.values() for rank in last.waits_for}
             absent = sorted(named - at_it.keys()) or sorted(named)
@@ -268,24 +266,24 @@ class _Cluster:
         group: str = "",
         sequence: int = 0,
         call: str = "",
-        lane: int = 0,
+        group_id: int = 0,
         seen: float | None = None,
     ) -> Steps[Wait]:
         found: list[Suspect] = []
         for task in suspects:
-            found.append(self._suspect(task, lane))
+            found.append(self._suspect(task, group_id))
             if len(found) % (_STRIDE // 4) == 0:  # each takes longer
                 yield
         told = since if seen is None else seen
         return Wait(kind, what, group, sequence, call, since, told, tuple(sorted(present)), tuple(found))
 
-    def _suspect(self, task: Task, lane: int) -> Suspect:
+    def _suspect(self, task: Task, group_id: int) -> Suspect:
         member = self.members.get(task)
         said = self.picture.reports.get(task)
         number, call = 0, ""
         age = None if said is None else said.age_ms / 1000
         if said is not None:
-            own = [group.last for group in said.report.groups if group.id == lane]
+            own = [group.last for group in said.report.groups if group.id == group_id]
             if own and own[0].sequence:
                 number, call = own[0].sequence, own[0].call
             else:
@@ -321,95 +319,3 @@ def _state(member: Member | None) -> str:
     if member.liveness in (Liveness.BLOCKED, Liveness.STUCK):
         return member.liveness.name.lower()
     return member.state.name.lower()
-
-
-# In words ---------------------------------------------------------------------------------------------------
-
-
-def describe(explanation: Explanation, picture: Picture) -> str:
-    """Says it in one paragraph."""
-    if not explanation.waits:
-        there = sum(not member.state.departed for member in picture.state.members)
-        return (
-            f"Cluster {picture.cluster!r} waits for nothing: {_count(there, 'member')} there, and none is "
-            "held up."
-        )
-    first, *others = explanation.waits
-    sentences = [_lead(picture, first)]
-    sentences += [_about(suspect) for suspect in first.suspects[:_NAMED]]
-    if len(first.suspects) > _NAMED:
-        sentences.append(f"{len(first.suspects) - _NAMED} more are missing.")
-    if explanation.circle:
-        chain = ", ".join(f"rank {rank}" for rank in explanation.circle)
-        sentences.append(f"These wait for each other, in a circle that nothing will end: {chain}.")
-    for wait in others[:_NAMED]:
-        names = ranks_text([suspect.rank for suspect in wait.suspects])
-        sentences.append(f"Also waited in, for {seconds_text(wait.since)}: {wait.what}, for {names}.")
-    return " ".join(sentences)
-
-
-def _lead(picture: Picture, wait: Wait) -> str:
-    name, since = f"Cluster {picture.cluster!r}", seconds_text(wait.since)
-    names = ranks_text([suspect.rank for suspect in wait.suspects])
-    if wait.kind == "members" and wait.suspects and wait.suspects[0].state != "vacant":
-        return f"{name} has lost {names}; work that needs them fails or waits for their successors."
-    if wait.kind == "liveness":
-        return f"{name} has {wait.what}: {names}."
-    there = f"{ranks_text(wait.present)} {_is(wait.present)} there" if wait.present else "nobody is there yet"
-    missing = f"{names} {_is(wait.suspects)} missing" if wait.suspects else "nobody is known to be missing"
-    return f"{name} has waited for {since} in {wait.what}: {there}, {missing}."
-
-
-def _about(suspect: Suspect) -> str:
-    if suspect.state == "vacant":
-        return f"Rank {suspect.rank} ({suspect.task}) has not registered."
-    text = f"Rank {suspect.rank} ({suspect.task}, host {suspect.host or '?'}, pid {suspect.pid})"
-    facts = []
-    if suspect.state != "connected":
-        facts.append(f"is {suspect.state}" + (f": {suspect.reason}" if suspect.reason else ""))
-    if suspect.said is None:
-        facts.append("has told nothing of its progress")
-        return f"{text} {', '.join(facts)}."
-    if suspect.last:
-        facts.append(f"last called #{suspect.last_sequence}, {suspect.last}")
-    if suspect.idle is not None:
-        facts.append(f"got on {seconds_text(suspect.idle)} ago")
-    if suspect.operation:
-        facts.append(f"is in {suspect.operation}")
-    if suspect.where:
-        facts.append(f"its main thread stands at {suspect.where}")
-    return f"{text} {', '.join(facts)}, as it said {seconds_text(suspect.said)} ago."
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Names ranks to a person, runs of them in short: `ranks 0-6, 9`."""
-    if not ranks:
-        return "nobody"
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
-    shown = ", ".join(parts[:_NAMED]) + (
-        f" and {len(parts) - _NAMED} more runs" if len(parts) > _NAMED else ""
-    )
-    return f"rank{'s' if len(set(ranks)) > 1 else ''} {shown}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Returns a time as people say it: `0.4 s`, `75 s`, `12 min`, `3.5 h`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _is(many: Sequence[object]) -> str:
-    return "is" if len(many) == 1 else "are"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{' is' if number == 1 else 's are'}"

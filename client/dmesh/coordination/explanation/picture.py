@@ -1,4 +1,4 @@
-"""Sources of an explanation: messages of the wire, or other objects with the same fields."""
+"""Input of an explanation: the wire's messages, or other objects with the same fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Call(Protocol):
 
     @property
     def sequence(self) -> int:
-        """Its number in the group; 0 for no call."""
+        """Number of the call in its group; 0 for no call."""
 
     @property
     def call(self) -> str:
@@ -21,7 +21,7 @@ class Call(Protocol):
 
     @property
     def age_us(self) -> int:
-        """Microseconds since it was called."""
+        """Microseconds since the call was made."""
 
     @property
     def waits_for(self) -> Iterable[int]:
@@ -29,7 +29,7 @@ class Call(Protocol):
 
 
 class PastCall(Protocol):
-    """A call that may be long over, as in `dmesh.v1.CallRecord`."""
+    """A call that may have ended long ago, as in `dmesh.v1.CallRecord`."""
 
     @property
     def group(self) -> int:
@@ -37,7 +37,7 @@ class PastCall(Protocol):
 
     @property
     def sequence(self) -> int:
-        """Its number in the group."""
+        """Number of the call in its group."""
 
     @property
     def call(self) -> str:
@@ -49,15 +49,15 @@ class Group(Protocol):
 
     @property
     def id(self) -> int:
-        """The same on all members of the group."""
+        """Id of the group, the same on all its members."""
 
     @property
     def generation(self) -> int:
-        """Numbers of one generation are not those of another."""
+        """Generation of the group; each numbers its calls anew."""
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """Name for people."""
 
     @property
     def size(self) -> int:
@@ -97,7 +97,7 @@ class Report(Protocol):
 
     @property
     def idle_ms(self) -> int:
-        """Milliseconds since its program got on."""
+        """Milliseconds since its program's last progress."""
 
     @property
     def where(self) -> str:
@@ -105,15 +105,15 @@ class Report(Protocol):
 
     @property
     def operation(self) -> str:
-        """In what operation of dmesh its main thread is; empty for none."""
+        """Dmesh operation that its main thread is in; empty for none."""
 
 
-class Told(Protocol):
-    """Report of a member and its time, as in `dmesh.v1.MemberProgress`."""
+class MemberReport(Protocol):
+    """Report of a member and its age, as in `dmesh.v1.MemberProgress`."""
 
     @property
     def age_ms(self) -> int:
-        """Milliseconds since it said so."""
+        """Milliseconds since the report was received."""
 
     @property
     def report(self) -> Report:
@@ -121,16 +121,16 @@ class Told(Protocol):
 
 
 class Picture(Protocol):
-    """A cluster at one moment; `dmesh.cli.observing` has one of it as the wire tells it."""
+    """A cluster at one moment."""
 
     @property
     def cluster(self) -> str:
-        """Its name."""
+        """Name of the cluster."""
 
     @property
     def state(self) -> ClusterState:
         """Its members, vacant tasks and barriers under way."""
 
     @property
-    def reports(self) -> Mapping[Task, Told]:
+    def reports(self) -> Mapping[Task, MemberReport]:
         """Latest reports of its members."""

@@ -1,0 +1,21 @@
+"""Explanation of a waiting cluster: which call it waits in, and which members hold it up.
+
+Drawn from the server's view of the cluster and its members' progress reports, without IO. `dmesh why` and the
+server's REST API share it.
+"""
+
+from __future__ import annotations
+
+from dmesh.coordination.explanation.causes import Explanation, Suspect, Wait, explain, explain_in_steps
+from dmesh.coordination.explanation.text import describe, ranks_text, seconds_text
+
+__all__ = [
+    "describe",
+    "explain",
+    "explain_in_steps",
+    "Explanation",
+    "ranks_text",
+    "seconds_text",
+    "Suspect",
+    "Wait",
+]
