@@ -37,13 +37,13 @@ from dmesh_server.core.events import (
     Evict,
     GetClusterState,
     Heartbeat,
-    KvCompareAndSet,
     KvDelete,
     KvGet,
     KvGetMany,
     KvIncrement,
     KvList,
     KvSet,
+    KvTransaction,
     KvWatch,
     Leave,
     ListClusters,
@@ -84,7 +84,7 @@ AnsweredEvent = (
     | KvList
     | KvDelete
     | KvIncrement
-    | KvCompareAndSet
+    | KvTransaction
     | KvWatch
     | StopBarrier
     | Evict

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from dmesh import coordination
+from dmesh.coordination import Condition, Delete, Get, Increment, Put
 from dmesh.coordination.agent_source import AgentSource
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.watches import KeyEvent
@@ -141,6 +142,58 @@ def test_comparing_and_setting(agent) -> None:
     assert agent.key_value_compare_and_set("k", b"1", b"2").revision == 2
     assert not agent.key_value_compare_and_set("gone", "x", "y")
     assert agent.key_value_compare_and_set("gone", "x", "y").value is None
+
+
+def test_a_transaction(agent) -> None:
+    agent.key_value_set("jobs/waiting/7", "x")
+    conditions = [Condition.exists("jobs/waiting/7"), Condition.absent("jobs/running/7")]
+    operations = [
+        Delete("jobs/waiting/7"), Put("jobs/running/7", "node3"), Increment("started", 2), Get("jobs/", True),
+    ]  # fmt: skip
+    moved = agent.transaction(conditions, operations, [Get("jobs/running/7"), Get("none")])
+    assert moved
+    assert moved.revision == 2
+    assert moved.results == (1, 2, 2, {"jobs/running/7": b"node3"})
+    again = agent.transaction(conditions, operations, [Get("jobs/running/7"), Get("none")])
+    assert not again
+    assert again.results == ({"jobs/running/7": b"node3"}, {})
+    assert again.results[0].create_revisions == {"jobs/running/7": 2}
+    assert again.revision == 2
+
+
+def test_conditions_of_a_transaction(agent) -> None:
+    agent.key_value_set("k", "a")
+    agent.key_value_set("k", "b", allow_overwrite=True)
+    for condition, holds in (
+        (Condition.value("k", "==", "b"), True),
+        (Condition.value("k", "!=", b"b"), False),
+        (Condition.value("k", "<", "c"), True),
+        (Condition.value("none", ">", ""), False),
+        (Condition.revision("k", "==", 2), True),
+        (Condition.revision("k", ">", 2), False),
+        (Condition.create_revision("k", "<", 2), True),
+        (Condition.absent("k"), False),
+    ):
+        assert agent.transaction([condition]).succeeded is holds, condition
+
+
+def test_transactions_that_make_no_sense(agent) -> None:
+    for arguments, error, match in (
+        (([Condition.value("k", "=", "x")],), ConfigurationError, "operator"),
+        (([Condition.value("k", "==", 7)],), KeyTypeError, "str or bytes"),
+        (([Condition.revision("k", "==", "7")],), KeyTypeError, "integer"),
+        ((["k"],), ConfigurationError, "conditions"),
+        (((), [("k", "v")]), ConfigurationError, "Put, Delete"),
+        (((), [Put("k", 7)]), KeyTypeError, "str or bytes"),
+        (((), [Put("", "v")]), ConfigurationError, "key"),
+        (((), [Increment("k", 1 << 63)]), ConfigurationError, "64 bits"),
+        (((), [Put("k", "1"), Delete("k")]), ConfigurationError, "twice"),
+        (((), [Put("n", "x"), Increment("word")]), KeyTypeError, "word"),
+    ):
+        agent.key_value_set("word", "x", allow_overwrite=True)
+        with pytest.raises(error, match=match):
+            agent.transaction(*arguments)
+    assert agent.key_value_list("") == {"word": b"x"}
 
 
 def test_bad_input_is_refused_before_anything_is_sent(agent) -> None:
@@ -341,6 +394,9 @@ def test_functions_act_on_the_current_session(initialized) -> None:
     assert coordination.key_value_list("") == {"k": b"v"}
     assert coordination.key_value_increment("n") == 1
     assert coordination.key_value_compare_and_set("k", "v", "w")
+    assert coordination.transaction([Condition.exists("k")], [Put("t", "1")])
+    with pytest.raises(ConfigurationError, match="dmesh's own"):
+        coordination.transaction((), [Delete("dmesh/x")])
     with coordination.watch("k", from_revision=1) as watch:
         assert next(watch).value == b"v"
     assert coordination.key_value_delete("k") == 1

@@ -25,10 +25,20 @@ from typing import overload
 from dmesh.coordination.activity import TRACKER, Activity
 from dmesh.coordination.agent_source import current_agent as _agent
 from dmesh.coordination.barriers import RESERVED_PREFIX
-from dmesh.coordination.key_value import CompareAndSetResult, Snapshot
+from dmesh.coordination.key_value import CompareAndSetResult
 from dmesh.coordination.members import Device, Liveness, Member, MemberState, Process, Task
 from dmesh.coordination.preemption import PreemptionNotice
 from dmesh.coordination.preemption_signals import SignalHook, announce_in_background
+from dmesh.coordination.transactions import (
+    Condition,
+    Delete,
+    Get,
+    Increment,
+    Operation,
+    Put,
+    TransactionResult,
+)
+from dmesh.coordination.values import Snapshot
 from dmesh.coordination.watches import KeyEvent, Watch
 from dmesh.errors import ConfigurationError
 
@@ -39,8 +49,12 @@ __all__ = [
     "barrier",
     "cancel_barrier",
     "CompareAndSetResult",
+    "Condition",
+    "Delete",
     "Device",
+    "Get",
     "handle_preemption_signals",
+    "Increment",
     "key_value_compare_and_set",
     "key_value_delete",
     "key_value_get",
@@ -54,14 +68,18 @@ __all__ = [
     "Member",
     "members",
     "MemberState",
+    "Operation",
     "PreemptionNotice",
     "Process",
     "progress",
+    "Put",
     "reached_preemption_sync_point",
     "rejoined",
     "report_error",
     "Snapshot",
     "Task",
+    "transaction",
+    "TransactionResult",
     "Watch",
     "watch",
 ]
@@ -224,6 +242,51 @@ def key_value_compare_and_set(
     """
     _refuse_reserved(key, "keys")
     return _agent().key_value_compare_and_set(key, expected, value)
+
+
+def transaction(
+    compare: Iterable[Condition] = (),
+    then: Iterable[Operation] = (),
+    otherwise: Iterable[Operation] = (),
+) -> TransactionResult:
+    """Compares keys, and then changes and reads several of them: all at one revision, or nothing.
+
+    ```python
+    from dmesh import coordination
+    from dmesh.coordination import Condition, Delete, Get, Increment, Put
+
+    moved = coordination.transaction(
+        [Condition.exists("jobs/waiting/7"), Condition.absent("jobs/running/7")],
+        then=[Delete("jobs/waiting/7"), Put("jobs/running/7", "node3"), Increment("jobs/started")],
+        otherwise=[Get("jobs/", is_prefix=True)],
+    )
+    moved.succeeded  # -> False
+    moved.results[0].text()  # -> {}
+    ```
+
+    Like every change, it is made once, however often its answer is lost and it is sent again.
+
+    Args:
+        compare: Conditions, at most 128.
+        then: Operations that are carried out in order if all conditions hold, at most 128: each sees the
+            changes of those before it, and no key may be changed twice.
+        otherwise: Operations that are carried out if one of the conditions does not hold.
+
+    Returns:
+        An object that is true if all conditions held. Its `results` has one item for each operation: the
+        revision for a `Put`, the number of keys for a `Delete`, the sum for an `Increment`, a `Snapshot` for
+        a `Get`.
+
+    Raises:
+        KeyTypeError: A value is neither str nor bytes, or is to be incremented and no integer.
+        LimitExceededError: Too many operations, a value is too large, the store is full, or more than 16 KiB
+            are read beside changes.
+    """
+    then, otherwise = tuple(then), tuple(otherwise)
+    for operation in (*then, *otherwise):
+        if isinstance(operation, Put | Delete | Increment):
+            _refuse_reserved(operation.key, "keys")
+    return _agent().transaction(compare, then, otherwise)
 
 
 def watch(prefix: str, from_revision: int | None = None) -> Watch:

@@ -24,7 +24,7 @@ from dmesh.coordination.dispatcher import (
     RejoinListener,
 )
 from dmesh.coordination.identity import Identity
-from dmesh.coordination.key_value import KeyValueMethods, encode_key
+from dmesh.coordination.key_value import KeyValueMethods
 from dmesh.coordination.link import Link
 from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import ClusterState, Member, Task
@@ -36,6 +36,7 @@ from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.session_events import SessionEvents
 from dmesh.coordination.tracing import NO_TRACING, Tracing
+from dmesh.coordination.values import encode_key
 from dmesh.coordination.watches import Watch, WatchStream
 from dmesh.errors import (
     BarrierTimeoutError,

@@ -26,7 +26,7 @@ _LOOK = 0.5
 
 _METHODS = {
     kind: f"/dmesh.v1.KeyValueService/{''.join(word.capitalize() for word in kind.split('_'))}"
-    for kind in ("set", "get", "get_many", "list", "delete", "increment", "compare_and_set")
+    for kind in ("set", "get", "get_many", "list", "delete", "increment", "compare_and_set", "transaction")
 }
 """The RPC that each kind of question stands for."""
 _IN_SESSION = {"dmesh.in_session": True}

@@ -12,33 +12,14 @@ import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias, overload
+from typing import overload
 
+from dmesh.coordination import transactions
 from dmesh.coordination.calls import Calls
-from dmesh.errors import ConfigurationError, KeyNotFoundError, KeyTypeError, KeyWaitTimeoutError
+from dmesh.coordination.transactions import Condition, Operation, TransactionResult
+from dmesh.coordination.values import Snapshot, Value, decode_value, encode_amount, encode_key, encode_value
+from dmesh.errors import ConfigurationError, KeyNotFoundError, KeyWaitTimeoutError
 from dmesh.v1 import key_value_pb2 as pb
-
-Value: TypeAlias = str | bytes
-
-_INT64 = range(-(1 << 63), 1 << 63)
-
-
-class Snapshot(dict[str, bytes]):
-    """Keys and values that were read together, in order of the answer: a `dict` that knows its revision.
-
-    `watch(prefix, from_revision=snapshot.revision + 1)` continues where it ends.
-
-    Attributes:
-        revision: Revision of the store at which all of them were read.
-    """
-
-    def __init__(self, items: Iterable[tuple[str, bytes]] = (), revision: int = 0) -> None:
-        super().__init__(items)
-        self.revision = revision
-
-    def text(self, encoding: str = "utf-8") -> dict[str, str]:
-        """Returns the values as text."""
-        return {key: decode_value(value, key, encoding) for key, value in self.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,60 +35,6 @@ class CompareAndSetResult:
 
     def __bool__(self) -> bool:
         return self.succeeded
-
-
-def encode_key(key: str, what: str = "key") -> str:
-    """Checks a key or prefix.
-
-    Raises:
-        ConfigurationError: It is not a non-empty string that has an encoding in UTF-8.
-    """
-    if not isinstance(key, str) or (not key and what == "key"):
-        raise ConfigurationError(f"a {what} is a non-empty string, not {key!r}")
-    try:
-        key.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(f"{what} {key!r} has no encoding in UTF-8: {error.reason}") from error
-    return key
-
-
-def encode_value(value: Value, key: str) -> bytes:
-    """Converts a value to bytes.
-
-    Raises:
-        KeyTypeError: It is neither `str` nor `bytes`.
-        ConfigurationError: The string has no encoding in UTF-8.
-    """
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigurationError(
-                f"the value for key {key!r} has no encoding in UTF-8: {error.reason}"
-            ) from error
-    raise KeyTypeError(
-        f"the value for key {key!r} must be str or bytes, not {type(value).__name__}; encode it, for example "
-        "with json"
-    )
-
-
-def decode_value(value: bytes, key: str, encoding: str) -> str:
-    """Converts a value to text.
-
-    Raises:
-        ConfigurationError: There is no such encoding, or the value is not text in it.
-    """
-    try:
-        return value.decode(encoding)
-    except LookupError as error:
-        raise ConfigurationError(f"there is no encoding {encoding!r}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"the value of key {key!r} ({len(value)} bytes) is not {encoding} text: {error.reason} at byte "
-            f"{error.start}. Read it without `encoding` to get the bytes."
-        ) from error
 
 
 class KeyValueMethods:
@@ -199,7 +126,7 @@ class KeyValueMethods:
         response = self._calls.ask(
             "get_many", lambda: request, doing=f"reading {len(wanted)} keys", mutates=False
         ).get_many
-        return Snapshot(((kv.key, kv.value) for kv in response.kvs), response.revision)
+        return Snapshot(response.kvs, response.revision)
 
     def key_value_list(self, prefix: str) -> Snapshot:
         """Reads all keys that start with `prefix`, sorted, at one revision."""
@@ -207,7 +134,7 @@ class KeyValueMethods:
         response = self._calls.ask(
             "list", lambda: request, doing=f"listing the keys that start with {prefix!r}", mutates=False
         ).list
-        return Snapshot(((kv.key, kv.value) for kv in response.kvs), response.revision)
+        return Snapshot(response.kvs, response.revision)
 
     def key_value_delete(self, key: str, *, is_prefix: bool = False) -> int:
         """Deletes a key, or all keys that start with it; returns how many there were."""
@@ -220,11 +147,9 @@ class KeyValueMethods:
 
     def key_value_increment(self, key: str, amount: int = 1) -> int:
         """Adds to a decimal integer, where a missing key counts as 0; returns the sum."""
-        if isinstance(amount, bool) or not hasattr(amount, "__index__"):
-            raise KeyTypeError(f"amount must be an integer, not {amount!r}")
-        if (number := amount.__index__()) not in _INT64:
-            raise ConfigurationError(f"amount {number} does not fit 64 bits")
-        request = pb.IncrementRequest(request_id=next(self._request_ids), key=encode_key(key), amount=number)
+        request = pb.IncrementRequest(
+            request_id=next(self._request_ids), key=encode_key(key), amount=encode_amount(amount)
+        )
         return self._calls.ask(
             "increment", lambda: request, doing=f"incrementing key {key!r}"
         ).increment.value
@@ -242,8 +167,18 @@ class KeyValueMethods:
         response = self._calls.ask(
             "compare_and_set", lambda: request, doing=f"setting key {key!r}"
         ).compare_and_set
-        return CompareAndSetResult(
-            succeeded=response.succeeded,
-            value=response.current.value if response.HasField("current") else None,
-            revision=response.revision,
-        )
+        if response.succeeded:
+            return CompareAndSetResult(True, request.value, response.revision)
+        current = response.current.value if response.HasField("current") else None
+        return CompareAndSetResult(False, current, response.revision)
+
+    def transaction(
+        self,
+        compare: Iterable[Condition] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+    ) -> TransactionResult:
+        """Changes several keys at one revision, or none: see `dmesh.coordination.transaction`."""
+        request = transactions.request(next(self._request_ids), compare, then, otherwise)
+        reply = self._calls.ask("transaction", lambda: request, doing="changing keys in a transaction")
+        return transactions.result(reply.transaction)

@@ -32,9 +32,10 @@ from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.calls import Announcer
 from dmesh.coordination.dispatcher import EventDispatcher
 from dmesh.coordination.identity import Identity
-from dmesh.coordination.key_value import KeyValueMethods, Snapshot
+from dmesh.coordination.key_value import KeyValueMethods
 from dmesh.coordination.members import ClusterState, Member, Task
 from dmesh.coordination.session import Session
+from dmesh.coordination.values import Snapshot
 from dmesh.coordination.waiting import Bell, Worker
 from dmesh.errors import (
     ConfigurationError,

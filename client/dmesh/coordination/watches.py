@@ -15,11 +15,11 @@ import grpc
 from dmesh.coordination import faults
 from dmesh.coordination.calls import Calls
 from dmesh.coordination.faults import Fault
-from dmesh.coordination.key_value import decode_value
 from dmesh.coordination.link import Link
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.tracing import Carried
+from dmesh.coordination.values import decode_value
 from dmesh.coordination.waiting import Worker
 from dmesh.errors import DMeshError, WatchCompactedError
 from dmesh.v1 import common_pb2, coordination_pb2

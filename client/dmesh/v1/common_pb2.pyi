@@ -240,7 +240,7 @@ class Caller(_message.Message):
     """Random number that the process drew when it started. 0 for an observer."""
     @_builtins.property
     def task(self) -> Global___Task:
-        """The caller's seat. Unset for an observer, who may read, and set and delete keys, but change nothing else."""
+        """The caller's seat. Unset for an observer, who may read, and change keys, but nothing else."""
 
     def __init__(
         self,

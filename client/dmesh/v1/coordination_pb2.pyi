@@ -492,6 +492,7 @@ class KeyValueCall(_message.Message):
     DELETE_FIELD_NUMBER: _builtins.int
     INCREMENT_FIELD_NUMBER: _builtins.int
     COMPARE_AND_SET_FIELD_NUMBER: _builtins.int
+    TRANSACTION_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     REPLY_SLOT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
@@ -530,6 +531,10 @@ class KeyValueCall(_message.Message):
         """Sets one key if it is as expected."""
 
     @_builtins.property
+    def transaction(self) -> _key_value_pb2.TransactionRequest:
+        """Changes several keys, or none."""
+
+    @_builtins.property
     def trace_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Where the call belongs in a distributed trace: what would be metadata of a call of its own (`traceparent`,
         `tracestate`). What makes no sense in it, or is longer than 4096 bytes, is ignored.
@@ -546,14 +551,15 @@ class KeyValueCall(_message.Message):
         delete: _key_value_pb2.DeleteRequest | None = ...,
         increment: _key_value_pb2.IncrementRequest | None = ...,
         compare_and_set: _key_value_pb2.CompareAndSetRequest | None = ...,
+        transaction: _key_value_pb2.TransactionRequest | None = ...,
         trace_context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         reply_slot: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "request", b"request", "set", b"set", "transaction", b"transaction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "reply_slot", b"reply_slot", "request", b"request", "set", b"set", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "reply_slot", b"reply_slot", "request", b"request", "set", b"set", "trace_context", b"trace_context", "transaction", b"transaction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["set", "get", "get_many", "list", "delete", "increment", "compare_and_set"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["set", "get", "get_many", "list", "delete", "increment", "compare_and_set", "transaction"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -937,6 +943,7 @@ class KeyValueReply(_message.Message):
     DELETE_FIELD_NUMBER: _builtins.int
     INCREMENT_FIELD_NUMBER: _builtins.int
     COMPARE_AND_SET_FIELD_NUMBER: _builtins.int
+    TRANSACTION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Of the call."""
     @_builtins.property
@@ -971,6 +978,10 @@ class KeyValueReply(_message.Message):
     def compare_and_set(self) -> _key_value_pb2.CompareAndSetResponse:
         """Whether it was set."""
 
+    @_builtins.property
+    def transaction(self) -> _key_value_pb2.TransactionResponse:
+        """What came of a transaction."""
+
     def __init__(
         self,
         *,
@@ -983,12 +994,13 @@ class KeyValueReply(_message.Message):
         delete: _key_value_pb2.DeleteResponse | None = ...,
         increment: _key_value_pb2.IncrementResponse | None = ...,
         compare_and_set: _key_value_pb2.CompareAndSetResponse | None = ...,
+        transaction: _key_value_pb2.TransactionResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "error", b"error", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "response", b"response", "set", b"set"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "error", b"error", "get", b"get", "get_many", b"get_many", "increment", b"increment", "list", b"list", "response", b"response", "set", b"set", "transaction", b"transaction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "error", b"error", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "response", b"response", "set", b"set"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare_and_set", b"compare_and_set", "delete", b"delete", "error", b"error", "get", b"get", "get_many", b"get_many", "id", b"id", "increment", b"increment", "list", b"list", "response", b"response", "set", b"set", "transaction", b"transaction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "set", "get", "get_many", "list", "delete", "increment", "compare_and_set"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "set", "get", "get_many", "list", "delete", "increment", "compare_and_set", "transaction"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

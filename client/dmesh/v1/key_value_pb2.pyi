@@ -12,6 +12,7 @@ from dmesh.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -418,6 +419,251 @@ class IncrementResponse(_message.Message):
 Global___IncrementResponse: _TypeAlias = IncrementResponse  # noqa: Y015
 
 @_typing.final
+class Condition(_message.Message):
+    """Compares a key with something."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Operator:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Condition._Operator.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OPERATOR_UNSPECIFIED: Condition._Operator.ValueType  # 0
+        """Not allowed."""
+        OPERATOR_EQUAL: Condition._Operator.ValueType  # 1
+        """The two are equal."""
+        OPERATOR_NOT_EQUAL: Condition._Operator.ValueType  # 2
+        """They are not."""
+        OPERATOR_LESS: Condition._Operator.ValueType  # 3
+        """The key's is less: bytes are compared one by one, a prefix is less."""
+        OPERATOR_GREATER: Condition._Operator.ValueType  # 4
+        """The key's is greater."""
+
+    class Operator(_Operator, metaclass=_OperatorEnumTypeWrapper):
+        """Comparison, with the key's property on the left."""
+
+    OPERATOR_UNSPECIFIED: Condition.Operator.ValueType  # 0
+    """Not allowed."""
+    OPERATOR_EQUAL: Condition.Operator.ValueType  # 1
+    """The two are equal."""
+    OPERATOR_NOT_EQUAL: Condition.Operator.ValueType  # 2
+    """They are not."""
+    OPERATOR_LESS: Condition.Operator.ValueType  # 3
+    """The key's is less: bytes are compared one by one, a prefix is less."""
+    OPERATOR_GREATER: Condition.Operator.ValueType  # 4
+    """The key's is greater."""
+
+    KEY_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    CREATE_REVISION_FIELD_NUMBER: _builtins.int
+    MOD_REVISION_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """The key."""
+    operator: Global___Condition.Operator.ValueType
+    """How it is compared."""
+    value: _builtins.bytes
+    """Its value."""
+    create_revision: _builtins.int
+    """Revision at which it came into being."""
+    mod_revision: _builtins.int
+    """Revision of its last change."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        operator: Global___Condition.Operator.ValueType = ...,
+        value: _builtins.bytes = ...,
+        create_revision: _builtins.int = ...,
+        mod_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_revision", b"create_revision", "mod_revision", b"mod_revision", "operand", b"operand", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_revision", b"create_revision", "key", b"key", "mod_revision", b"mod_revision", "operand", b"operand", "operator", b"operator", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_operand: _TypeAlias = _typing.Literal["value", "create_revision", "mod_revision"]  # noqa: Y015
+    _WhichOneofArgType_operand: _TypeAlias = _typing.Literal["operand", b"operand"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_operand) -> _WhichOneofReturnType_operand | None: ...
+
+Global___Condition: _TypeAlias = Condition  # noqa: Y015
+
+@_typing.final
+class Operation(_message.Message):
+    """One operation of a transaction. `caller` and `request_id` are not set in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_FIELD_NUMBER: _builtins.int
+    DELETE_FIELD_NUMBER: _builtins.int
+    INCREMENT_FIELD_NUMBER: _builtins.int
+    GET_MANY_FIELD_NUMBER: _builtins.int
+    LIST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def set(self) -> Global___SetRequest:
+        """Sets one key."""
+
+    @_builtins.property
+    def delete(self) -> Global___DeleteRequest:
+        """Deletes keys."""
+
+    @_builtins.property
+    def increment(self) -> Global___IncrementRequest:
+        """Adds to a decimal integer."""
+
+    @_builtins.property
+    def get_many(self) -> Global___GetManyRequest:
+        """Reads many keys."""
+
+    @_builtins.property
+    def list(self) -> Global___ListRequest:
+        """Reads all keys with a prefix."""
+
+    def __init__(
+        self,
+        *,
+        set: Global___SetRequest | None = ...,
+        delete: Global___DeleteRequest | None = ...,
+        increment: Global___IncrementRequest | None = ...,
+        get_many: Global___GetManyRequest | None = ...,
+        list: Global___ListRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delete", b"delete", "get_many", b"get_many", "increment", b"increment", "kind", b"kind", "list", b"list", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete", b"delete", "get_many", b"get_many", "increment", b"increment", "kind", b"kind", "list", b"list", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["set", "delete", "increment", "get_many", "list"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Operation: _TypeAlias = Operation  # noqa: Y015
+
+@_typing.final
+class OperationResult(_message.Message):
+    """Result of one operation of a transaction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_FIELD_NUMBER: _builtins.int
+    DELETE_FIELD_NUMBER: _builtins.int
+    INCREMENT_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def set(self) -> Global___SetResponse:
+        """The key is set."""
+
+    @_builtins.property
+    def delete(self) -> Global___DeleteResponse:
+        """The keys are deleted."""
+
+    @_builtins.property
+    def increment(self) -> Global___IncrementResponse:
+        """The sum."""
+
+    @_builtins.property
+    def read(self) -> Global___ListResponse:
+        """The keys that were read."""
+
+    def __init__(
+        self,
+        *,
+        set: Global___SetResponse | None = ...,
+        delete: Global___DeleteResponse | None = ...,
+        increment: Global___IncrementResponse | None = ...,
+        read: Global___ListResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delete", b"delete", "increment", b"increment", "kind", b"kind", "read", b"read", "set", b"set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete", b"delete", "increment", b"increment", "kind", b"kind", "read", b"read", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["set", "delete", "increment", "read"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___OperationResult: _TypeAlias = OperationResult  # noqa: Y015
+
+@_typing.final
+class TransactionRequest(_message.Message):
+    """Compares keys, and carries operations out. Each sees the changes of those before it; no key may be changed twice. If
+    one of them is refused, the transaction is, and nothing is changed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    COMPARE_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
+    OTHERWISE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in SetRequest."""
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Who asks."""
+
+    @_builtins.property
+    def compare(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
+        """Conditions, at most 128."""
+
+    @_builtins.property
+    def then(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operation]:
+        """Carried out in order if all conditions hold; at most 128. Beside changes, at most 16 KiB may be read."""
+
+    @_builtins.property
+    def otherwise(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operation]:
+        """Carried out in order if one of them does not."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        request_id: _builtins.str = ...,
+        compare: _abc.Iterable[Global___Condition] | None = ...,
+        then: _abc.Iterable[Global___Operation] | None = ...,
+        otherwise: _abc.Iterable[Global___Operation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "compare", b"compare", "otherwise", b"otherwise", "request_id", b"request_id", "then", b"then"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionRequest: _TypeAlias = TransactionRequest  # noqa: Y015
+
+@_typing.final
+class TransactionResponse(_message.Message):
+    """What came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUCCEEDED_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    succeeded: _builtins.bool
+    """True if all conditions held."""
+    revision: _builtins.int
+    """Revision of the changes; the current one if nothing changed."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationResult]:
+        """The results of the operations that were carried out, in order."""
+
+    def __init__(
+        self,
+        *,
+        succeeded: _builtins.bool = ...,
+        results: _abc.Iterable[Global___OperationResult] | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "revision", b"revision", "succeeded", b"succeeded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionResponse: _TypeAlias = TransactionResponse  # noqa: Y015
+
+@_typing.final
 class CompareAndSetRequest(_message.Message):
     """Sets one key if it is as expected."""
 
@@ -474,7 +720,7 @@ class CompareAndSetResponse(_message.Message):
     """Revision of the change; the current one if nothing changed."""
     @_builtins.property
     def current(self) -> Global___KeyValue:
-        """The key as it is now; unset if it does not exist."""
+        """If it was not set, the key as it is now; unset if it does not exist."""
 
     def __init__(
         self,

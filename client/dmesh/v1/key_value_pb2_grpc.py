@@ -65,6 +65,11 @@ class KeyValueServiceStub:
                 request_serializer=dmesh_dot_v1_dot_key__value__pb2.IncrementRequest.SerializeToString,
                 response_deserializer=dmesh_dot_v1_dot_key__value__pb2.IncrementResponse.FromString,
                 _registered_method=True)
+        self.Transaction = channel.unary_unary(
+                '/dmesh.v1.KeyValueService/Transaction',
+                request_serializer=dmesh_dot_v1_dot_key__value__pb2.TransactionRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_key__value__pb2.TransactionResponse.FromString,
+                _registered_method=True)
         self.CompareAndSet = channel.unary_unary(
                 '/dmesh.v1.KeyValueService/CompareAndSet',
                 request_serializer=dmesh_dot_v1_dot_key__value__pb2.CompareAndSetRequest.SerializeToString,
@@ -123,8 +128,15 @@ class KeyValueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Transaction(self, request, context):
+        """Changes several keys at one revision, or none: atomic, and idempotent by its request id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CompareAndSet(self, request, context):
-        """Sets one key if it is as expected.
+        """Sets one key if it is as expected: a transaction of one condition and one operation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +181,11 @@ def add_KeyValueServiceServicer_to_server(servicer, server):
                     servicer.Increment,
                     request_deserializer=dmesh_dot_v1_dot_key__value__pb2.IncrementRequest.FromString,
                     response_serializer=dmesh_dot_v1_dot_key__value__pb2.IncrementResponse.SerializeToString,
+            ),
+            'Transaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transaction,
+                    request_deserializer=dmesh_dot_v1_dot_key__value__pb2.TransactionRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_key__value__pb2.TransactionResponse.SerializeToString,
             ),
             'CompareAndSet': grpc.unary_unary_rpc_method_handler(
                     servicer.CompareAndSet,
@@ -344,6 +361,33 @@ class KeyValueService:
             '/dmesh.v1.KeyValueService/Increment',
             dmesh_dot_v1_dot_key__value__pb2.IncrementRequest.SerializeToString,
             dmesh_dot_v1_dot_key__value__pb2.IncrementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dmesh.v1.KeyValueService/Transaction',
+            dmesh_dot_v1_dot_key__value__pb2.TransactionRequest.SerializeToString,
+            dmesh_dot_v1_dot_key__value__pb2.TransactionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,8 +49,10 @@ class KeyValueServiceStub:
     """Deletes one key or all keys with a prefix."""
     Increment: _grpc.UnaryUnaryMultiCallable[_key_value_pb2.IncrementRequest, _key_value_pb2.IncrementResponse]
     """Adds to a decimal integer."""
+    Transaction: _grpc.UnaryUnaryMultiCallable[_key_value_pb2.TransactionRequest, _key_value_pb2.TransactionResponse]
+    """Changes several keys at one revision, or none: atomic, and idempotent by its request id."""
     CompareAndSet: _grpc.UnaryUnaryMultiCallable[_key_value_pb2.CompareAndSetRequest, _key_value_pb2.CompareAndSetResponse]
-    """Sets one key if it is as expected."""
+    """Sets one key if it is as expected: a transaction of one condition and one operation."""
     Watch: _grpc.UnaryStreamMultiCallable[_key_value_pb2.WatchRequest, _key_value_pb2.WatchResponse]
     """Streams the changes of all keys with a prefix, in order of revision, each exactly once."""
 
@@ -71,8 +73,10 @@ class KeyValueServiceAsyncStub(KeyValueServiceStub):
     """Deletes one key or all keys with a prefix."""
     Increment: _aio.UnaryUnaryMultiCallable[_key_value_pb2.IncrementRequest, _key_value_pb2.IncrementResponse]  # type: ignore[assignment]
     """Adds to a decimal integer."""
+    Transaction: _aio.UnaryUnaryMultiCallable[_key_value_pb2.TransactionRequest, _key_value_pb2.TransactionResponse]  # type: ignore[assignment]
+    """Changes several keys at one revision, or none: atomic, and idempotent by its request id."""
     CompareAndSet: _aio.UnaryUnaryMultiCallable[_key_value_pb2.CompareAndSetRequest, _key_value_pb2.CompareAndSetResponse]  # type: ignore[assignment]
-    """Sets one key if it is as expected."""
+    """Sets one key if it is as expected: a transaction of one condition and one operation."""
     Watch: _aio.UnaryStreamMultiCallable[_key_value_pb2.WatchRequest, _key_value_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams the changes of all keys with a prefix, in order of revision, each exactly once."""
 
@@ -128,12 +132,20 @@ class KeyValueServiceServicer(metaclass=_abc_1.ABCMeta):
         """Adds to a decimal integer."""
 
     @_abc_1.abstractmethod
+    def Transaction(
+        self,
+        request: _key_value_pb2.TransactionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_key_value_pb2.TransactionResponse, _abc.Awaitable[_key_value_pb2.TransactionResponse]]:
+        """Changes several keys at one revision, or none: atomic, and idempotent by its request id."""
+
+    @_abc_1.abstractmethod
     def CompareAndSet(
         self,
         request: _key_value_pb2.CompareAndSetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_value_pb2.CompareAndSetResponse, _abc.Awaitable[_key_value_pb2.CompareAndSetResponse]]:
-        """Sets one key if it is as expected."""
+        """Sets one key if it is as expected: a transaction of one condition and one operation."""
 
     @_abc_1.abstractmethod
     def Watch(

@@ -10,11 +10,13 @@ from dmesh_server.core.barrier_table import BarrierTable
 from dmesh_server.core.barriers import Barriers
 from dmesh_server.core.deadlines import NoticeDue
 from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.events import Mutation
 from dmesh_server.core.key_value import KeyValueStore
 from dmesh_server.core.liveness import Watchdog
 from dmesh_server.core.log_events import ClusterEnded, ClusterFormed
 from dmesh_server.core.model import ClusterState, Member, RestartPolicy, Task
 from dmesh_server.core.records import Generation
+from dmesh_server.core.replies import RememberedAnswer, Replies, had_effect
 from dmesh_server.core.roster import Roster, TaskSlot
 from dmesh_server.core.shared import Shared
 from dmesh_server.core.transaction import Transaction
@@ -62,6 +64,8 @@ class Cluster:
         """What its members say that they have passed."""
         self.store = KeyValueStore(self.name, self._shared)
         """Its keys."""
+        self.replies = Replies(self.limits.replies_to_observers)
+        """Answers to callers without a task."""
         self.untold: list[TaskSlot] = []
         """Departures that the sessions have not been told of."""
         self.untold_rejoined: dict[Task, TaskSlot] = {}
@@ -111,6 +115,28 @@ class Cluster:
         self.table.end(transaction)
         self.store.end(transaction)
         self.store = KeyValueStore(self.name, self._shared)
+        for place in self.replies.places():
+            transaction.persist(self.name, records.REPLY, records.reply_key(None, place), None)
+        self.replies = Replies(self.limits.replies_to_observers)
+
+    def remember(
+        self, slot: TaskSlot | None, event: Mutation, answer: RememberedAnswer, transaction: Transaction
+    ) -> None:
+        """Keeps the answer to a call that changed something, for its retries.
+
+        Args:
+            slot: The caller's task; None for an observer.
+            event: The call.
+            answer: Its answer.
+            transaction: The present event.
+        """
+        if not had_effect(answer):
+            return
+        replies = self.replies if slot is None else slot.replies
+        kept = replies.add(event.request_id, type(event).__name__, event.reply_slot, answer)
+        key = records.reply_key(slot.task if slot else None, replies.place(kept))
+        value = records.encode_reply(slot.incarnation if slot else 0, kept)
+        transaction.persist(self.name, records.REPLY, key, value)
 
     def forget(self, transaction: Transaction) -> None:
         """Removes every durable trace of a cluster that has ended."""

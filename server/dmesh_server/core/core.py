@@ -56,13 +56,13 @@ from dmesh_server.core.events import (
     Evict,
     GetClusterState,
     Heartbeat,
-    KvCompareAndSet,
     KvDelete,
     KvGet,
     KvGetMany,
     KvIncrement,
     KvList,
     KvSet,
+    KvTransaction,
     KvWatch,
     Leave,
     ListClusters,
@@ -79,7 +79,7 @@ from dmesh_server.core.events import (
 )
 from dmesh_server.core.model import Caller, ClusterState, Limits, MemberState
 from dmesh_server.core.records import Generation
-from dmesh_server.core.replies import RememberedAnswer, completed, had_effect, without_value
+from dmesh_server.core.replies import RememberedAnswer
 from dmesh_server.core.restoring import FLOOR, restore_all
 from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.transaction import Transaction
@@ -168,20 +168,12 @@ class Core:
                 self._enter_barrier(event, transaction)
             case KvGet():
                 self._answer(event, transaction, self._kv_get)
-            case KvSet():
-                self._write_keys(event, transaction, lambda cluster: cluster.store.set(event, transaction))
-            case KvIncrement():
-                self._mutate(
-                    event, transaction, lambda cluster, slot: cluster.store.increment(event, transaction)
+            case KvSet() | KvDelete() | KvIncrement():
+                self._write_keys(event, transaction, lambda cluster: cluster.store.write(event, transaction))
+            case KvTransaction():
+                self._write_keys(
+                    event, transaction, lambda cluster: cluster.store.transact(event, transaction)
                 )
-            case KvCompareAndSet():
-                self._mutate(
-                    event,
-                    transaction,
-                    lambda cluster, slot: cluster.store.compare_and_set(event, transaction),
-                )
-            case KvDelete():
-                self._write_keys(event, transaction, lambda cluster: cluster.store.delete(event, transaction))
             case KvGetMany():
                 self._answer(
                     event,
@@ -460,45 +452,43 @@ class Core:
             validation.request_id(event.request_id)
             cluster = self._cluster(event.caller)
             slot = membership.find(cluster, event.caller, transaction)
-            call = type(event).__name__
             if event.session and event.session != slot.session and not slot.state.departed:
                 raise _not_attached()  # what a replaced session asked may have been given up since
-            remembered = slot.replies.find(event.request_id, call, event.reply_slot)
+            remembered = slot.replies.find(event.request_id, type(event).__name__, event.reply_slot)
             if remembered is not None:
-                return completed(remembered, event)
+                return remembered
             if slot.state.departed:
                 raise membership.fenced(cluster, slot)
             membership.seen(cluster, slot, transaction)
             answer = change(cluster, slot)
-            if had_effect(answer):
-                kept = slot.replies.add(event.request_id, call, event.reply_slot, without_value(answer))
-                key = records.reply_key(slot.task, slot.replies.place(kept))
-                transaction.persist(
-                    cluster.name, records.REPLY, key, records.encode_reply(slot.incarnation, kept)
-                )
+            cluster.remember(slot, event, answer, transaction)
             return answer
 
         self._answer(event, transaction, handle)
 
     def _write_keys(
-        self, event: KvSet | KvDelete, transaction: Transaction, change: Callable[[Cluster], RememberedAnswer]
+        self,
+        event: KvSet | KvDelete | KvIncrement | KvTransaction,
+        transaction: Transaction,
+        change: Callable[[Cluster], RememberedAnswer],
     ) -> None:
-        """Answers who sets or deletes keys, which observers may do as well.
+        """Answers a change of keys, which observers may make as well."""
 
-        An observer has no slot in which answers could be remembered: its retry is a call of its own, which
-        asks for the same state.
-        """
-
-        def handle(event: KvSet | KvDelete, transaction: Transaction) -> Answer:
+        def handle(event: Mutation, transaction: Transaction) -> Answer:
             validation.request_id(event.request_id)
             cluster = self._cluster(event.caller)
+            remembered = cluster.replies.find(event.request_id, type(event).__name__, 0)
+            if remembered is not None:
+                return remembered
             if cluster.ended:
                 raise CoreError(
                     ErrorKind.CLUSTER_ENDING,
                     f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those "
                     "of the next ones. Write them when the first of these has registered.",
                 )
-            return change(cluster)
+            answer = change(cluster)
+            cluster.remember(None, event, answer, transaction)
+            return answer
 
         if event.caller.task is None:
             self._answer(event, transaction, handle)

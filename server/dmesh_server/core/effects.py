@@ -107,13 +107,20 @@ class KvIncremented:
     revision: int
 
 
+KvResult = KvRevision | KvDeleted | KvIncremented | KvRead
+"""Result of one operation of a transaction."""
+
+
 @dataclass(frozen=True, slots=True)
-class KvCompared:
-    """Answers `KvCompareAndSet`."""
+class KvTransacted:
+    """Answers `KvTransaction`."""
 
     succeeded: bool
-    current: KeyValue | None
+    """Whether its conditions held."""
+    results: tuple[KvResult, ...]
+    """The results of the operations that were carried out, in order."""
     revision: int
+    """Revision of the changes; the current one if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,7 @@ Answer = (
     | KvRead
     | KvDeleted
     | KvIncremented
-    | KvCompared
+    | KvTransacted
     | Operated
     | CoreError
 )

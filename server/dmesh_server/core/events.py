@@ -13,6 +13,7 @@ from dmesh_server.core.model import (
     Activity,
     Caller,
     ClusterSettings,
+    Condition,
     Device,
     Job,
     PassedBarrier,
@@ -218,13 +219,20 @@ class KvIncrement(Mutation):
     amount: int
 
 
-@dataclass(frozen=True, slots=True)
-class KvCompareAndSet(Mutation):
-    """Sets one key if it is as expected. Reply: `KvCompared`."""
+KvOperation = KvSet | KvDelete | KvIncrement | KvGetMany | KvList
+"""Operation of a transaction. Its token, caller and request id mean nothing: the transaction's count."""
 
-    key: str
-    expected: bytes | None
-    value: bytes
+
+@dataclass(frozen=True, slots=True)
+class KvTransaction(Mutation):
+    """Changes several keys at one revision, or none. Reply: `KvTransacted`."""
+
+    compare: tuple[Condition, ...]
+    """Conditions, all of which must hold."""
+    then: tuple[KvOperation, ...]
+    """Carried out in order if they do."""
+    otherwise: tuple[KvOperation, ...] = ()
+    """Carried out in order if they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +317,7 @@ Event = (
     | KvList
     | KvDelete
     | KvIncrement
-    | KvCompareAndSet
+    | KvTransaction
     | KvWatch
     | StopBarrier
     | Evict

@@ -8,26 +8,29 @@ from collections.abc import Iterable
 from dmesh_server.core import records, validation
 from dmesh_server.core.deadlines import WaitDue
 from dmesh_server.core.effects import (
-    KvCompared,
     KvDeleted,
     KvIncremented,
     KvRead,
+    KvResult,
     KvRevision,
+    KvTransacted,
     WatchPush,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import (
-    KvCompareAndSet,
     KvDelete,
     KvGet,
     KvGetMany,
     KvIncrement,
     KvList,
+    KvOperation,
     KvSet,
+    KvTransaction,
     KvWatch,
 )
+from dmesh_server.core.key_changes import KeyChanges
 from dmesh_server.core.messages import quote, seconds
-from dmesh_server.core.model import KeyEvent, KeyValue
+from dmesh_server.core.model import Condition, ConditionOperator, ConditionTarget, KeyValue
 from dmesh_server.core.ordered_keys import OrderedKeys
 from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.shared import Shared
@@ -54,73 +57,51 @@ class KeyValueStore:
         self.waiters = Waiters()
         """Blocked reads and watches."""
 
-    def set(self, event: KvSet, transaction: Transaction) -> KvRevision:
-        """Sets one key."""
-        validation.key(event.key, self._limits)
-        validation.value(event.value, event.key, self._limits)
-        old = self.keys.get(event.key)
-        if old is not None and not event.allow_overwrite:
-            raise CoreError(
-                ErrorKind.KEY_EXISTS,
-                f"key {quote(event.key)} has a value already (since revision {old.create_revision}, "
-                f"{len(old.value)} bytes). Delete it first, or allow overwriting (allow_overwrite=True).",
-            )
-        self._put(event.key, event.value, transaction)
-        return KvRevision(self.revision)
+    def write(
+        self, event: KvSet | KvDelete | KvIncrement, transaction: Transaction
+    ) -> KvRevision | KvDeleted | KvIncremented:
+        """Sets, deletes or increments keys."""
+        changes = KeyChanges(self.keys, self.revision + 1)
+        result = self._change(event, changes)
+        self._commit(changes, transaction)
+        return result
 
-    def increment(self, event: KvIncrement, transaction: Transaction) -> KvIncremented:
-        """Adds to an integer."""
-        validation.key(event.key, self._limits)
-        if event.amount not in validation.INT64:
-            raise validation.invalid(f"the amount {event.amount} does not fit into 64 bits")
-        old = self.keys.get(event.key)
-        value = event.amount
-        if old is not None:
-            if not _INTEGER.fullmatch(old.value) or int(old.value) not in validation.INT64:
+    def transact(self, event: KvTransaction, transaction: Transaction) -> KvTransacted:
+        """Carries a transaction out: all of it, or nothing if any of its operations is refused."""
+        for listed in (event.compare, event.then, event.otherwise):
+            if len(listed) > self._limits.max_transaction_operations:
                 raise CoreError(
-                    ErrorKind.KEY_NOT_INTEGER,
-                    f"key {quote(event.key)} cannot be incremented: its value {_excerpt(old.value)} is not a "
-                    "decimal integer of 64 bits",
+                    ErrorKind.LIMIT_EXCEEDED,
+                    f"a transaction has {len(listed)} conditions or operations; the server allows "
+                    f"{self._limits.max_transaction_operations} of each",
                 )
-            value += int(old.value)
-            if value not in validation.INT64:
+        for condition in event.compare:
+            validation.key(condition.key, self._limits)
+        succeeded = all(map(self._holds, event.compare))
+        changes, results, read = KeyChanges(self.keys, self.revision + 1), list[KvResult](), 0
+        try:
+            for operation in event.then if succeeded else event.otherwise:
+                result = self._perform(operation, changes)
+                if isinstance(result, KvRead):
+                    read += sum(len(kv.key) + len(kv.value) for kv in result.kvs)
+                results.append(result)
+            if changes and read > self._limits.max_remembered_read_bytes:
                 raise CoreError(
-                    ErrorKind.KEY_NOT_INTEGER,
-                    f"key {quote(event.key)} cannot be incremented by {event.amount}: {int(old.value)} plus "
-                    "that does not fit into 64 bits",
+                    ErrorKind.LIMIT_EXCEEDED,
+                    f"a transaction reads {read} bytes beside its changes; the server allows "
+                    f"{self._limits.max_remembered_read_bytes}. Read them in a transaction without changes.",
                 )
-        self._put(event.key, str(value).encode(), transaction)
-        return KvIncremented(value, self.revision)
+        except CoreError:
+            changes.undo()
+            raise
+        self._commit(changes, transaction)
+        return KvTransacted(succeeded, tuple(results), self.revision)
 
-    def compare_and_set(self, event: KvCompareAndSet, transaction: Transaction) -> KvCompared:
-        """Sets one key if it is as expected."""
-        validation.key(event.key, self._limits)
-        validation.value(event.value, event.key, self._limits)
-        old = self.keys.get(event.key)
-        if (old.value if old else None) != event.expected:
-            return KvCompared(False, old, self.revision)
-        return KvCompared(True, self._put(event.key, event.value, transaction), self.revision)
-
-    def delete(self, event: KvDelete, transaction: Transaction) -> KvDeleted:
-        """Deletes a key, or all keys with a prefix."""
-        validation.key(event.key, self._limits, prefix=event.is_prefix)
-        return KvDeleted(self.remove(event.key, transaction, is_prefix=event.is_prefix), self.revision)
-
-    def remove(self, key: str, transaction: Transaction, *, is_prefix: bool = False) -> int:
-        """Removes a key that was checked, or all keys with a prefix; returns how many there were."""
-        removed = self.keys.remove(key, is_prefix=is_prefix)
-        if removed:
-            revision = self.revision + 1
-            for kv in removed:
-                transaction.persist(self._cluster, records.KEY, kv.key, None)
-            self._changed(
-                tuple(
-                    KeyEvent(KeyValue(kv.key, b"", kv.create_revision, revision), deleted=True)
-                    for kv in removed
-                ),
-                transaction,
-            )
-        return len(removed)
+    def remove(self, key: str, transaction: Transaction) -> None:
+        """Removes a key that was checked, if it exists."""
+        changes = KeyChanges(self.keys, self.revision + 1)
+        changes.remove(key)
+        self._commit(changes, transaction)
 
     def get(self, event: KvGet, slot: TaskSlot | None, transaction: Transaction) -> KeyValue | None:
         """Reads one key; None if the caller now waits for it."""
@@ -140,19 +121,19 @@ class KeyValueStore:
             self._deadlines.set(WaitDue(event.token), transaction.now + event.timeout)
         return None
 
-    def get_many(self, event: KvGetMany) -> KvRead:
-        """Reads many keys at one revision."""
+    def get_many(self, event: KvGetMany, revision: int | None = None) -> KvRead:
+        """Reads many keys at one revision, by default the current one."""
         validation.keys(event.keys, len(event.keys), self._limits)
         found = [kv for key in event.keys if (kv := self.keys.get(key)) is not None]
-        return self._read(found, "the keys asked for")
+        return self._read(found, "the keys asked for", revision)
 
-    def list(self, event: KvList) -> KvRead:
-        """Reads all keys with a prefix."""
+    def list(self, event: KvList, revision: int | None = None) -> KvRead:
+        """Reads all keys with a prefix at one revision, by default the current one."""
         validation.key(event.prefix, self._limits, prefix=True)
         found = self.keys.with_prefix(event.prefix)
         if event.keys_only:
             found = (KeyValue(kv.key, b"", kv.create_revision, kv.mod_revision) for kv in found)
-        return self._read(found, f"the keys with prefix {quote(event.prefix)}")
+        return self._read(found, f"the keys with prefix {quote(event.prefix)}", revision)
 
     def watch(self, event: KvWatch, slot: TaskSlot | None, transaction: Transaction) -> None:
         """Watches a prefix; replies by itself, because the changes since then follow the reply."""
@@ -213,7 +194,84 @@ class KeyValueStore:
         for revision in self.history.revisions():
             transaction.persist(self._cluster, records.CHANGE, str(revision), None)
 
-    def _put(self, key: str, value: bytes, transaction: Transaction) -> KeyValue:
+    def _holds(self, condition: Condition) -> bool:
+        kv = self.keys.get(condition.key)
+        operand = condition.operand
+        found: bytes | int
+        match condition.target:
+            case ConditionTarget.VALUE:
+                if kv is None:
+                    return condition.operator is ConditionOperator.NOT_EQUAL
+                found = kv.value
+            case ConditionTarget.CREATE_REVISION:
+                found = kv.create_revision if kv else 0
+            case ConditionTarget.MOD_REVISION:
+                found = kv.mod_revision if kv else 0
+        if condition.operator is ConditionOperator.EQUAL:
+            return found == operand
+        if condition.operator is ConditionOperator.NOT_EQUAL:
+            return found != operand
+        less = condition.operator is ConditionOperator.LESS
+        return found != operand and (found < operand) is less  # type: ignore[operator]
+
+    def _perform(self, operation: KvOperation, changes: KeyChanges) -> KvResult:
+        match operation:
+            case KvGetMany():
+                return self.get_many(operation, changes.revision if changes else self.revision)
+            case KvList():
+                return self.list(operation, changes.revision if changes else self.revision)
+            case _:
+                return self._change(operation, changes)
+
+    def _change(
+        self, event: KvSet | KvDelete | KvIncrement, changes: KeyChanges
+    ) -> KvRevision | KvDeleted | KvIncremented:
+        match event:
+            case KvSet():
+                self._set(event, changes)
+                return KvRevision(changes.revision)
+            case KvIncrement():
+                return KvIncremented(self._increment(event, changes), changes.revision)
+            case KvDelete():
+                validation.key(event.key, self._limits, prefix=event.is_prefix)
+                deleted = changes.remove(event.key, is_prefix=event.is_prefix)
+                return KvDeleted(deleted, changes.revision if changes else self.revision)
+
+    def _set(self, event: KvSet, changes: KeyChanges) -> None:
+        validation.key(event.key, self._limits)
+        validation.value(event.value, event.key, self._limits)
+        if not event.allow_overwrite and (old := self.keys.get(event.key)) is not None:
+            raise CoreError(
+                ErrorKind.KEY_EXISTS,
+                f"key {quote(event.key)} has a value already (since revision {old.create_revision}, "
+                f"{len(old.value)} bytes). Delete it first, or allow overwriting (allow_overwrite=True).",
+            )
+        self._put(event.key, event.value, changes)
+
+    def _increment(self, event: KvIncrement, changes: KeyChanges) -> int:
+        validation.key(event.key, self._limits)
+        if event.amount not in validation.INT64:
+            raise validation.invalid(f"the amount {event.amount} does not fit into 64 bits")
+        old = self.keys.get(event.key)
+        value = event.amount
+        if old is not None:
+            if not _INTEGER.fullmatch(old.value) or int(old.value) not in validation.INT64:
+                raise CoreError(
+                    ErrorKind.KEY_NOT_INTEGER,
+                    f"key {quote(event.key)} cannot be incremented: its value {_excerpt(old.value)} is not a "
+                    "decimal integer of 64 bits",
+                )
+            value += int(old.value)
+            if value not in validation.INT64:
+                raise CoreError(
+                    ErrorKind.KEY_NOT_INTEGER,
+                    f"key {quote(event.key)} cannot be incremented by {event.amount}: {int(old.value)} plus "
+                    "that does not fit into 64 bits",
+                )
+        self._put(event.key, str(value).encode(), changes)
+        return value
+
+    def _put(self, key: str, value: bytes, changes: KeyChanges) -> None:
         growth = self.keys.growth(key, value)
         if growth > 0 and self.keys.size + growth > self._limits.max_store_bytes:
             raise CoreError(
@@ -222,16 +280,18 @@ class KeyValueStore:
                 f"{self.keys.size} bytes, and {growth} more would pass the server's limit of "
                 f"{self._limits.max_store_bytes}. Delete keys that are no longer needed.",
             )
-        revision = self.revision + 1
-        old = self.keys.get(key)
-        kv = KeyValue(key, value, old.create_revision if old else revision, revision)
-        self.keys.put(kv)
-        transaction.persist(self._cluster, records.KEY, key, records.encode_key(kv))
-        self._changed((KeyEvent(kv),), transaction)
-        return kv
+        changes.put(key, value)
 
-    def _changed(self, events: tuple[KeyEvent, ...], transaction: Transaction) -> None:
-        self.revision += 1
+    def _commit(self, changes: KeyChanges, transaction: Transaction) -> None:
+        """Keeps the changes, if any, as the next revision, and tells those who wait for them."""
+        if not changes:
+            return
+        events = changes.events()
+        self.revision = changes.revision
+        for event in events:
+            kv = event.kv
+            value = None if event.deleted else records.encode_key(kv)
+            transaction.persist(self._cluster, records.KEY, kv.key, value)
         transaction.persist(self._cluster, records.CHANGE, str(self.revision), records.encode_change(events))
         for forgotten in self.history.append(self.revision, events):
             transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
@@ -243,7 +303,7 @@ class KeyValueStore:
         for watch, told in self.waiters.watching(events):
             transaction.watch_push(WatchPush(watch.token, self.revision, told))
 
-    def _read(self, found: Iterable[KeyValue], what: str) -> KvRead:
+    def _read(self, found: Iterable[KeyValue], what: str, revision: int | None) -> KvRead:
         kvs, size = [], 0
         for kv in found:
             kvs.append(kv)
@@ -255,7 +315,7 @@ class KeyValueStore:
                     "answer. Read them in parts: by longer prefixes, or the names first (keys_only) and then "
                     "some at a time.",
                 )
-        return KvRead(tuple(kvs), self.revision)
+        return KvRead(tuple(kvs), self.revision if revision is None else revision)
 
     def _wait(self, waiter: BlockedRead | Watch) -> None:
         if len(self.waiters) >= self._limits.max_waiters:

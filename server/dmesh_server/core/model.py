@@ -155,7 +155,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends an event. An observer has no task: it may read, and set and delete keys."""
+    """Who sends an event. An observer has no task: it may read, and change keys."""
 
     cluster: str
     """Name of the cluster."""
@@ -192,6 +192,37 @@ class KeyEvent:
     def size(self) -> int:
         """Bytes of its key and value."""
         return len(self.kv.key) + len(self.kv.value)
+
+
+class ConditionTarget(enum.Enum):
+    """Property of a key that a condition compares."""
+
+    VALUE = 1
+    CREATE_REVISION = 2
+    MOD_REVISION = 3
+
+
+class ConditionOperator(enum.Enum):
+    """Comparison, with the key's property on the left. The values are the wire's."""
+
+    EQUAL = 1
+    NOT_EQUAL = 2
+    LESS = 3
+    GREATER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Comparison of a key with an operand. The revisions of a missing key are 0; its value equals nothing."""
+
+    key: str
+    """The key."""
+    target: ConditionTarget
+    """What of it is compared."""
+    operator: ConditionOperator
+    """How."""
+    operand: bytes | int
+    """With what: bytes for the value, an integer for a revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +316,10 @@ class Limits:
     """Keys and values of one cluster together."""
     max_keys_per_read: int = 10_000
     """Keys in one GetMany."""
+    max_transaction_operations: int = 128
+    """Conditions, and operations of each branch, in one transaction."""
+    max_remembered_read_bytes: int = 16 << 10
+    """Keys and values that a transaction may read beside its changes: a retry is answered with them again."""
     max_barriers: int = 10_000
     """Barrier names remembered by one cluster."""
     max_passed: int = 1_024
@@ -301,6 +336,8 @@ class Limits:
     """Keys and values in one answer."""
     replies_per_member: int = 64
     """Answers kept per member so that a retried request has one effect."""
+    replies_to_observers: int = 256
+    """The same for all callers of a cluster who have no task, together."""
 
     def quiet(self, sessions: int) -> float:
         """Returns for how long changes are held back after a notice to so many sessions, seconds."""

@@ -9,11 +9,20 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision, Record
+from dmesh_server.core.effects import (
+    Done,
+    KvDeleted,
+    KvIncremented,
+    KvRead,
+    KvResult,
+    KvRevision,
+    KvTransacted,
+    Record,
+)
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.messages import ranges
 from dmesh_server.core.model import (
@@ -34,7 +43,7 @@ from dmesh_server.core.replies import Remembered, RememberedAnswer
 
 T = TypeVar("T")
 
-FORMAT = 3
+FORMAT = 4
 """Version of the encoding."""
 
 CLUSTER = "cluster"
@@ -48,13 +57,15 @@ CHANGE = "change"
 BARRIER = "barrier"
 """Kind: the latest finished instance of a barrier, by name."""
 REPLY = "reply"
-"""Kind: a remembered answer, by JOB/INDEX/PLACE."""
+"""Kind: a remembered answer, by JOB/INDEX/PLACE; without a job, of a caller without a task."""
 
 _KEY_HEAD = struct.Struct("<QQ")
 _EVENT_HEAD = struct.Struct("<BIIQQ")
-_REPLY_HEAD = struct.Struct("<QQBqQHH")
-"""Incarnation, sequence, which answer, its number, its revision, lengths of the call and the request id."""
-_ANSWERS = (Done, KvRevision, KvDeleted, KvIncremented, KvCompared)
+_REPLY_HEAD = struct.Struct("<QQHH")
+"""Incarnation, sequence, lengths of the call and the request id."""
+_ANSWER_HEAD = struct.Struct("<BqqI")
+"""Which answer, its number, its revision, bytes of what follows."""
+_ANSWERS = (Done, KvRevision, KvDeleted, KvIncremented, KvTransacted, KvRead)
 
 
 class RecordError(ValueError):
@@ -106,9 +117,9 @@ def slot_key(task: Task) -> str:
     return f"{task.job}/{task.index}"
 
 
-def reply_key(task: Task, place: int) -> str:
-    """Returns the key of a reply's record."""
-    return f"{task.job}/{task.index}/{place}"
+def reply_key(task: Task | None, place: int) -> str:
+    """Returns the key of a reply's record; those to callers without a task have none."""
+    return f"/0/{place}" if task is None else f"{task.job}/{task.index}/{place}"
 
 
 def encode_number(number: int) -> bytes:
@@ -162,23 +173,25 @@ def encode_barrier(finished: FinishedBarrier) -> bytes:
 
 def encode_reply(incarnation: int, remembered: Remembered) -> bytes:
     """Encodes a remembered answer to a process. Packed, because one is written with every change."""
-    number, revision, key = 0, 0, ""
-    match remembered.answer:
+    call, request_id = remembered.call.encode(), remembered.request_id.encode()
+    head = _REPLY_HEAD.pack(incarnation, remembered.sequence, len(call), len(request_id))
+    return head + call + request_id + _encode_answer(remembered.answer)
+
+
+def _encode_answer(answer: RememberedAnswer | KvRead) -> bytes:
+    number, revision, rest = 0, 0, b""
+    match answer:
         case Done():
             pass
         case KvRevision(revision):
             pass
         case KvDeleted(number, revision) | KvIncremented(number, revision):
             pass
-        case KvCompared(_, current, revision):
-            assert current is not None
-            number, key = current.create_revision, current.key
-    answer = _ANSWERS.index(type(remembered.answer))
-    call, request_id = remembered.call.encode(), remembered.request_id.encode()
-    head = _REPLY_HEAD.pack(
-        incarnation, remembered.sequence, answer, number, revision, len(call), len(request_id)
-    )
-    return head + call + request_id + key.encode()
+        case KvTransacted(succeeded, results, revision):
+            number, rest = int(succeeded), b"".join(map(_encode_answer, results))
+        case KvRead(kvs, revision):
+            rest = encode_change(tuple(map(KeyEvent, kvs)))
+    return _ANSWER_HEAD.pack(_ANSWERS.index(type(answer)), number, revision, len(rest)) + rest
 
 
 def encode_key(kv: KeyValue) -> bytes:
@@ -262,36 +275,46 @@ def decode_barrier(record: Record) -> FinishedBarrier:
     return _decoded(record, decode)
 
 
-def decode_reply(record: Record) -> tuple[Task, int, Remembered]:
-    """Decodes a remembered answer: whose task slot, which incarnation's, and the answer."""
+def decode_reply(record: Record) -> tuple[Task | None, int, Remembered]:
+    """Decodes a remembered answer: whose task, if any, which incarnation's, and the answer."""
 
-    def decode(value: bytes) -> tuple[Task, int, Remembered]:
+    def decode(value: bytes) -> tuple[Task | None, int, Remembered]:
         job, index, place = record.key.split("/")
-        head, words = _REPLY_HEAD.unpack_from(value), value[_REPLY_HEAD.size :]
-        incarnation, sequence, kind, number, revision, call_size, id_size = head
+        incarnation, sequence, call_size, id_size = _REPLY_HEAD.unpack_from(value)
+        words = value[_REPLY_HEAD.size :]
         call, rest = words[:call_size].decode(), words[call_size:]
-        request_id, key = rest[:id_size].decode(), rest[id_size:].decode()
-        if kind >= len(_ANSWERS) or len(call) < call_size or len(rest) < id_size:
-            raise ValueError("it is cut short, or an unknown answer")
-        answer: RememberedAnswer
-        match _ANSWERS[kind].__name__:
-            case "KvRevision":
-                answer = KvRevision(revision)
-            case "KvDeleted":
-                answer = KvDeleted(number, revision)
-            case "KvIncremented":
-                answer = KvIncremented(number, revision)
-            case "KvCompared":
-                answer = KvCompared(True, KeyValue(key, b"", number, revision), revision)
-            case _:
-                answer = Done()
-        return (
-            Task(job, int(index)),
-            incarnation,
-            Remembered(max(0, int(place)), sequence, request_id, call, answer),
-        )
+        request_id, rest = rest[:id_size].decode(), rest[id_size:]
+        (answer,) = _decode_answers(rest)
+        if isinstance(answer, KvRead):
+            raise ValueError("it is no answer to a change")
+        task = Task(job, int(index)) if job else None
+        return task, incarnation, Remembered(max(0, int(place)), sequence, request_id, call, answer)
 
     return _decoded(record, decode)
+
+
+def _decode_answers(value: bytes) -> Iterator[RememberedAnswer | KvRead]:
+    while value:
+        kind, number, revision, size = _ANSWER_HEAD.unpack_from(value)
+        body, value = value[_ANSWER_HEAD.size :][:size], value[_ANSWER_HEAD.size + size :]
+        if kind >= len(_ANSWERS) or len(body) < size:
+            raise ValueError("it is cut short, or an unknown answer")
+        match _ANSWERS[kind].__name__:
+            case "KvRevision":
+                yield KvRevision(revision)
+            case "KvDeleted":
+                yield KvDeleted(number, revision)
+            case "KvIncremented":
+                yield KvIncremented(number, revision)
+            case "KvTransacted":
+                results = tuple(_decode_answers(body))
+                if any(isinstance(result, Done | KvTransacted) for result in results):
+                    raise ValueError("it has results that no operation has")
+                yield KvTransacted(bool(number), cast("tuple[KvResult, ...]", results), revision)
+            case "KvRead":
+                yield KvRead(tuple(event.kv for event in _decode_events(body)), revision)
+            case _:
+                yield Done()
 
 
 def decode_key(record: Record) -> KeyValue:
@@ -308,21 +331,25 @@ def decode_change(record: Record) -> tuple[int, tuple[KeyEvent, ...]]:
     """Decodes a revision and its changes."""
 
     def decode(value: bytes) -> tuple[int, tuple[KeyEvent, ...]]:
-        events, at = [], 0
-        while at < len(value):
-            deleted, key_size, value_size, created, modified = _EVENT_HEAD.unpack_from(value, at)
-            at += _EVENT_HEAD.size
-            if at + key_size + value_size > len(value):
-                raise ValueError("it is cut short")
-            key = value[at : at + key_size].decode()
-            content = value[at + key_size : at + key_size + value_size]
-            at += key_size + value_size
-            events.append(KeyEvent(KeyValue(key, content, created, modified), bool(deleted)))
+        events = tuple(_decode_events(value))
         if not events:
             raise ValueError("it is empty")
-        return int(record.key), tuple(events)
+        return int(record.key), events
 
     return _decoded(record, decode)
+
+
+def _decode_events(value: bytes) -> Iterator[KeyEvent]:
+    at = 0
+    while at < len(value):
+        deleted, key_size, value_size, created, modified = _EVENT_HEAD.unpack_from(value, at)
+        at += _EVENT_HEAD.size
+        if at + key_size + value_size > len(value):
+            raise ValueError("it is cut short")
+        key = value[at : at + key_size].decode()
+        content = value[at + key_size : at + key_size + value_size]
+        at += key_size + value_size
+        yield KeyEvent(KeyValue(key, content, created, modified), bool(deleted))
 
 
 def _decoded(record: Record, decode: Callable[[bytes], T]) -> T:

@@ -11,17 +11,16 @@ call outside of a session the server never learns whether its answer arrived: th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvIncremented, KvRevision
+from dmesh_server.core.effects import Done, KvDeleted, KvIncremented, KvRead, KvRevision, KvTransacted
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.events import KvCompareAndSet, Mutation
 from dmesh_server.core.messages import quote
 
 REPLY_SLOTS = 256
 """Reply slots of one member: calls of its session that may be unanswered at a time."""
 
-RememberedAnswer = Done | KvRevision | KvDeleted | KvIncremented | KvCompared
+RememberedAnswer = Done | KvRevision | KvDeleted | KvIncremented | KvTransacted
 """The answers that are kept."""
 
 
@@ -37,7 +36,6 @@ class Remembered:
     call: str
     """Which call it answered."""
     answer: RememberedAnswer
-    """The answer; a KvCompared without its value, which the retry brings along."""
 
 
 class Replies:
@@ -108,23 +106,9 @@ class Replies:
 def had_effect(answer: RememberedAnswer) -> bool:
     """Tells whether a call that was answered so has changed something."""
     match answer:
-        case KvCompared():
-            return answer.succeeded
+        case KvTransacted():
+            return any(had_effect(result) for result in answer.results if not isinstance(result, KvRead))
         case KvDeleted():
             return answer.deleted > 0
         case _:
             return True
-
-
-def without_value(answer: RememberedAnswer) -> RememberedAnswer:
-    """Drops what the retry brings along, so that remembered answers are small."""
-    if isinstance(answer, KvCompared) and answer.current is not None:
-        return replace(answer, current=replace(answer.current, value=b""))
-    return answer
-
-
-def completed(answer: RememberedAnswer, event: Mutation) -> RememberedAnswer:
-    """Puts back what `without_value` has dropped."""
-    if isinstance(answer, KvCompared) and answer.current is not None and isinstance(event, KvCompareAndSet):
-        return replace(answer, current=replace(answer.current, value=event.value))
-    return answer

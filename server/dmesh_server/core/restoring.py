@@ -93,10 +93,12 @@ def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
         cluster.roster.add(slot)
         if not slot.state.departed:
             cluster.deadlines.set(LeaseDue(cluster.name, slot.task), now + cluster.settings.lease)
-    kept: dict[TaskSlot, list[Remembered]] = {}
+    kept: dict[Replies, list[Remembered]] = {}
     for task, incarnation, remembered in map(records.decode_reply, kinds.get(records.REPLY, ())):
-        holding = cluster.roster.slots.get(task)
-        if holding is not None and holding.incarnation == incarnation:
-            kept.setdefault(holding, []).append(remembered)
-    for slot, replies in kept.items():
-        slot.replies.restore(replies)
+        holding = None if task is None else cluster.roster.slots.get(task)
+        if task is None:
+            kept.setdefault(cluster.replies, []).append(remembered)
+        elif holding is not None and holding.incarnation == incarnation:
+            kept.setdefault(holding.replies, []).append(remembered)
+    for replies, answers in kept.items():
+        replies.restore(answers)

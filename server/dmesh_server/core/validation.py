@@ -42,8 +42,7 @@ def caller_task(caller: Caller) -> Task:
     """Returns the caller's task slot; observers are refused."""
     if caller.task is None:
         raise invalid(
-            "an observer (a caller without a task) may read, and set and delete keys, but change nothing "
-            "else; name a task"
+            "an observer (a caller without a task) may read, and change keys, but nothing else; name a task"
         )
     if caller.incarnation not in _UINT64:
         raise invalid(

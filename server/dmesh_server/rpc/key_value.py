@@ -43,6 +43,7 @@ class KeyValueServicer:
             "Delete": unary(pb.DeleteRequest, self._behavior(calls.DELETE), desk),
             "Increment": unary(pb.IncrementRequest, self._behavior(calls.INCREMENT), desk),
             "CompareAndSet": unary(pb.CompareAndSetRequest, self._behavior(calls.COMPARE_AND_SET), desk),
+            "Transaction": unary(pb.TransactionRequest, self._behavior(calls.TRANSACTION), desk),
             "Watch": server_stream(pb.WatchRequest, self.watch, desk),
         }
 

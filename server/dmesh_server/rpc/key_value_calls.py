@@ -14,8 +14,15 @@ from google.protobuf.message import Message
 
 from dmesh.v1 import key_value_pb2 as pb
 from dmesh_server.core import events
-from dmesh_server.core.effects import KvCompared, KvDeleted, KvIncremented, KvRead, KvRevision
-from dmesh_server.core.model import Caller, KeyValue
+from dmesh_server.core.effects import (
+    KvDeleted,
+    KvIncremented,
+    KvRead,
+    KvResult,
+    KvRevision,
+    KvTransacted,
+)
+from dmesh_server.core.model import Caller, Condition, ConditionOperator, ConditionTarget, KeyValue
 from dmesh_server.rpc import convert
 from dmesh_server.runtime import AnsweredEvent
 
@@ -81,40 +88,121 @@ def _increment(
 
 def _compare_and_set(
     token: int, caller: Caller, request: pb.CompareAndSetRequest, session: int, reply_slot: int
-) -> events.KvCompareAndSet:
-    expected = request.expected if request.HasField("expected") else None
-    return events.KvCompareAndSet(
-        token, caller, request.request_id, request.key, expected, request.value,
+) -> events.KvTransaction:
+    """Makes a transaction of one condition and one operation."""
+    key = request.key
+    if request.HasField("expected"):
+        condition = Condition(key, ConditionTarget.VALUE, ConditionOperator.EQUAL, request.expected)
+    else:
+        condition = Condition(key, ConditionTarget.MOD_REVISION, ConditionOperator.EQUAL, 0)
+    then = events.KvSet(token, caller, "", key, request.value, allow_overwrite=True)
+    otherwise = events.KvGetMany(token, caller, (key,))
+    return events.KvTransaction(
+        token, caller, request.request_id, (condition,), (then,), (otherwise,),
         session=session, reply_slot=reply_slot,
     )  # fmt: skip
 
 
-def _compared(answer: KvCompared) -> pb.CompareAndSetResponse:
-    current = None if answer.current is None else convert.key_value_to_proto(answer.current)
-    return pb.CompareAndSetResponse(succeeded=answer.succeeded, current=current, revision=answer.revision)
+def _compared(answer: KvTransacted) -> pb.CompareAndSetResponse:
+    response = pb.CompareAndSetResponse(succeeded=answer.succeeded, revision=answer.revision)
+    for result in answer.results:
+        if isinstance(result, KvRead) and result.kvs:
+            response.current.CopyFrom(convert.key_value_to_proto(result.kvs[0]))
+    return response
+
+
+def _transaction(
+    token: int, caller: Caller, request: pb.TransactionRequest, session: int, reply_slot: int
+) -> events.KvTransaction:
+    return events.KvTransaction(
+        token,
+        caller,
+        request.request_id,
+        tuple(map(_condition, request.compare)),
+        tuple(_operation(token, caller, operation) for operation in request.then),
+        tuple(_operation(token, caller, operation) for operation in request.otherwise),
+        session=session,
+        reply_slot=reply_slot,
+    )
+
+
+def _condition(message: pb.Condition) -> Condition:
+    target = message.WhichOneof("operand")
+    if target is None or message.operator not in _OPERATORS:
+        raise convert.invalid(
+            f"the condition on key {message.key[:100]!r} does not say what is compared, or how"
+        )
+    operand: bytes | int = getattr(message, target)
+    return Condition(
+        message.key, ConditionTarget[target.upper()], ConditionOperator(message.operator), operand
+    )
+
+
+def _operation(token: int, caller: Caller, message: pb.Operation) -> events.KvOperation:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise convert.invalid("an operation of a transaction asks nothing that this server understands")
+    operation: events.KvOperation = _READERS[kind](token, caller, getattr(message, kind), 0, 0)
+    return operation
+
+
+def _transacted(answer: KvTransacted) -> pb.TransactionResponse:
+    return pb.TransactionResponse(
+        succeeded=answer.succeeded, results=map(_result, answer.results), revision=answer.revision
+    )
+
+
+def _result(result: KvResult) -> pb.OperationResult:
+    match result:
+        case KvRevision():
+            return pb.OperationResult(set=_was_set(result))
+        case KvDeleted():
+            return pb.OperationResult(delete=_deleted(result))
+        case KvIncremented():
+            return pb.OperationResult(increment=_incremented(result))
+        case KvRead():
+            return pb.OperationResult(read=_listed(result))
+
+
+def _was_set(answer: KvRevision) -> pb.SetResponse:
+    return pb.SetResponse(revision=answer.revision)
+
+
+def _deleted(answer: KvDeleted) -> pb.DeleteResponse:
+    return pb.DeleteResponse(deleted=answer.deleted, revision=answer.revision)
+
+
+def _incremented(answer: KvIncremented) -> pb.IncrementResponse:
+    return pb.IncrementResponse(value=answer.value, revision=answer.revision)
+
+
+def _listed(answer: KvRead) -> pb.ListResponse:
+    return pb.ListResponse(kvs=_kvs(answer), revision=answer.revision)
 
 
 def _kvs(answer: KvRead) -> list[pb.KeyValue]:
     return [convert.key_value_to_proto(kv) for kv in answer.kvs]
 
 
-SET = Method(_set, KvRevision, lambda answer: pb.SetResponse(revision=answer.revision))
+_OPERATORS = frozenset(operator.value for operator in ConditionOperator)
+_READERS: Mapping[str, Callable[[int, Caller, Any, int, int], events.KvOperation]] = {
+    "set": _set,
+    "delete": _delete,
+    "increment": _increment,
+    "get_many": _get_many,
+    "list": _list,
+}
+
+SET = Method(_set, KvRevision, _was_set)
 GET = Method(_get, KeyValue, lambda answer: pb.GetResponse(kv=convert.key_value_to_proto(answer)))
 GET_MANY = Method(
     _get_many, KvRead, lambda answer: pb.GetManyResponse(kvs=_kvs(answer), revision=answer.revision)
 )
-LIST = Method(_list, KvRead, lambda answer: pb.ListResponse(kvs=_kvs(answer), revision=answer.revision))
-DELETE = Method(
-    _delete,
-    KvDeleted,
-    lambda answer: pb.DeleteResponse(deleted=answer.deleted, revision=answer.revision),
-)
-INCREMENT = Method(
-    _increment,
-    KvIncremented,
-    lambda answer: pb.IncrementResponse(value=answer.value, revision=answer.revision),
-)
-COMPARE_AND_SET = Method(_compare_and_set, KvCompared, _compared)
+LIST = Method(_list, KvRead, _listed)
+DELETE = Method(_delete, KvDeleted, _deleted)
+INCREMENT = Method(_increment, KvIncremented, _incremented)
+COMPARE_AND_SET = Method(_compare_and_set, KvTransacted, _compared)
+TRANSACTION = Method(_transaction, KvTransacted, _transacted)
 
 METHODS: Mapping[str, Method] = {
     "set": SET,
@@ -124,5 +212,6 @@ METHODS: Mapping[str, Method] = {
     "delete": DELETE,
     "increment": INCREMENT,
     "compare_and_set": COMPARE_AND_SET,
+    "transaction": TRANSACTION,
 }
 """By the name of the field that holds the request in a call, and the response in its reply."""

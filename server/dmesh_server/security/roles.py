@@ -10,7 +10,9 @@ from dmesh.security.tokens import Role
 _COORDINATION = "/dmesh.v1.CoordinationService/"
 _KEY_VALUE = "/dmesh.v1.KeyValueService/"
 _MEMBERS_CALLS = ("Register", "Session", "CancelBarrier", "Leave", "ReportError")
-_KEY_VALUE_CALLS = ("Set", "Get", "GetMany", "List", "Delete", "Increment", "CompareAndSet", "Watch")
+_KEY_VALUE_CALLS = (
+    "Set", "Get", "GetMany", "List", "Delete", "Increment", "CompareAndSet", "Transaction", "Watch",
+)  # fmt: skip
 
 RPC_ROLES: Mapping[str, Role | None] = {
     **{_COORDINATION + name: Role.VIEWER for name in ("GetClusterState", "GetProgress", "ListClusters")},

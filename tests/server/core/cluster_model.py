@@ -10,14 +10,13 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.server.core.barrier_model import BarrierHistory, Client, passed, refused
-from tests.server.core.driving import OBSERVER, Driver, worker
+from tests.server.core.driving import OBSERVER, Driver, swapped, unequal, worker
 
 from dmesh_server.core.deadlines import LivenessDue, NoticeDue
 from dmesh_server.core.effects import (
     Answer,
     BarrierResult,
     Effect,
-    KvCompared,
     KvDeleted,
     KvIncremented,
     KvRead,
@@ -234,9 +233,10 @@ class ClusterModel(RuleBasedStateMachine):
         if answer is not None:
             old = self.keys.get(key)
             if (old.value if old else None) == expected:
-                assert answer == KvCompared(True, self.put(key, value), self.revision)
+                self.put(key, value)
+                assert answer == swapped(self.revision)
             else:
-                assert answer == KvCompared(False, old, self.revision)
+                assert answer == unequal(old, self.revision)
 
     @rule(index=WORKERS, key=KEYS, prefix=st.booleans())
     def delete(self, index: int, key: str, prefix: bool) -> None:

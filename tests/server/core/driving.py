@@ -12,6 +12,9 @@ from dmesh_server.core.effects import (
     Answer,
     BarrierResult,
     Effect,
+    KvRead,
+    KvRevision,
+    KvTransacted,
     LivenessChange,
     MembershipChange,
     Message,
@@ -31,13 +34,14 @@ from dmesh_server.core.events import (
     Event,
     GetClusterState,
     Heartbeat,
-    KvCompareAndSet,
     KvDelete,
     KvGet,
     KvGetMany,
     KvIncrement,
     KvList,
+    KvOperation,
     KvSet,
+    KvTransaction,
     KvWatch,
     Leave,
     Register,
@@ -48,8 +52,12 @@ from dmesh_server.core.events import (
 from dmesh_server.core.model import (
     Caller,
     ClusterState,
+    Condition,
+    ConditionOperator,
+    ConditionTarget,
     Device,
     Job,
+    KeyValue,
     Limits,
     Liveness,
     Member,
@@ -66,6 +74,16 @@ OBSERVER = Caller("c")
 
 def worker(index: int) -> Task:
     return Task("worker", index)
+
+
+def swapped(revision: int) -> KvTransacted:
+    """The answer to a compare-and-set that set the key."""
+    return KvTransacted(True, (KvRevision(revision),), revision)
+
+
+def unequal(current: KeyValue | None, revision: int) -> KvTransacted:
+    """The answer to a compare-and-set that found another value."""
+    return KvTransacted(False, (KvRead((current,) if current else (), revision),), revision)
 
 
 def workers(count: int) -> tuple[Job, ...]:
@@ -275,8 +293,23 @@ class Driver:
     def increment(self, key: str, amount: int = 1) -> KvIncrement:
         return KvIncrement(self.token(), self.caller(0), self.request_id(), key, amount)
 
-    def compare_and_set(self, key: str, expected: bytes | None, value: bytes) -> KvCompareAndSet:
-        return KvCompareAndSet(self.token(), self.caller(0), self.request_id(), key, expected, value)
+    def transaction(
+        self,
+        compare: Sequence[Condition] = (),
+        then: Sequence[KvOperation] = (),
+        otherwise: Sequence[KvOperation] = (),
+    ) -> KvTransaction:
+        return KvTransaction(
+            self.token(), self.caller(0), self.request_id(), tuple(compare), tuple(then), tuple(otherwise)
+        )
+
+    def compare_and_set(self, key: str, expected: bytes | None, value: bytes) -> KvTransaction:
+        absent = Condition(key, ConditionTarget.MOD_REVISION, ConditionOperator.EQUAL, 0)
+        if expected is None:
+            condition = absent
+        else:
+            condition = Condition(key, ConditionTarget.VALUE, ConditionOperator.EQUAL, expected)
+        return self.transaction([condition], [self.set(key, value)], [self.get_many(key)])
 
     def watch(self, prefix: str = "", revision: int = 0, caller: Caller | None = None) -> KvWatch:
         return KvWatch(self.token(), caller or self.caller(0), prefix, revision)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.server.core.driving import Driver
 
-from dmesh_server.core.effects import Answer, KvCompared, KvDeleted, KvIncremented, KvRevision
+from dmesh_server.core.effects import Answer, KvDeleted, KvIncremented, KvRevision, KvTransacted
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import KvDelete, KvIncrement, Mutation, SessionClosed
 from dmesh_server.core.replies import REPLY_SLOTS
@@ -129,7 +129,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         match answer:
             case KvIncremented(value):
                 assert value == 1, "an increment counts twice"
-            case KvCompared(succeeded):
+            case KvTransacted(succeeded):
                 assert succeeded, "a compare-and-set that succeeded reports failure"
             case KvDeleted(deleted):
                 assert deleted == 1, "a key that was deleted is reported missing"

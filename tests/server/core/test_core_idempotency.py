@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.core.driving import Driver
+from tests.server.core.driving import Driver, swapped
 
-from dmesh_server.core.effects import Done, KvCompared, KvDeleted, KvRevision
+from dmesh_server.core.effects import Done, KvDeleted, KvRevision, KvTransacted
 from dmesh_server.core.errors import ErrorKind
-from dmesh_server.core.model import KeyValue, Limits
+from dmesh_server.core.model import Limits
 
 MUTATIONS: dict[str, Callable[[Driver], Any]] = {
     "set": lambda d: d.set("new", b"1", overwrite=False),
@@ -53,8 +53,8 @@ def test_a_retry_is_answered_alike_and_changes_nothing(name: str, restart: bool)
 def test_answers_are_remembered_through_later_changes() -> None:
     d = joined()
     mutation = d.compare_and_set("old", b"v", b"w")
-    answer = d.accepted(mutation, KvCompared)
-    assert answer == KvCompared(True, KeyValue("old", b"w", 1, 2), 2)
+    answer = d.accepted(mutation, KvTransacted)
+    assert answer == swapped(2)
     d.apply(d.set("old", b"other"))
     assert d.answer(mutation) == answer
 
@@ -66,12 +66,12 @@ def test_calls_without_an_effect_are_judged_anew() -> None:
     nothing = d.delete("none")
     assert d.accepted(nothing, KvDeleted).deleted == 0
     unequal = d.compare_and_set("old", b"w", b"x")
-    assert not d.accepted(unequal, KvCompared).succeeded
+    assert not d.accepted(unequal, KvTransacted).succeeded
     d.apply(d.delete("old"))
     d.apply(d.set("none"))
     d.accepted(refused, KvRevision)
     assert d.accepted(nothing, KvDeleted).deleted == 1
-    assert d.accepted(unequal, KvCompared).succeeded
+    assert d.accepted(unequal, KvTransacted).succeeded
 
 
 def test_request_ids_belong_to_one_process_and_one_call() -> None:

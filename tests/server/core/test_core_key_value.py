@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.server.core.driving import OBSERVER, Driver
+from tests.server.core.driving import OBSERVER, Driver, swapped, unequal
 
-from dmesh_server.core.effects import KvCompared, KvDeleted, KvIncremented, KvRead, KvRevision
+from dmesh_server.core.effects import KvDeleted, KvIncremented, KvRead, KvRevision, KvTransacted
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import Abandon, KvGet
 from dmesh_server.core.model import KeyValue, Limits
@@ -30,7 +30,7 @@ def test_every_change_has_the_next_revision() -> None:
     assert d.accepted(d.set("a", b"2"), KvRevision) == KvRevision(2)
     assert d.accepted(d.set("b", b"3", index=1), KvRevision) == KvRevision(3)
     assert d.accepted(d.increment("n"), KvIncremented) == KvIncremented(1, 4)
-    assert d.accepted(d.compare_and_set("b", b"3", b"4"), KvCompared).revision == 5
+    assert d.accepted(d.compare_and_set("b", b"3", b"4"), KvTransacted).revision == 5
     assert d.accepted(d.delete("a"), KvDeleted) == KvDeleted(1, 6)
     assert d.accepted(d.get("b"), KeyValue) == KeyValue("b", b"4", 3, 5)
     assert d.accepted(d.delete("a"), KvDeleted) == KvDeleted(0, 6), "nothing changed"
@@ -160,13 +160,12 @@ def test_integers_stay_within_64_bits() -> None:
 
 def test_compare_and_set() -> None:
     d = joined()
-    assert d.accepted(d.compare_and_set("a", b"0", b"1"), KvCompared) == KvCompared(False, None, 0)
+    assert d.accepted(d.compare_and_set("a", b"0", b"1"), KvTransacted) == unequal(None, 0)
     created = KeyValue("a", b"1", 1, 1)
-    assert d.accepted(d.compare_and_set("a", None, b"1"), KvCompared) == KvCompared(True, created, 1)
-    assert d.accepted(d.compare_and_set("a", None, b"2"), KvCompared) == KvCompared(False, created, 1)
-    assert d.accepted(d.compare_and_set("a", b"", b"2"), KvCompared) == KvCompared(False, created, 1)
-    changed = KeyValue("a", b"2", 1, 2)
-    assert d.accepted(d.compare_and_set("a", b"1", b"2"), KvCompared) == KvCompared(True, changed, 2)
+    assert d.accepted(d.compare_and_set("a", None, b"1"), KvTransacted) == swapped(1)
+    assert d.accepted(d.compare_and_set("a", None, b"2"), KvTransacted) == unequal(created, 1)
+    assert d.accepted(d.compare_and_set("a", b"", b"2"), KvTransacted) == unequal(created, 1)
+    assert d.accepted(d.compare_and_set("a", b"1", b"2"), KvTransacted) == swapped(2)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 1025, "é" * 513, "a\0b", "\ud800"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.server.core.driving import OBSERVER, Driver, worker, workers
 
-from dmesh_server.core.effects import Clusters, Done, KvDeleted, KvRead, KvRevision, Registered
+from dmesh_server.core.effects import Clusters, Done, KvDeleted, KvIncremented, KvRead, KvRevision, Registered
 from dmesh_server.core.errors import ErrorKind
 from dmesh_server.core.events import (
     Attach,
@@ -15,6 +15,7 @@ from dmesh_server.core.events import (
     KvSet,
     Leave,
     ListClusters,
+    ReportError,
 )
 from dmesh_server.core.model import (
     Caller,
@@ -272,14 +273,15 @@ def test_observers_may_read_and_write_keys_but_change_nothing_else() -> None:
     set_it = KvSet(d.token(), OBSERVER, "r", "key", b"v", False)
     assert d.accepted(set_it, KvRevision).revision == 1
     assert d.accepted(d.get("key"), KeyValue).value == b"v"
-    assert d.refused(KvSet(d.token(), OBSERVER, "r", "key", b"w", False)).kind is ErrorKind.KEY_EXISTS
-    assert d.accepted(KvDelete(d.token(), OBSERVER, "r", "key", False), KvDeleted).deleted == 1
-    error = d.refused(KvIncrement(d.token(), OBSERVER, "r", "key", 1))
+    assert d.refused(KvSet(d.token(), OBSERVER, "s", "key", b"w", False)).kind is ErrorKind.KEY_EXISTS
+    assert d.accepted(KvDelete(d.token(), OBSERVER, "d", "key", False), KvDeleted).deleted == 1
+    assert d.accepted(KvIncrement(d.token(), OBSERVER, "i", "key", 1), KvIncremented).value == 1
+    error = d.refused(ReportError(d.token(), OBSERVER, "e", "no"))
     assert error.kind is ErrorKind.INVALID_ARGUMENT
     assert "observer" in error.message
     assert d.refused(KvSet(d.token(), OBSERVER, "", "key", b"", True)).kind is ErrorKind.INVALID_ARGUMENT
     d.accepted(Leave(d.token(), d.caller(0), "l", ""), Done)
-    assert d.refused(KvSet(d.token(), OBSERVER, "r", "key", b"", True)).kind is ErrorKind.CLUSTER_ENDING
+    assert d.refused(KvSet(d.token(), OBSERVER, "t", "key", b"", True)).kind is ErrorKind.CLUSTER_ENDING
     assert d.refused(Attach(d.token(), OBSERVER, 5)).kind is ErrorKind.INVALID_ARGUMENT
 
 
