@@ -87,7 +87,9 @@ class World:
 def resolve(group: ProcessGroup | None) -> ProcessGroup:
     """Return the group that a function was given, or the world."""
     if group is None:
-        return context.current().get(World).group
+        state = context.process.get().context
+        world = None if state is None else state.parts.get(World)
+        return world.group if isinstance(world, World) else context.current().get(World).group
     if not isinstance(group, ProcessGroup):
         raise CollectiveTypeError(f"group must be a dmesh.collectives.Group, got {type(group).__name__}")
     return group

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,11 +37,12 @@ class Context:
     def __init__(self, client_id: int, *parts: object) -> None:
         self.client_id = client_id
         """This process's client id; 0 in local mode."""
-        self._parts: dict[type, object] = {type(part): part for part in parts if part is not None}
+        self.parts: dict[type, object] = {type(part): part for part in parts if part is not None}
+        """The parts by class."""
 
     def find(self, kind: type[Part]) -> Part | None:
         """Return the part of this class, or None."""
-        return self._parts.get(kind)  # type: ignore[return-value]
+        return self.parts.get(kind)  # type: ignore[return-value]
 
     def get(self, kind: type[Part]) -> Part:
         """Return the part of this class.
@@ -61,25 +62,26 @@ class Context:
             part: The part.
             kind: The class to find it by; its own if None.
         """
-        self._parts[kind or type(part)] = part
+        self.parts[kind or type(part)] = part
 
     def discard(self, kind: type) -> None:
         """Remove the part of this class, if there is one."""
-        self._parts.pop(kind, None)
+        self.parts.pop(kind, None)
 
 
-@dataclass(frozen=True)
-class FakeProcess:
-    """State of a thread that stands for a process of its own; see `dmesh.testing.FakeCluster`."""
+@dataclass
+class Process:
+    """State of this process, or of a thread that stands for one; see `dmesh.testing.FakeCluster`."""
 
-    context: Context
-    """Its state: initialized already."""
+    context: Context | None
+    """The state of the initialized system; None if it is not."""
     environ: Mapping[str, str]
     """Its environment variables, as far as dmesh reads any."""
 
 
-_fake_process: ContextVar[FakeProcess | None] = ContextVar("dmesh_fake_process", default=None)
-_current: Context | None = None
+_real = Process(None, os.environ)
+process: ContextVar[Process] = ContextVar("dmesh_process", default=_real)
+"""The process that this thread belongs to; collectives that are given no group look up the world here."""
 _inherited: Context | None = None
 """The parent's state in a forked child: never used, but kept so that its connections are not torn down."""
 _devices_in_use = False
@@ -116,15 +118,14 @@ def refuse_forked_child() -> None:
 
 def disown_after_fork() -> None:
     """Make the state of a forked child unusable. Called in every forked child."""
-    global _current, _inherited
-    if _current is not None:
-        _current, _inherited = None, _current
+    global _inherited
+    if _real.context is not None:
+        _real.context, _inherited = None, _real.context
 
 
 def current_or_none() -> Context | None:
     """Return the state of the initialized system, or None."""
-    fake = _fake_process.get()
-    return _current if fake is None else fake.context
+    return process.get().context
 
 
 def find(kind: type[Part]) -> Part | None:
@@ -133,32 +134,26 @@ def find(kind: type[Part]) -> Part | None:
     return None if state is None else state.find(kind)
 
 
-def fake_process() -> FakeProcess | None:
+def fake_process() -> Process | None:
     """Return the fake process that this thread is, or None in the thread of a real one."""
-    return _fake_process.get()
-
-
-def become_fake_process(fake: FakeProcess) -> Token[FakeProcess | None]:
-    """Make this thread a process of its own, for the public functions that it calls."""
-    return _fake_process.set(fake)
+    found = process.get()
+    return None if found is _real else found
 
 
 def environment() -> Mapping[str, str]:
     """Return the environment variables of this process, or of the fake process that this thread is."""
-    fake = _fake_process.get()
-    return os.environ if fake is None else fake.environ
+    return process.get().environ
 
 
 def install(context: Context) -> None:
     """Make `context` the state that the public functions act on."""
-    global _current
-    _current = context
+    _real.context = context
 
 
 def clear() -> None:
     """Return to the state before `initialize_accelerator_system`."""
-    global _current, _devices_in_use
-    _current = None
+    global _devices_in_use
+    _real.context = None
     _devices_in_use = False
 
 

@@ -110,7 +110,7 @@ def initialize_accelerator_system(
     if fake is not None:
         read_backend(fake.environ, backend)  # it must be one, but the clients are threads, with another one
         launchers.check_resolver(cluster_resolver)  # likewise
-        return _initialize_fake(fake.context, device_type, num_logical_cpu_devices, tpu)
+        return _initialize_fake(context.current(), device_type, num_logical_cpu_devices, tpu)
     tracebacks.install()
     if context.current_or_none() is not None:
         raise AlreadyInitializedError(

@@ -33,7 +33,7 @@ from dmesh.errors import (
     MissingExtraError,
 )
 from dmesh.runtime import context
-from dmesh.runtime.context import Context, FakeProcess
+from dmesh.runtime.context import Context, Process
 from dmesh.tpu.accelerator import TpuSystem
 from dmesh.tpu.table import devices_of, topology_of
 
@@ -54,7 +54,7 @@ class RankKilledError(DMeshError, RuntimeError):
 class _Rank:
     """One fake process."""
 
-    fake: FakeProcess
+    process: Process
     communicator: Communicator
     identity: Identity
     agent: Agent | None = None
@@ -194,7 +194,7 @@ class FakeCluster:
                 AgentSource(start=self._opener(rank)),
             )
             environment = {**shared, "DTENSOR_CLIENT_ID": str(rank)}
-            self._ranks.append(_Rank(FakeProcess(state, environment), communicator, identities[rank]))
+            self._ranks.append(_Rank(Process(state, environment), communicator, identities[rank]))
 
     # Programs -----------------------------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class FakeCluster:
 
     def _work(self, call: _Call, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
         rank = self._ranks[call.rank]
-        context.become_fake_process(rank.fake)
+        context.process.set(rank.process)
         try:
             call.value = program(*args)
         except BaseException as error:  # noqa: BLE001 -- handed to whoever called `run`
