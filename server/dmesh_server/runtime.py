@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from dmesh_server import effect_logging, failpoints
@@ -265,7 +266,7 @@ class Runtime:
             raise
         if isinstance(result, CoreError):
             # A copy: one error may answer many, and raising gives each its own traceback.
-            raise CoreError(result.kind, result.message, result.members, result.epoch)
+            raise replace(result)
         if not isinstance(result, answer):
             raise TypeError(f"{type(event).__name__} was answered with {type(result).__name__}")
         return result

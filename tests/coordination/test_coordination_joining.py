@@ -95,11 +95,14 @@ def test_a_taken_id_names_its_holder(server, join) -> None:
     assert holder.process.host in str(caught.value)
     assert f"pid {os.getpid()}" in str(caught.value)
     assert holder.process.pid == os.getpid()
+    assert str(caught.value).endswith("Give each client its own DTENSOR_CLIENT_ID, or end that process.")
 
 
 def test_job_lists_that_differ_are_refused(server, join) -> None:
     join(server.address, 0, 2)
-    with pytest.raises(JobMismatchError, match="DTENSOR_JOBS"):
+    with pytest.raises(
+        JobMismatchError, match=r"same DTENSOR_JOBS and DTENSOR_JOB_NAME, and each .* DMESH_CLUSTER"
+    ):
         join(server.address, 1, 3)
 
 

@@ -152,6 +152,41 @@ def test_kinds_become_classes_that_also_are_builtins(kind: int, cls: type, built
         assert [m.rank for m in error.members] == [3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        (
+            "UNKNOWN_TASK",
+            ["caller.task.job", "caller.task.index"],
+            "m. Check DTENSOR_CLIENT_ID and DTENSOR_JOB_NAME.",
+        ),
+        ("TASK_TAKEN", ["caller.task.job"], "m. Start as many clients as DMESH_NUM_CLIENTS says"),
+        (
+            "SPEC_MISMATCH",
+            ["settings.restart_policy"],
+            "m. Leave DMESH_RESTART_POLICY unset, or set it alike",
+        ),
+        (
+            "SPEC_MISMATCH",
+            ["settings.lease_ms"],
+            "m. Leave DMESH_LEASE unset, or set it alike for all clients.",
+        ),
+        ("INVALID_ARGUMENT", ["settings.stuck_after_ms"], "m. Correct DMESH_STUCK_AFTER."),
+        (
+            "INVALID_ARGUMENT",
+            ["settings.heartbeat_interval_ms", "settings.lease_ms"],
+            "m. Correct DMESH_HEARTBEAT_INTERVAL and DMESH_LEASE.",
+        ),
+        ("INVALID_ARGUMENT", ["a field of a later release"], "m."),
+    ],
+)
+def test_a_refused_field_names_the_settings_it_comes_from(kind: str, fields: list[str], said: str) -> None:
+    error = common_pb2.Error(
+        kind=common_pb2.ErrorKind.Value(f"ERROR_KIND_{kind}"), message="m.", fields=fields
+    )
+    assert str(faults.from_error(error).exception()).startswith(said)
+
+
 def test_an_unknown_kind_is_still_an_error() -> None:
     assert isinstance(faults.Fault(12345, "new").exception(), errors.CoordinationError)
 

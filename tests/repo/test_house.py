@@ -52,6 +52,12 @@ def test_modules_are_small_and_named_for_what_they_are(path):
     assert path.stem not in FORBIDDEN_NAMES
 
 
+def test_the_core_names_no_environment_variable():
+    """It speaks the protocol's terms; a client knows the settings that a refused field comes from."""
+    for path in (ROOT / "server" / "dmesh_server" / "core").glob("*.py"):
+        assert not re.search(r"(DMESH|DTENSOR)_[A-Z]", path.read_text()), path
+
+
 def test_nothing_unpickles_or_evaluates():
     """Data from a wire or a file is never executed."""
     forbidden_calls = {"eval", "exec"}

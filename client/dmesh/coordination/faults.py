@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from dmesh.coordination.advice import advise
 from dmesh.coordination.members import Member
 from dmesh.errors import (
     AuthenticationError,
@@ -139,6 +140,8 @@ class Fault:
     """The cluster's epoch at the time; 0 if unknown."""
     code: grpc.StatusCode | None = None
     """The gRPC status, if it came with one."""
+    fields: tuple[str, ...] = ()
+    """Refused fields of the request, as the protocol names them; empty if none is to blame."""
 
     @property
     def status(self) -> grpc.StatusCode:
@@ -193,9 +196,9 @@ class Fault:
                 f"the request or its answer is too large for one message: {self.message}"
             )
         cls = _EXCEPTIONS.get(self.kind, CoordinationError)
-        if issubclass(cls, CoordinationError):
-            return cls(self.message, self.members)
-        return cls(self.message)
+        advice = advise(self.kind, self.fields)
+        message = f"{self.message.removesuffix('.')}. {advice}" if advice else self.message
+        return cls(message, self.members) if issubclass(cls, CoordinationError) else cls(message)
 
 
 _WORTH_TELLING = 0.1
@@ -211,6 +214,7 @@ def from_error(error: pb.Error) -> Fault:
         message=error.message or f"the coordinator reported error {error.kind} without a message",
         members=tuple(Member.from_proto(member) for member in error.members),
         epoch=error.epoch,
+        fields=tuple(error.fields),
     )
 
 
@@ -225,7 +229,7 @@ def from_rpc(error: grpc.RpcError) -> Fault:
                 fault = from_error(pb.Error.FromString(value))
             except DecodeError:
                 break
-            return Fault(fault.kind, fault.message, fault.members, fault.epoch, code)
+            return replace(fault, code=code)
     return Fault(0, call.details() or code.name, code=code)
 
 

@@ -481,15 +481,22 @@ class Error(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
     kind: Global___ErrorKind.ValueType
     """What kind."""
     message: _builtins.str
-    """What happened, who is involved, what was expected, what to do. One paragraph."""
+    """One paragraph: the failure, the tasks involved, the values expected."""
     epoch: _builtins.int
     """The cluster's epoch at the time."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
-        """The members (or empty seats, with no incarnation) that it is about: who is missing, lost, or in the way."""
+        """Members (or vacant task slots, with no incarnation) that the error is about: missing, lost, or in the way."""
+
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the request that were refused, such as "settings.lease_ms"; empty if no field is to blame. A client
+        adds the settings of its own that these fields come from.
+        """
 
     def __init__(
         self,
@@ -498,10 +505,11 @@ class Error(_message.Message):
         message: _builtins.str = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
         epoch: _builtins.int = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kind", b"kind", "members", b"members", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fields", b"fields", "kind", b"kind", "members", b"members", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,7 +51,7 @@ class Barriers:
         except CoreError as error:
             number = self._table.next_number(event.name) if event.instance < 0 else event.instance
             epoch = self._roster.epoch
-            refusal = CoreError(error.kind, error.message, error.members, epoch)
+            refusal = replace(error, epoch=epoch)
             transaction.push((event.session,), BarrierResult(event.name, number, refusal, epoch))
 
     def _enter(self, slot: TaskSlot, event: EnterBarrier, transaction: Transaction) -> None:

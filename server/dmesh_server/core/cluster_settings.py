@@ -1,4 +1,4 @@
-"""The settings of a cluster: decided by the first client to register, and the same for all others."""
+"""Settings of a cluster: decided by the first client to register, and the same for all others."""
 
 from __future__ import annotations
 
@@ -10,27 +10,19 @@ from dmesh_server.core.model import ClusterSettings, Limits, Member, RestartPoli
 from dmesh_server.core.validation import invalid
 
 NEVER = -1.0
-"""`stuck_after` of a cluster in which nobody is asked."""
-
-_ADVICE = "Leave it unset, or set it alike for all clients"
-_VARIABLES = {
-    "restart policy": "DMESH_RESTART_POLICY",
-    "heartbeat interval": "DMESH_HEARTBEAT_INTERVAL",
-    "lease": "DMESH_LEASE",
-    "time after which a member counts as stuck": "DMESH_STUCK_AFTER",
-}
+"""`stuck_after` of a cluster whose members are never asked for their activity."""
 
 
 def decide(wish: ClusterSettings, limits: Limits, tasks: int) -> ClusterSettings:
     """Returns the settings of a cluster whose first client has this wish.
 
-    Of lease and heartbeat interval, one that was not wished for keeps the server's proportion to the other.
-    In large clusters, both are longer than the server's: reading ten thousand heartbeats every three seconds
-    would leave it time for nothing else.
+    If the wish names only one of lease and heartbeat interval, the other keeps the server's proportion to it.
+    In large clusters, both are longer than the server's defaults: reading ten thousand heartbeats every three
+    seconds would leave the server no time for other work.
 
     Args:
-        wish: What the client wishes.
-        limits: What the server allows, and has for those who wish for nothing.
+        wish: The client's wish.
+        limits: The server's bounds and defaults.
         tasks: Task slots of the cluster.
 
     Raises:
@@ -46,8 +38,9 @@ def decide(wish: ClusterSettings, limits: Limits, tasks: int) -> ClusterSettings
         interval = min(standard, lease / beats)
     if interval >= lease:
         raise invalid(
-            f"the cluster's heartbeat interval ({interval:g} s) must be shorter than its lease ({lease:g} s)"
-            ": see DMESH_HEARTBEAT_INTERVAL and DMESH_LEASE"
+            f"the cluster's heartbeat interval ({interval:g} s) must be shorter than its lease ({lease:g} s)",
+            "settings.heartbeat_interval_ms",
+            "settings.lease_ms",
         )
     stuck_after = wish.stuck_after or limits.stuck_after
     return ClusterSettings(
@@ -64,19 +57,25 @@ def check(wish: ClusterSettings, limits: Limits) -> None:
     Raises:
         CoreError: INVALID_ARGUMENT: it could not be fulfilled by any cluster.
     """
-    for what, value, least, most in (
-        ("heartbeat interval", wish.heartbeat_interval, limits.min_heartbeat_interval, limits.max_lease),
-        ("lease", wish.lease, limits.min_lease, limits.max_lease),
+    for what, field, value, least in (
+        (
+            "heartbeat interval",
+            "settings.heartbeat_interval_ms",
+            wish.heartbeat_interval,
+            limits.min_heartbeat_interval,
+        ),
+        ("lease", "settings.lease_ms", wish.lease, limits.min_lease),
     ):
-        if not math.isfinite(value) or (value != 0 and not least <= value <= most):
+        if not math.isfinite(value) or (value != 0 and not least <= value <= limits.max_lease):
             raise invalid(
-                f"the {what} of a cluster must be from {least:g} to {most:g} s, not {value:g} s: see "
-                f"{_VARIABLES[what]}"
+                f"the {what} of a cluster must be from {least:g} to {limits.max_lease:g} s, not {value:g} s",
+                field,
             )
     if math.isnan(wish.stuck_after) or wish.stuck_after > limits.max_lease * 24:
         raise invalid(
             f"the time after which a member counts as stuck must be at most {limits.max_lease * 24:g} s, or "
-            f"negative for never; not {wish.stuck_after:g} s: see DMESH_STUCK_AFTER"
+            f"negative for never; not {wish.stuck_after:g} s",
+            "settings.stuck_after_ms",
         )
 
 
@@ -90,17 +89,23 @@ def compare(
         settings: What the cluster has.
         who: The client, in words.
         cluster: The cluster's name.
-        founder: Who decided.
+        founder: The member that decided the settings.
 
     Raises:
         CoreError: SPEC_MISMATCH: the client wants something else.
     """
-    for what, wished, has in (
-        ("restart policy", _policy(wish.restart_policy), _policy(settings.restart_policy)),
-        ("heartbeat interval", _seconds(wish.heartbeat_interval), _seconds(settings.heartbeat_interval)),
-        ("lease", _seconds(wish.lease), _seconds(settings.lease)),
+    for what, field, wished, has in (
+        ("restart policy", "restart_policy", _policy(wish.restart_policy), _policy(settings.restart_policy)),
+        (
+            "heartbeat interval",
+            "heartbeat_interval_ms",
+            _seconds(wish.heartbeat_interval),
+            _seconds(settings.heartbeat_interval),
+        ),
+        ("lease", "lease_ms", _seconds(wish.lease), _seconds(settings.lease)),
         (
             "time after which a member counts as stuck",
+            "stuck_after_ms",
             _seconds(wish.stuck_after),
             _seconds(settings.stuck_after),
         ),
@@ -109,8 +114,9 @@ def compare(
             raise CoreError(
                 ErrorKind.SPEC_MISMATCH,
                 f"{who} wants another {what} ({wished}) than cluster {messages.quote(cluster)} has ({has}), "
-                f"which was formed by {messages.name(founder)}. {_ADVICE} ({_VARIABLES[what]}).",
+                f"which was formed by {messages.name(founder)}.",
                 (founder,),
+                fields=(f"settings.{field}",),
             )
 
 

@@ -21,6 +21,7 @@ SHUTTING_DOWN is final.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from dmesh_server.core import membership, messages, operations, records, registration, validation
@@ -435,7 +436,7 @@ class Core:
             answer = handle(event, transaction)
         except CoreError as error:
             cluster = self._clusters.get(event.caller.cluster)
-            answer = CoreError(error.kind, error.message, error.members, cluster.epoch if cluster else 0)
+            answer = replace(error, epoch=cluster.epoch if cluster else 0)
         if answer is not None:
             transaction.reply(event.token, answer)
 

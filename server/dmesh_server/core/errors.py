@@ -1,4 +1,4 @@
-"""What the core answers when it refuses."""
+"""Refusals of the core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dmesh_server.core.model import Member
 
 
 class ErrorKind(enum.Enum):
-    """The kinds of refusal. The values are the wire's (`dmesh.v1.ErrorKind`)."""
+    """Kinds of refusal. The values are the wire's (`dmesh.v1.ErrorKind`)."""
 
     INVALID_ARGUMENT = 1
     UNKNOWN_TASK = 2
@@ -45,13 +45,16 @@ class CoreError(Exception):
     """
 
     kind: ErrorKind
-    """What kind."""
+    """Kind of refusal."""
     message: str
-    """What happened, who is involved, what was expected, what to do."""
+    """One paragraph: the failure, the tasks involved, the values expected."""
     members: tuple[Member, ...] = ()
-    """Whom it is about: who is missing, lost, or in the way."""
+    """Members that the error is about: missing, lost, or in the way."""
     epoch: int = 0
     """The cluster's epoch at the time."""
+    fields: tuple[str, ...] = ()
+    """Refused fields of the request, as the protocol names them (`settings.lease_ms`); empty if none is to
+    blame. The client adds the settings of its own that these fields come from."""
 
     def __str__(self) -> str:
         return f"{self.kind.name}: {self.message}"

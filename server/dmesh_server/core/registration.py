@@ -74,9 +74,9 @@ def _best_task(cluster: Cluster, job: str, transaction: Transaction) -> Task | N
         ErrorKind.TASK_TAKEN,
         f"all {len(holders)} task slots of job {messages.quote(job)} in cluster "
         f"{messages.quote(cluster.name)} are held: {messages.listing(holders, transaction.now)}. More "
-        "clients were started than there are task slots, or an earlier run is still alive: start as many as "
-        "DMESH_NUM_CLIENTS says, or end those processes.",
+        "clients were started than there are task slots, or an earlier run is still alive.",
         holders[:_MAX_NAMED],
+        fields=("caller.task.job",),
     )
 
 
@@ -106,8 +106,8 @@ def check_registration(event: Register, cluster: Cluster | None, limits: Limits)
         listed = ", ".join(f"/job:{name}/task:0-{size - 1}" for name, size in sizes.items())
         raise CoreError(
             ErrorKind.UNKNOWN_TASK,
-            f"{messages.label(task)} is not one of the tasks of the job list: {listed}. Check "
-            "DTENSOR_CLIENT_ID and DTENSOR_JOB_NAME.",
+            f"{messages.label(task)} is not one of the tasks of the job list: {listed}.",
+            fields=("caller.task.job", "caller.task.index"),
         )
 
 
@@ -122,9 +122,9 @@ def _check_agreement(event: Register, task: Task, cluster: Cluster) -> None:
             ErrorKind.SPEC_MISMATCH,
             f"{who} has another job list than "
             f"cluster {messages.quote(cluster.name)}, which was formed by {messages.name(first)}: "
-            f"{_difference(event.jobs, jobs)}. Give all clients the same DTENSOR_JOBS and DTENSOR_JOB_NAME, "
-            "and every program of its own a DMESH_CLUSTER of its own.",
+            f"{_difference(event.jobs, jobs)}.",
             (first,),
+            fields=("jobs",),
         )
     cluster_settings.compare(event.settings, cluster.settings, who, cluster.name, first)
 
@@ -165,9 +165,9 @@ def check_free(cluster: Cluster, task: Task, transaction: Transaction) -> None:
             f"{task} of cluster {messages.quote(cluster.name)} is held by another process: "
             f"{messages.name_and_age(holder, transaction.now)}, registered "
             f"{messages.seconds(transaction.now - holder.registered_at)} ago. Two clients have the same "
-            "client id, or an earlier run is still alive: give each client its own DTENSOR_CLIENT_ID, or end "
-            "that process.",
+            "client id, or an earlier run is still alive.",
             (holder,),
+            fields=("caller.task.index",),
         )
     elif not cluster.rejoin or slot.state is MemberState.LEFT:
         raise _barred(cluster, slot, transaction)

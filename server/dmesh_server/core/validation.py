@@ -27,9 +27,9 @@ _MAX_DEVICES = 4_096
 _MAX_ADDRESSES = 64
 
 
-def invalid(message: str) -> CoreError:
-    """Returns the error for a malformed field."""
-    return CoreError(ErrorKind.INVALID_ARGUMENT, message)
+def invalid(message: str, *fields: str) -> CoreError:
+    """Returns the error for malformed fields."""
+    return CoreError(ErrorKind.INVALID_ARGUMENT, message, fields=fields)
 
 
 def cluster_name(name: str) -> None:

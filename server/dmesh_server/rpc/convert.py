@@ -168,6 +168,7 @@ def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
         message=error.message,
         members=(member_to_proto(member, now) for member in error.members),
         epoch=error.epoch,
+        fields=error.fields,
     )
 
 

@@ -64,7 +64,10 @@ def encode_for_metadata(error: CoreError, now: float) -> bytes:
     Members are cut down to what names them, and left out from the first that does not fit.
     """
     message = common_pb2.Error(
-        kind=convert.error_kind(error.kind), message=shorten(error.message, _MAX_DETAILS), epoch=error.epoch
+        kind=convert.error_kind(error.kind),
+        message=shorten(error.message, _MAX_DETAILS),
+        epoch=error.epoch,
+        fields=error.fields,
     )
     size = message.ByteSize()
     for member in error.members:

@@ -51,7 +51,7 @@ def test_one_too_many_is_told_who_is_there() -> None:
     error = d.refused(d.register(ANY_TASK, 9))
     assert error.kind is ErrorKind.TASK_TAKEN
     assert "all 2 task slots of job 'worker' in cluster 'c' are held: /job:worker/task:0" in error.message
-    assert "DMESH_NUM_CLIENTS" in error.message
+    assert error.fields == ("caller.task.job",)
     assert [member.task for member in error.members] == [worker(0), worker(1)]
 
 
