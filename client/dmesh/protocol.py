@@ -5,6 +5,7 @@ knows:
 
 1. Sessions carry barriers; keys and values have calls of their own.
 2. Sessions carry the calls of the key-value store; liveness, settings of the cluster, passed barriers.
+3. Calls of sessions name reply slots. Passed barriers are presented in calls of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-VERSION = 2
+VERSION = 3
 """Version of the protocol that this side speaks."""
 OLDEST_CLIENT = 1
 """The oldest version of clients that a server of `VERSION` serves."""

@@ -50,6 +50,7 @@ from dmesh_server.core.events import (
     ListClusters,
     Mutation,
     Operation,
+    PresentBarriers,
     Register,
     ReportError,
     ReportStatus,
@@ -60,7 +61,7 @@ from dmesh_server.core.events import (
     Tick,
 )
 from dmesh_server.core.log_events import BarrierEnded
-from dmesh_server.core.model import Caller, Limits, PassedBarrier
+from dmesh_server.core.model import Caller, Limits
 from dmesh_server.core.views import ClusterViews
 from dmesh_server.event_log import PREEMPTION_NOTICES, EventLog, ServerNote, preemption
 from dmesh_server.progress import ProgressBook
@@ -78,6 +79,7 @@ AnsweredEvent = (
     | GetClusterState
     | ListClusters
     | Attach
+    | PresentBarriers
     | CancelBarrier
     | KvSet
     | KvGet
@@ -291,14 +293,11 @@ class Runtime:
         self._pending.pop(token, None)
         self._apply(Abandon(token))
 
-    async def open_session(
-        self, caller: Caller, passed: tuple[PassedBarrier, ...] = ()
-    ) -> tuple[Session, Attached]:
+    async def open_session(self, caller: Caller) -> tuple[Session, Attached]:
         """Attaches a new session to the caller's task slot. Pair with `close_session`.
 
         Args:
             caller: Whose task slot it is.
-            passed: Barriers that the caller was told had succeeded.
 
         Raises:
             CoreError: The task slot is not the caller's.
@@ -306,9 +305,7 @@ class Runtime:
         session = Session(self.next_number(), caller, self._session_queue)
         self._sessions[session.number] = session
         try:
-            attached = await self.request(
-                Attach(self.next_number(), caller, session.number, passed), Attached
-            )
+            attached = await self.request(Attach(self.next_number(), caller, session.number), Attached)
         except BaseException:
             self.close_session(session)
             raise

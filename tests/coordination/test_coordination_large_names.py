@@ -11,13 +11,13 @@ from dmesh.coordination.members import MemberState
 from dmesh.testing import FaultProxy
 
 SIZE = 5
-BARRIERS = 1100
-"""The latest 1024 names are presented: 1.7 MB of names and participants. A message may have 1.5 MiB."""
-JOBS = {"w" * 127: tuple(f"host:{port}" for port in range(1, SIZE + 2)), "observer": ("host:99",)}
+JOB = "w" * 127
+JOBS = {JOB: tuple(f"host:{port}" for port in range(1, SIZE + 1)), "observer": ("host:99",)}
+SMALL = ("--max-value-size", "32KiB", "--max-request-size", "128KiB")
 
 
 def name(number: int) -> str:
-    """Makes a name of nearly as many bytes as a name may have."""
+    """Makes a name of nearly as many bytes as a name may have; with its participants 1.7 kB."""
     return f"{number:06}" + "\N{MATHEMATICAL BOLD CAPITAL A}" * 250
 
 
@@ -26,21 +26,24 @@ def restart(request) -> bool:
     return request.param == "killed-and-restarted"
 
 
+@pytest.fixture(params=[150, pytest.param(2000, marks=pytest.mark.slow)])
+def barriers(request) -> int:
+    """How many there are: 250 kB where messages may have 128 KiB, 3.4 MB where they may have 1.5 MiB."""
+    return request.param
+
+
 @pytest.fixture
-def away(restart, standalone, tmp_path, background):
-    """A server, and agents that have passed many barriers and whose connections then break."""
-    server = standalone("--data-dir", str(tmp_path / "data"))
+def away(restart, barriers, standalone, tmp_path, background):
+    """An observer, agents that have passed many barriers, and a function that breaks their connections."""
+    server = standalone("--data-dir", str(tmp_path / "data"), *(SMALL if barriers < 1000 else ()))
     with FaultProxy(server.address) as proxy:
-        watching = Agent(server.address, Identity.of_this_process("observer", 0, JOBS))
-        watching.start()
-        agents = [
-            Agent(proxy.address, Identity.of_this_process("w" * 127, index, JOBS)) for index in range(SIZE)
-        ]
-        for agent in agents:
+        observer = Agent(server.address, Identity.of_this_process("observer", 0, JOBS))
+        agents = [Agent(proxy.address, Identity.of_this_process(JOB, index, JOBS)) for index in range(SIZE)]
+        for agent in (observer, *agents):
             agent.start()
 
         def pass_barriers(agent: Agent) -> None:
-            for number in range(BARRIERS):
+            for number in range(barriers):
                 agent.barrier(name(number), timeout=PATIENCE, participants=range(SIZE))
 
         for future in [background(pass_barriers, agent) for agent in agents]:
@@ -52,15 +55,15 @@ def away(restart, standalone, tmp_path, background):
                 server.start()
             proxy.reset()
 
-        yield watching, agents, break_connections
-        for agent in (*agents, watching):
+        yield observer, agents, break_connections
+        for agent in (observer, *agents):
             agent.close()
 
 
-def test_barriers_go_on_after_a_reset(away, background) -> None:
+def test_barriers_go_on_after_a_reset(away, barriers, background) -> None:
     _, agents, break_connections = away
     break_connections()
-    for number in (0, BARRIERS - 1, BARRIERS):
+    for number in (0, barriers - 1, barriers):
         for future in [
             background(agent.barrier, name(number), timeout=20.0, participants=range(SIZE))
             for agent in agents
@@ -69,9 +72,9 @@ def test_barriers_go_on_after_a_reset(away, background) -> None:
 
 
 def test_who_leaves_after_a_reset_has_left(away, background) -> None:
-    watching, agents, break_connections = away
+    observer, agents, break_connections = away
     break_connections()
     for future in [background(agent.leave) for agent in agents]:
         future.result(PATIENCE)
-    left = [member.state for member in watching.cluster_state().members if member.task.job == "w" * 127]
+    left = [member.state for member in observer.cluster_state().members if JOB in member.task]
     assert left == [MemberState.LEFT] * SIZE

@@ -221,6 +221,45 @@ async def test_leave_is_told_to_the_others(make_client: Make) -> None:
     assert (code, error.kind) == (Code.FAILED_PRECONDITION, Kind.ERROR_KIND_CLUSTER_ENDING)
 
 
+async def test_presented_barriers_release_those_who_were_not_told(make_client: Make, served) -> None:
+    one, other = make_client(0), make_client(1)
+    await one.join()
+    stream = await other.join()
+    await stream.enter("b", 0)
+    request = coordination_pb2.PresentBarriersRequest(
+        caller=one.caller, passed=[coordination_pb2.PassedBarrier(name="b", instance=0)]
+    )
+    response = await one.coordination.PresentBarriers(request, timeout=PATIENCE)
+    assert response.server_incarnation == served.runtime.server_incarnation
+    result = await stream.result()
+    assert (result.instance, result.HasField("error")) == (0, False)
+
+
+async def test_a_server_that_was_restarted_asks_for_the_barriers_first(make_client: Make, served) -> None:
+    client = make_client(0)
+    await client.join()
+    request = coordination_pb2.LeaveRequest(
+        caller=client.caller, request_id="leave", server_incarnation=served.runtime.server_incarnation + 1
+    )
+    response = await client.coordination.Leave(request, timeout=PATIENCE)
+    assert response.present_to == served.runtime.server_incarnation
+    assert [member.state for member in (await state(client)).members] == [common_pb2.MEMBER_STATE_CONNECTED]
+    request.server_incarnation = response.present_to
+    assert not (await client.coordination.Leave(request, timeout=PATIENCE)).present_to
+    observer = make_client(None)
+    assert [member.state for member in (await state(observer)).members] == [common_pb2.MEMBER_STATE_LEFT]
+
+
+async def test_barriers_that_an_older_client_presents_as_it_attaches_are_taken(make_client: Make) -> None:
+    one, other = make_client(0), make_client(1)
+    await one.register()
+    stream = await other.join()
+    await stream.enter("b", 0)
+    passed = [coordination_pb2.PassedBarrier(name="b", instance=0)]
+    await Stream(one).send(attach=coordination_pb2.Attach(caller=one.caller, passed=passed))
+    assert (await stream.result()).instance == 0
+
+
 async def test_reported_error_reaches_the_others_and_ends_the_session(make_client: Make) -> None:
     clients = [make_client(index) for index in range(2)]
     streams = [await client.join() for client in clients]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dmesh import _log
 from dmesh.coordination import barriers, joining
 from dmesh.coordination.activity import TRACKER, ActivityTracker
+from dmesh.coordination.barrier_reconciliation import BarrierReconciliation
 from dmesh.coordination.barriers import Arrival, Barriers
 from dmesh.coordination.calls import Announcer, Calls
 from dmesh.coordination.cluster_settings import ClusterSettings
@@ -107,6 +108,7 @@ class Agent(KeyValueMethods):
             address, credentials=credentials, patience=patience, use_proxy=use_proxy, tracing=tracing
         )
         self._barriers = Barriers()
+        self._reconciliation = BarrierReconciliation(self._barriers, self._link, caller, patience.attempt)
         self._pending_calls = PendingCalls()
         self._dispatcher = EventDispatcher("dmesh-notices")
         self._tracker = tracker
@@ -114,6 +116,7 @@ class Agent(KeyValueMethods):
         self._events = SessionEvents(
             identity,
             self._barriers,
+            self._reconciliation,
             self._pending_calls,
             self._dispatcher,
             LivenessBoard(
@@ -186,20 +189,33 @@ class Agent(KeyValueMethods):
             caller=self._caller,
             request_id=secrets.token_hex(16),
             reason=reason[:_MAX_MESSAGE],
-            passed=self._barriers.passed(),
             clean=clean,
         )
         try:
             if self._session.leave():
-                self._calls.call(
-                    self._link.coordination.Leave, request, doing="leaving", timeout=timeout, needs_task=False
-                )
+                self._leave(request, time.monotonic() + timeout)
         except CoordinatorUnavailableError:
             raise
         except CoordinationError:
             pass  # fenced, or forgotten by the server: there is no task slot to give up any more
         finally:
             self.close()
+
+    def _leave(self, request: pb.LeaveRequest, deadline: float) -> None:
+        while True:
+            request.server_incarnation = self._reconciliation.known_to
+            response = self._calls.call(
+                self._link.coordination.Leave,
+                request,
+                doing="leaving",
+                timeout=deadline - time.monotonic(),
+                needs_task=False,
+            )
+            if not response.present_to:
+                return
+            fault = self._reconciliation.present(response.present_to)
+            if fault is not None and (not fault.transient or time.monotonic() >= deadline):
+                raise fault.exception()
 
     def close(self) -> None:
         """Ends the session and its threads without a goodbye. Idempotent; after `leave` there is no need.

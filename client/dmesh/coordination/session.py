@@ -56,8 +56,8 @@ class SessionListener(Protocol):
     def on_registered(self, cluster_incarnation: int) -> None:
         """The task slot is taken, in this generation of the cluster."""
 
-    def passed(self) -> Sequence[pb.PassedBarrier]:
-        """Asked when a session is attached: the barriers that the server may not know to have succeeded."""
+    def reconcile(self, server_incarnation: int) -> Fault | None:
+        """The session is attached to this server, which is told what it may have forgotten; or why not."""
 
     def progress(self) -> int:
         """Asked at every heartbeat, on any thread: a number that changes whenever the program gets on."""
@@ -319,7 +319,7 @@ class Session:
         send_queue = SendQueue(
             self.registration.heartbeat_interval, self._listener.progress, report=self._listener.report
         )
-        attach = pb.Attach(caller=self._caller, passed=self._listener.passed())
+        attach = pb.Attach(caller=self._caller)
         if express.AVAILABLE and time.monotonic() >= self._express_from:
             attach.port = self._link.express_port
         send_queue.put(pb.SessionRequest(attach=attach))
@@ -365,7 +365,7 @@ class Session:
         elif kind == "barrier_result":
             self._listener.on_barrier(response.barrier_result)
         elif kind == "attached":
-            self._on_attached(response.attached, send_queue)
+            return self._on_attached(response.attached, send_queue)
         elif kind == "heartbeat_ack":
             self.note_epoch(response.heartbeat_ack.epoch)
         elif kind == "status_request":
@@ -393,14 +393,17 @@ class Session:
             return faults.from_error(response.session_end.error)
         return None
 
-    def _on_attached(self, attached: coordination_pb2.Attached, send_queue: SendQueue) -> None:
+    def _on_attached(self, attached: coordination_pb2.Attached, send_queue: SendQueue) -> Fault | None:
         send_queue.start_heartbeats()
+        if (fault := self._listener.reconcile(attached.server_incarnation)) is not None:
+            self._cancel_stream(send_queue)
+            return fault
         if attached.HasField("express"):
             self._express = Express(
                 self._link.host,
                 attached.express,
                 lambda response: self._receive_express(response, send_queue),
-                lambda: self._on_express_broken(send_queue),
+                lambda: self._cancel_stream(send_queue),
             )
             send_queue.when_busy(self._express.start)
         self._link.contact.connected()
@@ -419,6 +422,7 @@ class Session:
             # Only now: whoever waited for the session finds everything in place.
             self._generation += 1
         self._bell.ring()
+        return None
 
     def _receive_express(self, response: pb.SessionResponse, send_queue: SendQueue) -> None:
         """Handles a message of the express connection, unless the session that it belongs to is over."""
@@ -427,8 +431,8 @@ class Session:
         if stream is not None and stream[0] is send_queue:
             self._receive(response, send_queue)
 
-    def _on_express_broken(self, send_queue: SendQueue) -> None:
-        """Ends the stream, too: what was on its way is said again in a new session."""
+    def _cancel_stream(self, send_queue: SendQueue) -> None:
+        """Ends the stream if it is still the session's. What was on its way is said again on the next one."""
         with self._lock:
             stream = self._stream
         if stream is not None and stream[0] is send_queue:

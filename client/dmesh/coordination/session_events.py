@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from dmesh.coordination.activity import ActivityTracker
+from dmesh.coordination.barrier_reconciliation import BarrierReconciliation
 from dmesh.coordination.barriers import Barriers
 from dmesh.coordination.dispatcher import EventDispatcher
+from dmesh.coordination.faults import Fault
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import Member, Task
@@ -31,6 +33,7 @@ class SessionEvents:
     Args:
         own: Who this agent is.
         waiting: The barriers that are waited at.
+        reconciliation: Presents those that have succeeded.
         pending_calls: The calls that are not answered yet.
         notices: Tells the agent's listeners.
         liveness: Tells the user who is blocked or stuck.
@@ -44,6 +47,7 @@ class SessionEvents:
         self,
         own: Identity,
         waiting: Barriers,
+        reconciliation: BarrierReconciliation,
         pending_calls: PendingCalls,
         notices: EventDispatcher,
         liveness: LivenessBoard,
@@ -55,6 +59,7 @@ class SessionEvents:
     ) -> None:
         self._own = own
         self._waiting = waiting
+        self._reconciliation = reconciliation
         self._pending_calls = pending_calls
         self._dispatcher = notices
         self._liveness = liveness
@@ -122,9 +127,9 @@ class SessionEvents:
         """The task slot is taken, in this generation of the cluster."""
         self._waiting.begin_generation(cluster_incarnation)
 
-    def passed(self) -> Sequence[pb.PassedBarrier]:
-        """For a new session: the barriers that this process was lately told had succeeded."""
-        return self._waiting.passed()
+    def reconcile(self, server_incarnation: int) -> Fault | None:
+        """Presents the barriers that have succeeded to a server that may have forgotten them."""
+        return self._reconciliation.present(server_incarnation)
 
     def on_failure(self, error: CoordinationError, *, final: bool) -> None:
         """The process was fenced (final), or the coordinator has been gone for too long (not final)."""

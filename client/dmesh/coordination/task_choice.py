@@ -84,8 +84,7 @@ class _NullListener:
 
     def on_registered(self, cluster_incarnation: int) -> None: ...
 
-    def passed(self) -> Sequence[pb.PassedBarrier]:
-        return ()
+    def reconcile(self, server_incarnation: int) -> None: ...
 
     def progress(self) -> int:
         return 0

@@ -318,9 +318,7 @@ class Attach(_message.Message):
 
     @_builtins.property
     def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
-        """Barriers that the caller has passed lately, so that those who were not told yet pass them, too, should the
-        server have been restarted in between. At most 1024, each name once.
-        """
+        """Clients of versions 1 and 2: as in PresentBarriersRequest."""
 
     def __init__(
         self,
@@ -1130,6 +1128,7 @@ class LeaveRequest(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
+    SERVER_INCARNATION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in RegisterRequest."""
     reason: _builtins.str
@@ -1138,13 +1137,15 @@ class LeaveRequest(_message.Message):
     """
     clean: _builtins.bool
     """Whether the leave is clean (LEFT) although it has a reason: the program ended normally."""
+    server_incarnation: _builtins.int
+    """Incarnation of the server that knows all barriers of which the caller was told that they succeeded; 0: not checked."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who leaves."""
 
     @_builtins.property
     def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
-        """As in Attach: a caller that leaves may do so before its session is attached to a server that was restarted."""
+        """Clients of versions 1 and 2: as in PresentBarriersRequest."""
 
     def __init__(
         self,
@@ -1154,10 +1155,11 @@ class LeaveRequest(_message.Message):
         reason: _builtins.str = ...,
         passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
         clean: _builtins.bool = ...,
+        server_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "clean", b"clean", "passed", b"passed", "reason", b"reason", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "clean", b"clean", "passed", b"passed", "reason", b"reason", "request_id", b"request_id", "server_incarnation", b"server_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1165,20 +1167,82 @@ Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
 
 @_typing.final
 class LeaveResponse(_message.Message):
-    """The seat is given up."""
+    """The seat is given up, unless `present_to` is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PRESENT_TO_FIELD_NUMBER: _builtins.int
+    present_to: _builtins.int
+    """Not 0: the caller has not left, because this server, whose incarnation it is, is not the one that the request names.
+    Present to it what has succeeded, and leave again.
+    """
     def __init__(
         self,
+        *,
+        present_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["present_to", b"present_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaveResponse: _TypeAlias = LeaveResponse  # noqa: Y015
+
+@_typing.final
+class PresentBarriersRequest(_message.Message):
+    """Presents barriers that have succeeded, so that those who were not told pass them, too. Needed by a server that was
+    restarted and is therefore of another incarnation, before arrivals are presented to it. What is too much for one
+    request is presented in several.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Who presents them; must be registered."""
+
+    @_builtins.property
+    def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
+        """The latest instances that the caller was told had succeeded. At most 1024, each name once."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "passed", b"passed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PresentBarriersRequest: _TypeAlias = PresentBarriersRequest  # noqa: Y015
+
+@_typing.final
+class PresentBarriersResponse(_message.Message):
+    """They are known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_INCARNATION_FIELD_NUMBER: _builtins.int
+    server_incarnation: _builtins.int
+    """Who knows them, as in RegisterResponse."""
+    def __init__(
+        self,
+        *,
+        server_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server_incarnation", b"server_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PresentBarriersResponse: _TypeAlias = PresentBarriersResponse  # noqa: Y015
 
 @_typing.final
 class ReportErrorRequest(_message.Message):

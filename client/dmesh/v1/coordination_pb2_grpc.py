@@ -51,6 +51,11 @@ class CoordinationServiceStub:
                 request_serializer=dmesh_dot_v1_dot_coordination__pb2.CancelBarrierRequest.SerializeToString,
                 response_deserializer=dmesh_dot_v1_dot_coordination__pb2.CancelBarrierResponse.FromString,
                 _registered_method=True)
+        self.PresentBarriers = channel.unary_unary(
+                '/dmesh.v1.CoordinationService/PresentBarriers',
+                request_serializer=dmesh_dot_v1_dot_coordination__pb2.PresentBarriersRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_coordination__pb2.PresentBarriersResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/dmesh.v1.CoordinationService/Leave',
                 request_serializer=dmesh_dot_v1_dot_coordination__pb2.LeaveRequest.SerializeToString,
@@ -100,6 +105,13 @@ class CoordinationServiceServicer:
 
     def CancelBarrier(self, request, context):
         """Ends an unfinished barrier instance for all its participants. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PresentBarriers(self, request, context):
+        """Tells a server that was restarted which barriers have succeeded. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +169,11 @@ def add_CoordinationServiceServicer_to_server(servicer, server):
                     servicer.CancelBarrier,
                     request_deserializer=dmesh_dot_v1_dot_coordination__pb2.CancelBarrierRequest.FromString,
                     response_serializer=dmesh_dot_v1_dot_coordination__pb2.CancelBarrierResponse.SerializeToString,
+            ),
+            'PresentBarriers': grpc.unary_unary_rpc_method_handler(
+                    servicer.PresentBarriers,
+                    request_deserializer=dmesh_dot_v1_dot_coordination__pb2.PresentBarriersRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_coordination__pb2.PresentBarriersResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -266,6 +283,33 @@ class CoordinationService:
             '/dmesh.v1.CoordinationService/CancelBarrier',
             dmesh_dot_v1_dot_coordination__pb2.CancelBarrierRequest.SerializeToString,
             dmesh_dot_v1_dot_coordination__pb2.CancelBarrierResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PresentBarriers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dmesh.v1.CoordinationService/PresentBarriers',
+            dmesh_dot_v1_dot_coordination__pb2.PresentBarriersRequest.SerializeToString,
+            dmesh_dot_v1_dot_coordination__pb2.PresentBarriersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ class CoordinationServiceStub:
     """
     CancelBarrier: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.CancelBarrierRequest, _coordination_pb2.CancelBarrierResponse]
     """Ends an unfinished barrier instance for all its participants. Idempotent."""
+    PresentBarriers: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]
+    """Tells a server that was restarted which barriers have succeeded. Idempotent."""
     Leave: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.LeaveRequest, _coordination_pb2.LeaveResponse]
     """Gives the seat up. Idempotent."""
     ReportError: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.ReportErrorRequest, _coordination_pb2.ReportErrorResponse]
@@ -74,6 +76,8 @@ class CoordinationServiceAsyncStub(CoordinationServiceStub):
     """
     CancelBarrier: _aio.UnaryUnaryMultiCallable[_coordination_pb2.CancelBarrierRequest, _coordination_pb2.CancelBarrierResponse]  # type: ignore[assignment]
     """Ends an unfinished barrier instance for all its participants. Idempotent."""
+    PresentBarriers: _aio.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]  # type: ignore[assignment]
+    """Tells a server that was restarted which barriers have succeeded. Idempotent."""
     Leave: _aio.UnaryUnaryMultiCallable[_coordination_pb2.LeaveRequest, _coordination_pb2.LeaveResponse]  # type: ignore[assignment]
     """Gives the seat up. Idempotent."""
     ReportError: _aio.UnaryUnaryMultiCallable[_coordination_pb2.ReportErrorRequest, _coordination_pb2.ReportErrorResponse]  # type: ignore[assignment]
@@ -115,6 +119,14 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.CancelBarrierResponse, _abc.Awaitable[_coordination_pb2.CancelBarrierResponse]]:
         """Ends an unfinished barrier instance for all its participants. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def PresentBarriers(
+        self,
+        request: _coordination_pb2.PresentBarriersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordination_pb2.PresentBarriersResponse, _abc.Awaitable[_coordination_pb2.PresentBarriersResponse]]:
+        """Tells a server that was restarted which barriers have succeeded. Idempotent."""
 
     @_abc_1.abstractmethod
     def Leave(

@@ -68,6 +68,7 @@ from dmesh_server.core.events import (
     Leave,
     ListClusters,
     Mutation,
+    PresentBarriers,
     Register,
     ReportError,
     ReportStatus,
@@ -197,6 +198,8 @@ class Core:
                     store.dismiss(event.token, None, transaction)
             case Attach():
                 self._answer(event, transaction, self._attach)
+            case PresentBarriers():
+                self._answer(event, transaction, self._present_barriers)
             case SessionClosed():
                 cluster = self._shared.sessions.get(event.session)
                 if cluster is not None:
@@ -342,7 +345,6 @@ class Core:
         cluster = self._cluster(event.caller)
         slot = membership.find(cluster, event.caller, transaction)
         if not slot.state.departed:
-            cluster.reconciliation.take(slot, event.passed, transaction)
             slot.last_seen_at = transaction.now
             state = MemberState.FAILED if event.reason and not event.clean else MemberState.LEFT
             membership.depart(cluster, slot, state, event.reason, transaction)
@@ -365,6 +367,14 @@ class Core:
             self._ended[cluster.name] = None
 
     # Barriers and keys.
+
+    def _present_barriers(self, event: PresentBarriers, transaction: Transaction) -> Answer:
+        cluster = self._cluster(event.caller)
+        slot = membership.find(cluster, event.caller, transaction)
+        if not slot.state.departed:
+            membership.seen(cluster, slot, transaction)
+            cluster.reconciliation.take(slot, event.passed, transaction)
+        return Done()
 
     def _cancel_barrier(
         self, cluster: Cluster, slot: TaskSlot, event: CancelBarrier, transaction: Transaction

@@ -65,8 +65,6 @@ class Leave(Mutation):
     """Gives a task slot up; an empty reason is a clean leave. Reply: `Done`."""
 
     reason: str
-    passed: tuple[PassedBarrier, ...] = ()
-    """As in `Attach`: the caller may not have attached to this server."""
     clean: bool = False
     """The program ended normally: a clean leave although it has a reason."""
 
@@ -102,8 +100,14 @@ class Attach(Request):
 
     session: int
     """Names the session, never used again."""
-    passed: tuple[PassedBarrier, ...] = ()
-    """Barriers that the caller was lately told had succeeded, each name once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PresentBarriers(Request):
+    """Presents barriers that have succeeded, to a server that was restarted. Reply: `Done`."""
+
+    passed: tuple[PassedBarrier, ...]
+    """Those that the caller was lately told of, each name once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +309,7 @@ Event = (
     | GetClusterState
     | ListClusters
     | Attach
+    | PresentBarriers
     | SessionClosed
     | Heartbeat
     | ReportStatus

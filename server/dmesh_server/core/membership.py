@@ -100,7 +100,6 @@ def fenced_predecessor(cluster: Cluster, slot: TaskSlot, caller: Caller, now: fl
 
 def attach(cluster: Cluster, slot: TaskSlot, event: Attach, transaction: Transaction) -> None:
     """Binds a session to a task slot; an older session of it ends."""
-    cluster.reconciliation.take(slot, event.passed, transaction)
     replaced = cluster.bind(slot, event.session)
     if replaced is not None:
         transaction.push(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ class CoordinationServicer:
             "Register": unary(pb.RegisterRequest, self.register, desk),
             "Session": two_way_stream(pb.SessionRequest, self.session, desk),
             "CancelBarrier": unary(pb.CancelBarrierRequest, self.cancel_barrier, desk),
+            "PresentBarriers": unary(pb.PresentBarriersRequest, self.present_barriers, desk),
             "Leave": unary(pb.LeaveRequest, self.leave, desk),
             "ReportError": unary(pb.ReportErrorRequest, self.report_error, desk),
             "GetClusterState": unary(pb.GetClusterStateRequest, self.get_cluster_state, desk),
@@ -138,12 +140,28 @@ class CoordinationServicer:
         await self._runtime.request(event, Done)
         return pb.CancelBarrierResponse()
 
+    async def present_barriers(
+        self, request: pb.PresentBarriersRequest, context: Context
+    ) -> pb.PresentBarriersResponse:
+        """Takes up which barriers have succeeded."""
+        await self._present(_caller(request), request.passed)
+        return pb.PresentBarriersResponse(server_incarnation=self._runtime.server_incarnation)
+
+    async def _present(self, caller: Caller, passed: Collection[pb.PassedBarrier]) -> None:
+        if passed:
+            event = events.PresentBarriers(
+                self._runtime.next_number(), caller, convert.passed_barriers(passed)
+            )
+            await self._runtime.request(event, Done)
+
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         """Gives the task slot up."""
-        caller = _caller(request)
-        passed = convert.passed_barriers(request.passed)
+        caller, server_incarnation = _caller(request), self._runtime.server_incarnation
+        if request.server_incarnation not in (0, server_incarnation):
+            return pb.LeaveResponse(present_to=server_incarnation)
+        await self._present(caller, request.passed)
         event = events.Leave(
-            self._runtime.next_number(), caller, request.request_id, request.reason, passed, request.clean
+            self._runtime.next_number(), caller, request.request_id, request.reason, request.clean
         )
         await self._runtime.request(event, Done)
         logs.info("left", **describe_caller(caller), reason=request.reason)
@@ -192,7 +210,8 @@ class CoordinationServicer:
         """
         attach = await self._read_attach(read)
         caller = convert.caller(attach.caller, attach.HasField("caller"))
-        session, attached = await self._runtime.open_session(caller, convert.passed_barriers(attach.passed))
+        await self._present(caller, attach.passed)
+        session, attached = await self._runtime.open_session(caller)
         self._admission.leave(caller)
         said = SessionInput(self._runtime, session, self._limits.messages_per_second, self._traces)
         try:
@@ -252,6 +271,7 @@ def _check_version(version: int) -> None:
 def _caller(
     request: pb.RegisterRequest
     | pb.CancelBarrierRequest
+    | pb.PresentBarriersRequest
     | pb.LeaveRequest
     | pb.ReportErrorRequest
     | pb.GetClusterStateRequest

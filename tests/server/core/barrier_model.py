@@ -30,7 +30,9 @@ class Client:
     finished: dict[str, int] = field(default_factory=dict)
     """How many instances of a barrier it has finished; -1 if it does not know."""
     passed: dict[str, PassedBarrier] = field(default_factory=dict)
-    """What it presents when it attaches."""
+    """What it presents to a server that was restarted."""
+    known_to: int = 0
+    """Incarnation of the server that knows all of it; 0 before the first session."""
     waits: set[str] = field(default_factory=set)
     """Barriers that it waits in."""
     arrived: set[str] = field(default_factory=set)

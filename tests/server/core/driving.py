@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from dmesh_server.core import invariants
@@ -44,6 +44,7 @@ from dmesh_server.core.events import (
     KvTransaction,
     KvWatch,
     Leave,
+    PresentBarriers,
     Register,
     ReportError,
     SessionClosed,
@@ -228,12 +229,15 @@ class Driver:
         }
         return Register(self.token(), **(fields | changes))
 
-    def attach(
-        self, index: int, incarnation: int | None = None, passed: Sequence[PassedBarrier] = ()
-    ) -> Attach:
+    def attach(self, index: int, incarnation: int | None = None) -> Attach:
         session = next(self.numbers) + 10_000
         self.sessions[index] = session
-        return Attach(self.token(), self.caller(index, incarnation), session, tuple(passed))
+        return Attach(self.token(), self.caller(index, incarnation), session)
+
+    def present(
+        self, index: int, passed: Iterable[PassedBarrier], incarnation: int | None = None
+    ) -> PresentBarriers:
+        return PresentBarriers(self.token(), self.caller(index, incarnation), tuple(passed))
 
     def join(self, *indices: int) -> None:
         """Registers workers and attaches sessions for them."""

@@ -9,7 +9,6 @@ from tests.server.core.driving import Driver, worker
 
 from dmesh_server.core.effects import BarrierResult, Done, Persist
 from dmesh_server.core.errors import ErrorKind
-from dmesh_server.core.events import Leave
 from dmesh_server.core.model import Limits, PassedBarrier
 
 
@@ -142,11 +141,11 @@ def test_who_leaves_before_its_session_is_back_says_what_it_has_passed() -> None
     d, success = crashed_after_success()
     d.join(1)
     d.enter(1)
-    goodbye = d.leave(0)
-    passed = (PassedBarrier("b", 0, (), success.epoch),)
-    d.apply(Leave(goodbye.token, goodbye.caller, goodbye.request_id, "", passed))
-    assert d.replies() == {goodbye.token: Done()}
+    d.accepted(d.present(0, [PassedBarrier("b", 0, (), success.epoch)]), Done)
     assert d.results(1) == [success]
+    d.accepted(d.leave(0), Done)
+    d.accepted(d.present(0, [PassedBarrier("b", 1, (), success.epoch)]), Done)
+    assert not d.results(1), "who has left says nothing new"
 
 
 def test_of_many_successes_lost_at_once_the_latest_is_enough() -> None:
@@ -207,11 +206,10 @@ def test_the_epoch_is_the_restarts_if_the_client_does_not_know_it() -> None:
 )
 def test_what_cannot_have_been_passed_is_refused(passed: list[PassedBarrier], kind: ErrorKind) -> None:
     d = Driver(2, Limits(max_passed=3))
-    d.join(1)
-    d.apply(d.register(0))
+    d.join(0, 1)
     d.enter(1)
     good = PassedBarrier("good", 0, ())
-    assert d.refused(d.attach(0, passed=[good, *passed])).kind is kind
+    assert d.refused(d.present(0, [good, *passed])).kind is kind
     assert not d.results(1)
     assert not [record for record in d.lazy if record.kind == "barrier"], "nothing of it was taken"
 
@@ -235,4 +233,6 @@ def crashed_after_success(participants: Sequence[int] = ()) -> tuple[Driver, Bar
 def attach(d: Driver, index: int, passed: BarrierResult | None, participants: Sequence[int] = ()) -> None:
     listed = tuple(map(worker, participants))
     presented = [] if passed is None else [PassedBarrier("b", passed.instance, listed, passed.epoch)]
-    d.apply(d.attach(index, passed=presented))
+    d.apply(d.attach(index))
+    if passed is not None:
+        d.apply(d.present(index, presented))

@@ -209,7 +209,8 @@ def test_a_new_holder_and_a_success_that_a_crash_has_undone(first: int) -> None:
     told = []
     for index in (first, 1 - first):
         if index == 0:
-            d.apply(d.attach(0, passed=[PassedBarrier("b", 1, (), success.epoch)]))
+            d.apply(d.attach(0))
+            d.apply(d.present(0, [PassedBarrier("b", 1, (), success.epoch)]))
         else:
             d.apply(d.attach(1, 99))
             d.enter(1, instance=-1)
@@ -232,7 +233,8 @@ def test_a_process_that_comes_after_the_crash_has_no_part_in_what_was_before(fir
     for step in {"newcomer": (1, 2, 0), "untold": (2, 1, 0), "told": (0, 1, 2)}[first]:
         match step:
             case 0:
-                d.apply(d.attach(0, passed=[PassedBarrier("b", 0, (), success.epoch)]))
+                d.apply(d.attach(0))
+                d.apply(d.present(0, [PassedBarrier("b", 0, (), success.epoch)]))
             case 1:
                 d.apply(d.attach(1, 99))
                 d.enter(1, instance=-1)

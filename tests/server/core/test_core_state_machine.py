@@ -95,17 +95,24 @@ class ClusterMachine(ClusterModel):
         client = self.someone(index)
         if client is None or (client.session is not None and not again):
             return
-        event = self.d.attach(index, client.incarnation, list(client.passed.values()))
+        event = self.d.attach(index, client.incarnation)
         # What the old session is told, if anything, does not reach the client; the new one is told at once.
         client.session, client.closed_at = event.session, None
         client.troubled.clear()
         client.asked = None
         answer = self.do(event)
         assert isinstance(answer, Attached)
-        client.speaks = True
         self.sign(client)
+        self.reconcile(client)
         for name in sorted(client.waits):
             self.present(client, name, 30.0)
+
+    def reconcile(self, client: Client) -> None:
+        """Presents what has succeeded, if the server is not the one that told the client."""
+        if client.known_to not in (0, self.d.core.server_incarnation):
+            event = self.d.present(client.index, client.passed.values(), client.incarnation)
+            assert isinstance(self.do(event), Done)
+        client.known_to, client.speaks = self.d.core.server_incarnation, True
 
     @rule(index=WORKERS)
     def break_session(self, index: int) -> None:
@@ -169,8 +176,7 @@ class ClusterMachine(ClusterModel):
         event: Any = self.d.report(index, "no") if report else self.d.leave(index, reason)
         event = dataclasses.replace(event, caller=self.d.caller(index, client.incarnation))
         if isinstance(event, Leave):
-            event = dataclasses.replace(event, passed=tuple(client.passed.values()))
-            client.speaks = True
+            self.reconcile(client)
             if not reason:
                 client.session = None
         assert isinstance(self.do(event), Done)
