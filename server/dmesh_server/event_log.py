@@ -1,8 +1,8 @@
-"""What happened, for people: the latest events of all clusters, in memory and bounded.
+"""Event log: the latest events of all clusters for people to read, in memory and bounded.
 
-Events have numbers that grow. A reader says which one it saw last and gets what came after it; if some of
-that is not kept any more, it is told of the gap. Barriers that pass have a shelf of their own, so that a
-program that passes a thousand of them does not push out who was lost. Used on the event loop only.
+Events have growing numbers. A reader gives the number of the last event it saw and gets the later ones; if
+some of these have been dropped, the answer says so. Passed barriers have a ring buffer of their own, so that
+thousands of them do not push out the loss of a member. Used on the event loop only.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _UNREAD = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A member announced that somebody will be preempted."""
+    """Announcement by a member that a host will be preempted."""
 
     cluster: str
     task: Task | None
-    """Who announced it."""
+    """Task that announced it."""
     reason: str
-    """Why, in its words."""
+    """Reason given by the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class AdminAction:
     action: str
     """`cancel_barrier`, `evict_member` or `delete_key`."""
     target: str
-    """What it was done to."""
+    """Name of the barrier, member or key changed."""
     task: Task | None
     """The member that it was done to, if it was one."""
     by: str
-    """Who asked for it."""
+    """Operator that asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +82,20 @@ Event = LogEvent | Preemption | AdminAction | ServerNote
 
 
 class Entry:
-    """An event that is kept.
+    """Event in the log.
 
     Attributes:
-        number: Larger than those of all before it.
+        number: Larger than the numbers of all earlier events.
         time: Unix time, for display.
         kind: One of `KINDS`.
-        event: What happened.
-        encoded: As readers are sent it, once somebody has encoded it.
+        event: The event.
+        encoded: Its encoding for readers, made for the first reader and kept.
     """
 
     __slots__ = ("encoded", "event", "kind", "number", "time")
 
     def __init__(self, number: int, time: float, kind: str, event: Event) -> None:
-        """Makes an entry that nobody has encoded."""
+        """Makes an entry that is not encoded yet."""
         self.number = number
         self.time = time
         self.kind = kind
@@ -104,7 +104,7 @@ class Entry:
 
 
 SEVERITIES = ("info", "warning", "error")
-"""How bad an event is, ascending."""
+"""Severities of events, ascending."""
 
 KINDS = {
     "cluster_formed": "info",
@@ -133,14 +133,14 @@ ROUTINE = "barrier_passed"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events a reader is interested in; None: in all."""
+    """Selection of events; None selects all."""
 
     cluster: str | None = None
-    """Those of one cluster."""
+    """Select the events of this cluster."""
     kinds: frozenset[str] | None = None
-    """Those of some kinds."""
+    """Select events of these kinds."""
     task: Task | None = None
-    """Those about one member."""
+    """Select events about this member."""
 
     def __call__(self, entry: Entry) -> bool:
         """Tells whether an event is one of them."""
@@ -152,7 +152,7 @@ class Filter:
 
     @property
     def routine(self) -> bool:
-        """Whether barriers that passed can be among them."""
+        """True if passed barriers can match."""
         return (self.kinds is None or ROUTINE in self.kinds) and self.task is None
 
 
@@ -166,18 +166,18 @@ class Page:
 
     entries: tuple[Entry, ...]
     last: int
-    """Where the next page begins after."""
+    """Number after which the next page begins."""
     more: bool
-    """Whether there are more of them now."""
+    """True if more events match now."""
     lost: int
-    """The largest number of those that came after the number asked for and are not kept any more; 0: none."""
+    """Largest number among dropped events later than the number asked for; 0 for none."""
 
 
 class Feed:
     """One reader's events as they happen; it closes when the reader falls behind."""
 
     def __init__(self, keep: Filter, limit: int) -> None:
-        """Makes a feed that nobody fills yet."""
+        """Makes a feed; `EventLog.subscribe` attaches it."""
         self.keep = keep
         self.send_queue: SendQueue[Entry] = SendQueue(limit)
 
@@ -201,10 +201,10 @@ class EventLog:
         self._routine = _Ring(most_routine, _MOST_BYTES // 4)
         self._feeds: set[Feed] = set()
         self.closed = False
-        """Whether the server stops, so that nobody is told of anything any more."""
-        # All kinds from the start: what rises from nothing to 1 is not seen as an increase by Prometheus.
+        """True once the server stops and no event is delivered any more."""
+        # All kinds exist from the start: Prometheus sees no increase in a series that begins at 1.
         self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
-        """How many there were of each kind."""
+        """Number of events of each kind."""
 
     @property
     def last(self) -> int:
@@ -213,11 +213,11 @@ class EventLog:
 
     @property
     def feeds(self) -> int:
-        """How many readers there are."""
+        """Number of subscribed readers."""
         return len(self._feeds)
 
     def note(self, event: Event) -> None:
-        """Keeps an event and tells the readers of it."""
+        """Appends an event and delivers it to the readers."""
         kind = kind_of(event)
         self.counts[kind] += 1
         self._last += 1
@@ -235,10 +235,10 @@ class EventLog:
             limit: How many.
             keep: Which of them.
         """
-        shelves = self._shelves(keep)
-        lost = 0 if after is None else max(ring.dropped for ring in shelves)
+        rings = self._rings(keep)
+        lost = 0 if after is None else max(ring.dropped for ring in rings)
         after = after or 0
-        following = merge(*(ring.after(after) for ring in shelves), key=_number)
+        following = merge(*(ring.after(after) for ring in rings), key=_number)
         found = list(islice(filter(keep, following), limit + 1))
         entries, more = tuple(found[:limit]), len(found) > limit
         last = entries[-1].number if more else self._last
@@ -246,11 +246,11 @@ class EventLog:
 
     def latest(self, before: int, limit: int, keep: Filter) -> tuple[Entry, ...]:
         """Returns the last events before a number, newest first; 0: before none."""
-        newest = merge(*(ring.before(before) for ring in self._shelves(keep)), key=_number, reverse=True)
+        newest = merge(*(ring.before(before) for ring in self._rings(keep)), key=_number, reverse=True)
         return tuple(islice(filter(keep, newest), limit))
 
     def subscribe(self, keep: Filter, limit: int = _UNREAD) -> Feed:
-        """Returns a feed of what happens from now on. Pair with `unsubscribe`."""
+        """Returns a feed of the events from now on. Pair with `unsubscribe`."""
         feed = Feed(keep, limit)
         if self.closed:
             feed.send_queue.close()
@@ -262,7 +262,7 @@ class EventLog:
         self._feeds.discard(feed)
         feed.send_queue.close()
 
-    def _shelves(self, keep: Filter) -> tuple[_Ring, ...]:
+    def _rings(self, keep: Filter) -> tuple[_Ring, ...]:
         return (self._notable, self._routine) if keep.routine else (self._notable,)
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class _Ring:
 
 
 def kind_of(event: Event) -> str:
-    """Returns which of `KINDS` an event is."""
+    """Returns the event's kind, one of `KINDS`."""
     match event:
         case BarrierEnded():
             return "barrier_failed" if event.error else ROUTINE
@@ -343,7 +343,7 @@ def task_of(event: Event) -> Task | None:
 
 
 def preemption(event: KvSet) -> Preemption:
-    """Reads what a client announced by setting a key under `PREEMPTION_NOTICES`."""
+    """Reads a preemption notice that a client set as a key under `PREEMPTION_NOTICES`."""
     try:
         content = json.loads(event.value) if len(event.value) <= 1 << 16 else None
     except (ValueError, RecursionError):  # a client may set any key to anything

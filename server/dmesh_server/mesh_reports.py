@@ -1,7 +1,7 @@
-"""Meshes as members announce them: read from the wire, with nothing in them that could not be a mesh.
+"""Meshes as members announce them, read from the wire and checked.
 
-What is kept is as short as what was sent: runs are never spread out here, for a few bytes can stand for a
-million devices.
+Reports are kept run-length encoded as they were sent: a few bytes can stand for a million devices, so runs
+are never expanded here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OwnerRun:
     task: int
     """The first of the tasks."""
     tasks: int
-    """How many tasks."""
+    """Number of tasks."""
     step: int
     """From one task to the next."""
     each: int
@@ -50,7 +50,7 @@ class PlaceRun:
     device: int
     """Index of the first; the others count up from it."""
     count: int
-    """How many devices."""
+    """Number of devices."""
 
     @property
     def last(self) -> int:
@@ -69,18 +69,18 @@ class MeshReport:
     device_type: str
     """CPU, GPU or TPU."""
     owners: tuple[OwnerRun, ...] = ()
-    """Whose its devices are, of the member's job; empty if it did not say."""
+    """Owners of its devices among the tasks of the member's job; empty if unknown."""
     own: tuple[PlaceRun, ...] = ()
-    """Where the member's own devices are; empty if it did not say, or has none."""
+    """Positions of the member's own devices; empty if unknown, or if it has none."""
 
     @property
     def size(self) -> int:
-        """How many devices there are in it, at most `MOST_DEVICES`."""
+        """Number of its devices, at most `MOST_DEVICES`."""
         return math.prod(size for _, size in self.axes)
 
 
 def read_mesh(message: pb.AnnouncedMesh) -> MeshReport | None:
-    """Reads a mesh; None if there cannot be one. What it says of its devices is left out if it is wrong."""
+    """Reads a mesh; None if it is malformed. Malformed runs of devices are left out."""
     axes = tuple((axis.name[:_NAME], axis.size) for axis in message.axes)
     if not 0 < len(axes) <= _AXES or any(not 0 < size <= MOST_DEVICES for _, size in axes):
         return None
@@ -112,7 +112,7 @@ def _own(message: pb.AnnouncedMesh, size: int) -> tuple[PlaceRun, ...]:
     runs = tuple(PlaceRun(run.place, run.stride, run.device, run.count) for run in message.own)
     sound = all(
         run.place >= 0 and run.stride > 0 and run.count > 0 and run.device >= 0 and run.last < size
-        # ... and below what a device index can be on the wire, so that no sum of theirs is beyond it
+        # ... and below a device index's bound on the wire, so that no sum of them exceeds it
         and run.device + run.count <= _MOST_INDEX
         for run in runs
     )  # fmt: skip

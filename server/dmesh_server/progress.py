@@ -1,7 +1,7 @@
-"""What members last said of their own progress: kept in memory, bounded, and never decided by.
+"""Members' latest progress reports: kept in memory, bounded, and for display only.
 
-Reports come with heartbeats, many thousands in a second on a large server, and are looked at seldom: they are
-kept as they came, and read when somebody asks. Used on the server's event loop only.
+Reports come with heartbeats, many thousands in a second on a large server, and are rarely read: they are kept
+encoded, and decoded on request. Used on the server's event loop only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dmesh_server.telemetry import logs
 MOST_BYTES = 16 << 10
 """Size of one report; larger ones are dropped."""
 MOST_BYTES_IN_ALL = 48 << 20
-"""Size of all reports together: what fits into one response, and gives each of 20,000 members 2 KiB."""
+"""Size of all reports together: it fits into one response, and gives each of 20,000 members 2 KiB."""
 LOOKED_AT = 90.0
-"""Seconds after a look at a cluster for which reports are read in brief as they come."""
+"""Seconds after a read of a cluster in which new reports are decoded in brief on arrival."""
 RETENTION = 600.0
-"""Seconds for which the reports of a cluster are kept in which nobody reports any more."""
+"""Seconds that a cluster's reports are kept after the last of its members reported."""
 
 _GROUPS = 32
 _RECENT = 16
@@ -39,7 +39,7 @@ _TEXT = 300
 
 
 class CallState(Enum):
-    """How far a call has come. The values are the wire's."""
+    """State of a call. The values are the wire's."""
 
     UNKNOWN = 0
     QUEUED = 1
@@ -50,7 +50,7 @@ class CallState(Enum):
 
     @property
     def over(self) -> bool:
-        """Whether it is over, well or badly."""
+        """True if the call has ended, with success or failure."""
         return self in (CallState.DONE, CallState.FAILED)
 
 
@@ -66,9 +66,9 @@ class CallReport(NamedTuple):
     nbytes: int
     """Bytes of the larger of input and output."""
     state: CallState
-    """How far it has come."""
+    """State of the call."""
     called_at: float
-    """When it was called, by the server's monotonic clock; late by the time that the report took to come."""
+    """Time of the call, by the server's monotonic clock; late by the report's time on the way."""
     elapsed: float
     """Seconds that it has taken, or took until the report."""
     waited: float | None
@@ -76,23 +76,23 @@ class CallReport(NamedTuple):
     waits_for: tuple[int, ...]
     """Ranks that it waits for."""
     error: str
-    """What it failed with; empty otherwise."""
+    """Error it failed with; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """How far a member has come in one group: with its collectives, or with the transfers of one pair."""
+    """Progress of a member in one group: with its collectives, or with the transfers of one pair."""
 
     id: int
     """The same on all members of the group."""
     name: str
-    """As people call it."""
+    """Name for people."""
     ranks: tuple[int, ...]
-    """Who takes part, in the group's order; empty if these are all, or too many to be told of."""
+    """Ranks that take part, in the group's order; empty for all ranks, or for too many to list."""
     size: int
-    """How many take part."""
+    """Number of ranks that take part."""
     generation: int
-    """Sequence numbers of one generation are not those of another."""
+    """Generation of the group; each numbers its calls from the start."""
     issued: int
     """Number of the last call that was made; 0 for none."""
     finished: int
@@ -100,13 +100,13 @@ class GroupReport:
     last: CallReport | None
     """The call under way, or the last one that is over."""
     counted: int
-    """How many recent calls the next two are the sums of."""
+    """Number of recent calls that `elapsed` and `waited` sum up."""
     elapsed: float
     """Seconds that they have taken."""
     waited: float
     """Seconds of these in which they waited for others, as far as that is known."""
     failure: str
-    """Why no call can be made any more; empty otherwise."""
+    """Reason for which the group is unusable; empty otherwise."""
 
 
 class CallBrief(NamedTuple):
@@ -117,13 +117,13 @@ class CallBrief(NamedTuple):
     age_us: int = 0
     """Microseconds since it was called, when the report was made."""
     pending: bool = False
-    """Whether it is under way."""
+    """True while the call is under way."""
     waits_for: tuple[int, ...] = ()
     """Ranks that it waits for."""
 
 
 class GroupBrief(NamedTuple):
-    """How far a member has come in one group, in short: what it takes to compare it with all others."""
+    """Progress of a member in one group, reduced to the fields that all members are compared by."""
 
     id: int
     generation: int
@@ -144,21 +144,21 @@ class BarrierWaitReport:
     name: str
     """Its name."""
     instance: int
-    """Which use of the name; -1 if the member does not know."""
+    """Number of this use of the name; -1 if the member does not know it."""
     since: float
     """Since when, by the server's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a member said. All texts are its own words: to be shown as text, and never trusted."""
+    """Content of a progress report. All texts are the member's own: shown as text, never trusted."""
 
     where: str
-    """Where its main thread stands in the user's program, `FILE:LINE in FUNCTION`; empty if unknown."""
+    """Position of its main thread in the user's program, `FILE:LINE in FUNCTION`; empty if unknown."""
     operation: str
-    """In what operation of dmesh its main thread is; empty for none."""
+    """dmesh operation that its main thread is in; empty for none."""
     progressed_at: float
-    """When it got on last, by the server's monotonic clock."""
+    """Time of its last progress, by the server's monotonic clock."""
     barriers: tuple[BarrierWaitReport, ...]
     """Barriers at which it waits."""
     groups: tuple[GroupReport, ...]
@@ -178,29 +178,29 @@ class MemberProgress:
     incarnation: int
     """Of the process that reported: another one may hold the task slot by now."""
     received_at: float
-    """When the report came, by the server's monotonic clock."""
+    """Time of the report's arrival, by the server's monotonic clock."""
     encoded: bytes
     """The report as it came, a `dmesh.v1.ProgressReport`."""
     _brief: tuple[GroupBrief, ...] | None = None
 
     def message(self) -> pb.ProgressReport | None:
-        """Returns the report as on the wire, not cut to what may be shown; None if what came is none."""
+        """Decodes the report without cutting it to the bounds for display; None if it is malformed."""
         try:
             return pb.ProgressReport.FromString(self.encoded)
-        except DecodeError:  # a member may send what it likes
+        except DecodeError:  # a member may send any bytes
             return None
 
     def read(self, *, recent: bool = True) -> Report | None:
-        """Returns the report; None if what came is none.
+        """Returns the report; None if it is malformed.
 
         Args:
-            recent: Whether its last calls are wanted, too: they are most of it.
+            recent: True to include its latest calls, which are most of it.
         """
         message = self.message()
         return None if message is None else _report(message, self.received_at, recent)
 
     def brief(self) -> tuple[GroupBrief, ...] | None:
-        """Returns how far it is in its groups, in short; None if what came is no report. It is read once."""
+        """Returns its groups in brief; None if the report is malformed. Decodes once and keeps the result."""
         if self._brief is None:
             message = self.message()
             if message is None:
@@ -219,7 +219,7 @@ class ProgressBook:
             clock: The server's monotonic seconds.
         """
         self._clock = clock
-        self._clusters: OrderedDict[str, _Kept] = OrderedDict()  # the one that was told of last comes last
+        self._clusters: OrderedDict[str, _Kept] = OrderedDict()  # in order of their latest report
         self._size = 0
         self._dropping = False
 
@@ -254,9 +254,10 @@ class ProgressBook:
         return () if kept is None else tuple(sorted(kept.members.values(), key=_slot_order))
 
     def look(self, cluster: str) -> tuple[MemberProgress, ...]:
-        """Returns the same to who reads the briefs, and will do so again.
+        """Returns the same for readers of the briefs that will come back.
 
-        For a while reports are read in brief as they come: one by one, for a thousand are much at once.
+        For a while, new reports are decoded in brief on arrival: decoding a thousand at once would hold the
+        loop up.
         """
         found = self.members(cluster)
         if found:

@@ -1,4 +1,4 @@
-"""How a standalone server is set."""
+"""Settings of a standalone server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dmesh_server.security.limits import PeerLimits
 from dmesh_server.security.tls import TlsSettings
 
 DEFAULT_LISTEN = "127.0.0.1:8470"
-"""Where `dmesh serve` listens for clients if nothing else is said."""
+"""Default address on which `dmesh serve` listens for clients."""
 
 _AROUND_A_VALUE = 16 << 10
 _LARGEST_REQUEST = (1 << 31) - 1
@@ -26,7 +26,7 @@ _SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?", re.ASCII)
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 DEFAULT_HTTP = "127.0.0.1:8471"
-"""Where `dmesh serve` listens for operators if nothing else is said."""
+"""Default address on which `dmesh serve` listens for operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Setting:
     value: str
     """Its value; never a secret."""
     origin: str
-    """Where it comes from."""
+    """Origin: a flag or the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,29 +46,29 @@ class ServerSettings:
     """Everything that can be set about a standalone server."""
 
     listen: Address = field(default_factory=lambda: Address.parse(DEFAULT_LISTEN, "--listen"))
-    """Where clients connect (gRPC); port 0 for any free one."""
+    """Address for clients (gRPC); port 0 for any free one."""
     http: Address | None = field(default_factory=lambda: Address.parse(DEFAULT_HTTP, "--http"))
-    """Where operators look (HTTP); None for not at all."""
+    """Address for operators (HTTP); None for no HTTP."""
     express_port: int | None = 0
-    """Where express connections are taken, on the host of `listen`; 0 for any free port, None for nowhere."""
+    """Port for express connections on the host of `listen`; 0 for any free port, None to offer none."""
     data_dir: Path | None = None
     """Directory in which state is kept across restarts; None: in memory only."""
     insecure: bool = False
-    """Ask nobody for a token, whatever address it is that the server listens on."""
+    """Accept callers without a token, on any address."""
     tls: TlsSettings | None = None
-    """How connections are encrypted; None for not at all."""
+    """Encryption of connections; None for plaintext."""
     http_client_certs: bool = True
     """With `tls.client_ca`: ask for a client certificate on the HTTP side, too."""
     peer_limits: PeerLimits = field(default_factory=PeerLimits)
-    """What peers may take of the gRPC side."""
+    """Bounds on each peer's use of the gRPC side."""
     http_connections: int = 512
     """Open connections to the HTTP side in all."""
     http_connections_per_host: int = 64
     """Open connections to the HTTP side from one host."""
     token_file: Path | None = None
-    """File with the tokens that are accepted; None: what the environment says, or the default path."""
+    """File with the accepted tokens; None for the environment's token, or the default path."""
     limits: Limits = field(default_factory=Limits)
-    """Bounds on what clients may make the server keep, and the times that it keeps to."""
+    """Bounds on the memory that clients can make the server use, and the server's times."""
     health: bool = True
     """Offer the gRPC health service."""
     reflection: bool = False
@@ -76,9 +76,9 @@ class ServerSettings:
     shutdown_grace: float = 2.0
     """Seconds that calls under way have to end when the server stops."""
     log_format: Literal["text", "json"] = "text"
-    """How log lines look."""
+    """Format of log lines."""
     verbose: bool = False
-    """Log what is of use when looking for a fault, too."""
+    """Log details for debugging as well."""
     open_metrics: bool = False
     """Let `/metrics` be read without a token."""
     otel: bool = False
@@ -91,7 +91,7 @@ class ServerSettings:
             raise ConfigurationError(f"the shutdown grace is {self.shutdown_grace} s; it cannot be negative")
         for address in (self.listen, self.http):
             if address is not None:
-                address.resolve()  # a name that nobody knows is refused before anything is made or opened
+                address.resolve()  # an unknown name is refused before anything is created or opened
         if self.insecure and self.token_file is not None:
             raise ConfigurationError(
                 "--insecure (ask nobody for a token) and --token-file exclude each other"
@@ -156,7 +156,7 @@ class ServerSettings:
         )
 
     def describe(self) -> list[Setting]:
-        """Returns all settings, with where each one comes from."""
+        """Returns all settings with their origins."""
         found = []
         for one in fields(self):
             value = getattr(self, one.name)
@@ -190,7 +190,7 @@ _FLAGS = {
     "peer_limits.calls_per_connection": "max_calls_per_connection",
     "peer_limits.request_bytes": "max_request_size", "peer_limits.messages_per_second": "max_message_rate",
 }  # fmt: skip
-"""Which flag sets what, by the names of `argparse`."""
+"""Flag of each setting, by the names of `argparse`."""
 
 
 def _express_port(text: str | None) -> int | None:
@@ -219,7 +219,7 @@ def _tls(flags: argparse.Namespace) -> TlsSettings | None:
 
 def _peer_limits(flags: argparse.Namespace, limits: Limits) -> PeerLimits:
     standard = PeerLimits()
-    # A value of the size that is allowed must get in, with its key and what is around it.
+    # A value of the allowed size must fit, with its key and the message around it.
     least = limits.max_value_bytes + limits.max_key_bytes + _AROUND_A_VALUE
     size = _size("--max-request-size", flags.max_request_size, max(standard.request_bytes, least))
     if size < least:

@@ -1,4 +1,4 @@
-"""What a cluster consists of: tasks, devices, members, jobs, keys. Plain values for all of the server."""
+"""Plain values that the whole server shares: tasks, devices, members, jobs, keys, limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Task:
 
 
 class MemberState(enum.Enum):
-    """What became of the holder of a task slot. The values are the wire's."""
+    """State of a task slot's holder. The values are the wire's."""
 
     REGISTERED = 1
     CONNECTED = 2
@@ -35,7 +35,7 @@ class MemberState(enum.Enum):
 
 
 class Liveness(enum.Enum):
-    """Whether a member that is there also gets anywhere. The values are the wire's."""
+    """Progress of a connected member. The values are the wire's."""
 
     LIVE = 1
     BLOCKED = 2
@@ -43,7 +43,7 @@ class Liveness(enum.Enum):
 
 
 class RestartPolicy(enum.Enum):
-    """What happens when a member is lost or fails. The values are the wire's."""
+    """Consequence of a member's loss or failure. The values are the wire's."""
 
     FAIL_FAST = 1
     REJOIN = 2
@@ -51,16 +51,16 @@ class RestartPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What can be set for each cluster, as a client wishes it or as the cluster has it.
+    """Settings of one cluster, as a client wishes them or as the cluster has them.
 
-    In a wish, None or 0 is whatever the cluster has, or the server's default for a new one. A cluster's own
-    settings leave nothing open.
+    In a wish, None or 0 accepts the cluster's value, or the server's default for a new cluster. A cluster's
+    own settings are complete.
     """
 
     restart_policy: RestartPolicy | None = None
-    """What happens when a member is lost or fails."""
+    """Consequence of a member's loss or failure."""
     heartbeat_interval: float = 0.0
-    """How often clients send a heartbeat, seconds."""
+    """Interval between a client's heartbeats, seconds."""
     lease: float = 0.0
     """Silence after which a member is blocked, or, without a session, lost; seconds."""
     stuck_after: float = 0.0
@@ -68,12 +68,12 @@ class ClusterSettings:
 
 
 NO_WISHES = ClusterSettings()
-"""Whatever the cluster has."""
+"""Wish that accepts the cluster's settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a member's main thread is doing, as it says itself."""
+    """Activity of a member's main thread, as the member reported it."""
 
     operation: str
     """In words; empty if it is in no operation of the SDK."""
@@ -92,12 +92,12 @@ class Device:
     index: int
     """Index among the client's devices of that type."""
     description: str = ""
-    """What the hardware calls itself."""
+    """Name that the hardware reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Facts about a client process, for people who look for it."""
+    """Facts about a client process, for display."""
 
     host: str = ""
     """Host name, as the process sees it."""
@@ -134,28 +134,28 @@ class Member:
     incarnation: int
     """Random number of the process; 0 for a vacant task."""
     state: MemberState
-    """What became of it."""
+    """State of the holder."""
     process: Process
-    """Who it is."""
+    """Process that holds the slot."""
     devices: tuple[Device, ...]
     """Its devices."""
     peer_addresses: tuple[str, ...]
-    """Where peers reach it."""
+    """Addresses at which peers reach it."""
     registered_at: float
-    """When it registered, seconds of the server's monotonic clock."""
+    """Time of its registration, seconds of the server's monotonic clock."""
     last_seen_at: float
-    """When the server last heard of it, seconds of the server's monotonic clock."""
+    """Time of the last sign of life, seconds of the server's monotonic clock."""
     reason: str = ""
-    """Why it is LOST or FAILED, or why it is BLOCKED or STUCK."""
+    """Reason for its being LOST, FAILED, BLOCKED or STUCK; empty otherwise."""
     liveness: Liveness = Liveness.LIVE
-    """Whether it gets anywhere; means nothing once it has departed."""
+    """Progress of the member; meaningless once it has departed."""
     activity: Activity | None = None
-    """What it was doing when it was last asked; only if it is STUCK."""
+    """Its activity when it was last asked; only if it is STUCK."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends an event. An observer has no task: it may read, and change keys."""
+    """Sender of an event. An observer has no task: it may read, and change keys."""
 
     cluster: str
     """Name of the cluster."""
@@ -186,7 +186,7 @@ class KeyEvent:
     kv: KeyValue
     """The key after the change; without a value if it was deleted."""
     deleted: bool = False
-    """Whether it was deleted."""
+    """True if the key was deleted."""
 
     @property
     def size(self) -> int:
@@ -218,11 +218,11 @@ class Condition:
     key: str
     """The key."""
     target: ConditionTarget
-    """What of it is compared."""
+    """Property that is compared."""
     operator: ConditionOperator
-    """How."""
+    """Comparison."""
     operand: bytes | int
-    """With what: bytes for the value, an integer for a revision."""
+    """Value to compare with: bytes for the value, an integer for a revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +232,11 @@ class PassedBarrier:
     name: str
     """Its name."""
     instance: int
-    """The last instance that the participant was told had succeeded."""
+    """The last instance that the participant knows to have succeeded."""
     participants: tuple[Task, ...]
     """Empty for every task of the cluster."""
     epoch: int = 0
-    """The cluster's epoch when it was over, as the participant was told; 0 if it does not know."""
+    """The cluster's epoch at the barrier's end, as the participant knows it; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,15 +246,15 @@ class BarrierStatus:
     name: str
     """Its name."""
     instance: int
-    """Which use of the name, from 0."""
+    """Number of this use of the name, from 0."""
     arrived: tuple[Task, ...]
-    """Who is there, in order of arrival."""
+    """Tasks that have arrived, in order of arrival."""
     missing: tuple[Task, ...]
-    """Who is not, sorted."""
+    """Tasks that have not arrived, sorted."""
     started_at: float
-    """When the first arrived, seconds of the server's monotonic clock."""
+    """Time of the first arrival, seconds of the server's monotonic clock."""
     deadline: float | None
-    """When it fails, or None for never."""
+    """Time at which the barrier fails; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,17 +272,17 @@ class ClusterState:
     members: tuple[Member, ...]
     """Its members, sorted by task."""
     vacant: tuple[Task, ...]
-    """Task slots that nobody has taken yet, sorted."""
+    """Task slots never taken so far, sorted."""
     barriers: tuple[BarrierStatus, ...]
     """Barriers under way, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what clients may make the server keep, and the times that it keeps to."""
+    """Bounds on the memory that clients can make the server use, and the server's times."""
 
     heartbeat_interval: float = 3.0
-    """How often clients send a heartbeat, seconds."""
+    """Interval between a client's heartbeats, seconds."""
     lease: float = 15.0
     """Silence after which a member is blocked, or, without a session, lost; seconds."""
     heartbeats_per_second: float = 1_000.0
@@ -298,12 +298,12 @@ class Limits:
     session_grace: float = 0.3
     """Time within which a broken session may be attached again unnoticed, seconds."""
     departure_batch: float = 0.05
-    """Changes of members within this time of the last notice are told together, seconds."""
+    """Changes of members within this time of the last notice are announced together, seconds."""
     departure_quiet_per_session: float = 0.0003
-    """The same, for each session that must be told: the larger of both counts."""
+    """The same time per session to be notified, seconds: the larger of both counts."""
     leave_quiet_per_session: float = 0.003
-    """The same for members that left in good order, from the first of them on, before anybody is told: nobody
-    waits for them, and when a job ends for all at once, whoever has gone by then need not be told."""
+    """The same time for orderly leaves, counted from the first of them, seconds: nobody waits for those
+    members, and when a job ends for all at once, members that have left by then need no notice."""
     max_clusters: int = 1_000
     """Clusters on one server."""
     max_tasks: int = 100_000
@@ -331,20 +331,20 @@ class Limits:
     watch_history: int = 10_000
     """Revisions kept for watches that start in the past."""
     watch_history_bytes: int = 64 << 20
-    """Keys and values in those revisions together."""
+    """Keys and values in the kept revisions together, bytes."""
     max_read_bytes: int = 32 << 20
     """Keys and values in one answer."""
     replies_per_member: int = 64
     """Answers kept per member so that a retried request has one effect."""
     replies_to_observers: int = 256
-    """The same for all callers of a cluster who have no task, together."""
+    """The same for all callers of a cluster without a task, together."""
 
     def quiet(self, sessions: int) -> float:
         """Returns for how long changes are held back after a notice to so many sessions, seconds."""
         return max(self.departure_batch, self.departure_quiet_per_session * sessions)
 
     def leave_quiet(self, sessions: int) -> float:
-        """Returns for how long so many sessions are not told of members that left, seconds."""
+        """Returns how long leaves are held back from so many sessions, seconds."""
         return max(self.departure_batch, self.leave_quiet_per_session * sessions)
 
     def __post_init__(self) -> None:
@@ -360,5 +360,5 @@ EMPTY_PROCESS = Process()
 
 
 def vacant_task(task: Task) -> Member:
-    """Describes a task slot that nobody has taken, so that errors can name it like any member."""
+    """Describes a vacant task slot, so that errors can name it like any member."""
     return Member(task, 0, MemberState.REGISTERED, EMPTY_PROCESS, (), (), 0.0, 0.0, "never registered")

@@ -1,4 +1,4 @@
-"""Who holds which task slot of a cluster: plain bookkeeping, without rules."""
+"""Task slots of a cluster and their holders: plain bookkeeping, without rules."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ class TaskSlot:
     registered_at: float
     last_seen_at: float
     lease_from: float
-    """When the lease last began."""
+    """Time at which the lease last began, seconds of the server's monotonic clock."""
     replies: Replies
     epoch: int = 0
     """The cluster's, with which the holder came in."""
     former: tuple[int, ...] = ()
-    """Incarnations of earlier holders in this generation, who must never act for the task again."""
+    """Incarnations of earlier holders in this generation, which must never act for the task again."""
     reason: str = ""
-    """Why the holder departed."""
+    """Reason of the holder's departure."""
     session: int | None = None
     """The attached session."""
     closed_at: float | None = None
-    """When the last session broke, if none is attached and one was."""
+    """Time at which the last session broke, if none is attached and there was one."""
     restored: bool = False
     """True from the server's restart until the holder attaches again."""
     liveness: Liveness = Liveness.LIVE
     complaint: str = ""
-    """Why it is BLOCKED or STUCK."""
+    """Reason for its being BLOCKED or STUCK."""
     activity: Activity | None = None
-    """What it was doing when it was found STUCK."""
+    """Its activity when it was found STUCK."""
     beat_at: float = float("-inf")
-    """When the last heartbeat came."""
+    """Time of the last heartbeat."""
     progress: int | None = 0
-    """The count of its latest heartbeat; None if the next one tells where it stands."""
+    """Progress count of its latest heartbeat; None if the next one sets it."""
     tokens: set[int] = field(default_factory=set)
     """Blocked reads and watches of the holder."""
 
@@ -91,7 +91,7 @@ class Roster:
 
     def __init__(self, jobs: tuple[Job, ...], epoch: int) -> None:
         self.jobs = jobs
-        """As the first to register gave them."""
+        """The job list of the first client that registered."""
         self.epoch = epoch
         """Grows with every change of membership, through all generations of the cluster."""
         self.slots: dict[Task, TaskSlot] = {}
@@ -101,7 +101,7 @@ class Roster:
         self.departed: dict[Task, TaskSlot] = {}
         """Task slots whose holders are gone, in order of departure."""
         self.fallen: dict[Task, TaskSlot] = {}
-        """Those of them whose holders were lost or failed."""
+        """Departed slots whose holders were lost or failed."""
         self._held: dict[int, Task] = {}
         """The task slot of each incarnation that has ever held one."""
         self._sizes = {job.name: len(job.addresses) for job in jobs}
@@ -120,7 +120,7 @@ class Roster:
 
     @property
     def active(self) -> int:
-        """How many members have not departed."""
+        """Number of members that have not departed."""
         return len(self.slots) - len(self.departed)
 
     def add(self, slot: TaskSlot) -> None:

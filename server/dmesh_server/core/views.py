@@ -1,7 +1,7 @@
-"""What there is to see of the clusters, in parts: a look at a large cluster must not hold the server up.
+"""Views of clusters in parts, so that a look at a large cluster does not hold the server up.
 
-`GetClusterState` describes every member of a cluster; here one asks for numbers, or for a page of members, of
-barriers or of keys. Nothing here changes anything.
+`GetClusterState` describes every member of a cluster; the methods here return numbers, or a page of members,
+barriers or keys. They change nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dmesh_server.core.model import ClusterSettings, Device, Job, Liveness, Memb
 from dmesh_server.core.roster import TaskSlot
 
 CONDITIONS = ("FAILED", "LOST", "STUCK", "BLOCKED", "REGISTERED", "CONNECTED", "LEFT")
-"""What a member can be, troubles first: its state, and of one that is connected but gets nowhere, how."""
+"""Conditions of a member, problems first: its state, or its liveness if it is connected but blocked or
+stuck."""
 
 _WELL = "CONNECTED"
 _DEPARTED = frozenset(state.name for state in MemberState if state.departed)
@@ -32,21 +33,21 @@ MOST_MISSING = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BarrierView:
-    """A barrier under way, with some of those who are missing."""
+    """A barrier under way, with some of its missing members."""
 
     name: str
     instance: int
     participants: int
     arrived: int
     missing: tuple[Member, ...]
-    """The first of them, sorted by task; task slots that nobody has taken have incarnation 0."""
+    """The first missing members, sorted by task; vacant task slots have incarnation 0."""
     missing_count: int
     started_at: float
-    """When the first arrived, seconds of the server's monotonic clock."""
+    """Time of the first arrival, seconds of the server's monotonic clock."""
     latest_at: float
-    """When the latest arrived."""
+    """Time of the latest arrival."""
     deadline: float | None
-    """When it fails; None for never."""
+    """Time at which it fails; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ class Summary:
     jobs: tuple[Job, ...]
     settings: ClusterSettings
     members: Mapping[str, int]
-    """How many are in each of `CONDITIONS`; without those that nobody is in."""
+    """Number of members in each of `CONDITIONS`; empty conditions are left out."""
     vacant: int
-    """Task slots that nobody has taken yet."""
+    """Number of task slots never taken so far."""
     barriers: int
     """Barriers under way."""
     oldest: BarrierView | None
@@ -77,7 +78,7 @@ class Summary:
 
     @property
     def present(self) -> int:
-        """How many members have not departed."""
+        """Number of members that have not departed."""
         return sum(count for condition, count in self.members.items() if condition not in _DEPARTED)
 
 
@@ -97,13 +98,13 @@ class Host:
     """A machine with members that have not departed."""
 
     name: str
-    """As the processes see it."""
+    """Host name, as its processes see it."""
     boot_id: str
     """Identity of its kernel; empty if unknown."""
     tasks: tuple[Task, ...]
     """Sorted."""
     devices: Mapping[str, int]
-    """How many devices of each type they have."""
+    """Number of devices by type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,16 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the holders of a cluster's task slots are, by their place among the slots that have been taken."""
+    """Conditions of a cluster's members, by position among the slots taken."""
 
     conditions: Mapping[int, str]
-    """Of those that are not CONNECTED."""
+    """Conditions of the members that are not CONNECTED."""
     last_seen_at: Sequence[float]
     """Of all, seconds of the server's monotonic clock."""
 
 
 class MemberRecord(NamedTuple):
-    """How the holder of a task slot is, in short."""
+    """Condition of a task slot's holder."""
 
     incarnation: int
     condition: str
@@ -141,9 +142,9 @@ class Members:
 
     members: tuple[Member, ...]
     matching: int
-    """How many there are on all pages."""
+    """Number of matching members on all pages."""
     more: bool
-    """Whether there are more after these."""
+    """True if more members follow."""
 
 
 class ClusterViews:
@@ -197,9 +198,9 @@ class ClusterViews:
 
         Args:
             name: The cluster.
-            after: Where the page before ended; None for the first page.
-            limit: How many.
-            conditions: Only those that are in one of these.
+            after: Last task of the page before; None for the first page.
+            limit: Most members to return.
+            conditions: Only members in one of these.
         """
         roster = self._of(name).roster
         slots = roster.in_order()
@@ -212,26 +213,26 @@ class ClusterViews:
         return Members(tuple(slot.snapshot() for slot in found), len(slots), len(slots) > begin + limit)
 
     def holders(self, name: str, begin: int, limit: int) -> tuple[Member, ...]:
-        """Returns some of the task slots that have been taken, sorted by task, as they are now.
+        """Returns a range of the task slots taken, sorted by task, as they are now.
 
-        The places of slots shift with the cluster's epoch: whoever reads part after part begins anew then.
+        Positions shift when the cluster's epoch changes: a reader of several ranges then begins anew.
 
         Args:
             name: The cluster.
-            begin: So many before the first.
-            limit: How many.
+            begin: Position of the first.
+            limit: Most slots to return.
         """
         return tuple(slot.snapshot() for slot in self._of(name).roster.in_order()[begin : begin + limit])
 
     def version(self, name: str) -> tuple[int, int]:
-        """Returns what changes when another process takes a slot or one departs: incarnation and epoch."""
+        """Returns the cluster's incarnation and epoch; they change with every change of a slot's holder."""
         cluster = self._of(name)
         return cluster.generation.incarnation, cluster.epoch
 
     def slots(self, name: str) -> Iterator[TaskView]:
-        """Returns who holds the task slots that have been taken, sorted by task; to be gone through at once.
+        """Yields the task slots taken with their holders, sorted by task; to be consumed at once.
 
-        It is so until `version` says otherwise.
+        The result stays valid until `version` changes.
         """
         for slot in self._of(name).roster.in_order():
             yield TaskView(slot.task, slot.process.host, slot.process.pid, slot.devices)
@@ -245,7 +246,7 @@ class ClusterViews:
         )
 
     def holder(self, name: str, task: Task) -> MemberRecord | None:
-        """Returns how the holder of a task slot is; None if there is no such slot, or nobody has taken it."""
+        """Returns the condition of a task slot's holder; None for a vacant or unknown slot."""
         slot = self._of(name).roster.slots.get(task)
         if slot is None:
             return None
@@ -277,7 +278,7 @@ class ClusterViews:
         return [Host(*machine, tuple(tasks[machine]), devices[machine]) for machine in sorted(tasks)]
 
     def vacant(self, name: str, limit: int) -> tuple[Task, ...]:
-        """Returns the first task slots that nobody has taken."""
+        """Returns the first vacant task slots."""
         return self._of(name).roster.vacant()[:limit]
 
     def barriers(self, name: str, skip: int, limit: int, missing: int) -> tuple[list[BarrierView], int]:
@@ -296,7 +297,7 @@ class ClusterViews:
         return [_view(cluster, barrier, instance, most) for barrier, instance in ordered], len(under_way)
 
     def arrived(self, name: str, barrier: str, limit: int) -> tuple[Task, ...]:
-        """Returns who is at a barrier already, in order of arrival; nobody if it is not under way."""
+        """Returns the tasks that have arrived at a barrier under way, in order of arrival."""
         instance = self._of(name).table.under_way.get(barrier)
         return () if instance is None else tuple(instance.arrived)[:limit]
 
@@ -317,14 +318,15 @@ class ClusterViews:
 
 
 def condition_of(holder: TaskSlot | Member) -> str:
-    """Returns which of `CONDITIONS` a member is in."""
+    """Returns the member's condition, one of `CONDITIONS`."""
     if holder.state is MemberState.CONNECTED:
         return _WELL if holder.liveness is Liveness.LIVE else holder.liveness.name
     return holder.state.name
 
 
 def _unwell(slots: Iterable[TaskSlot]) -> list[tuple[int, TaskSlot]]:
-    """Returns those that are not CONNECTED, with their places: few, and names of states are slow."""
+    """Returns the slots that are not CONNECTED, with their positions."""
+    # Usually few: only these pay for the look-up of a state's name, which is slow.
     connected, live = MemberState.CONNECTED, Liveness.LIVE
     return [
         (place, slot)
