@@ -192,7 +192,7 @@ def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIR
         keep: Annotated[Filter, Depends(wanted)],
         after: EventCursor = None,
         last_event_id: Annotated[
-            str | None, Header(pattern=CURSOR, description="id of the last event that the reader got")
+            str | None, Header(pattern=CURSOR, description="id of the last event that the reader received")
         ] = None,
     ) -> Response:
         """Tells what happens as it happens (server-sent events), and which clusters look different.

@@ -42,9 +42,10 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 MOST_STREAMS = 128
 """Readers at a time."""
 _STILL_HERE = 15.0
-"""Seconds without a word after which the reader, and whatever is between, is told that all is well."""
+"""Seconds without a message after which a comment shows the reader, and proxies in between, that the
+stream lives."""
 _PACE = 0.1
-"""Seconds between two writes to one reader: what happens meanwhile goes together."""
+"""Minimum seconds between two writes to one reader: changes meanwhile are sent together."""
 _LOOK = 1.0
 """Seconds between two looks at the numbers of the clusters."""
 _PAGE = 500
@@ -54,7 +55,7 @@ _MOST_CLUSTERS = 100
 
 
 class _Told:
-    """What a cluster looks like, as all readers are told: it is encoded once for all of them."""
+    """A cluster's look as all readers get it, encoded once for all of them."""
 
     __slots__ = ("_at", "_encoded", "summary")
 
@@ -64,7 +65,7 @@ class _Told:
         self._encoded: bytes | None = None
 
     def refresh(self, now: float) -> None:
-        """Tells those who come now for how long it has waited by now; it may look the same for hours."""
+        """Updates the waiting time for new readers; a cluster may look the same for hours."""
         if self.summary.oldest is not None and now - self._at >= _LOOK:
             self._at = now
             self._encoded = None
@@ -80,10 +81,10 @@ class Overview:
     """Looks at the numbers of all clusters, once for all readers, as long as there are any."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Looks at nothing yet.
+        """Makes an idle overview; it looks while it has readers.
 
         Args:
-            runtime: Who knows.
+            runtime: The server's state.
         """
         self._runtime = runtime
         self._readers: set[Reader] = set()
@@ -92,11 +93,11 @@ class Overview:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many readers as there may be."""
+        """True if there are as many readers as allowed."""
         return len(self._readers) >= MOST_STREAMS
 
     def join(self, reader: Reader) -> None:
-        """Tells a reader of all clusters, and then of what changes. Pair with `leave`."""
+        """Sends a reader all clusters, and then the changed ones. Pair with `leave`."""
         if not self._readers:
             self._seen = self._look()
             self._task = asyncio.get_running_loop().create_task(self._watch(), name="dmesh-overview")
@@ -114,7 +115,7 @@ class Overview:
             self._task = None
 
     def _look(self) -> dict[str, _Told]:
-        """Returns the clusters as they look now; those that look the same are the same."""
+        """Returns the clusters as they look now; an unchanged look is the same object."""
         views, now = self._runtime.views, self._runtime.now()
         found: dict[str, _Told] = {}
         for name in views.names():
@@ -127,7 +128,7 @@ class Overview:
             await asyncio.sleep(_LOOK)
             try:
                 found = self._look()
-            except CoreError:  # the server stops; the readers are told
+            except CoreError:  # the server stops, which the readers learn
                 return
             except Exception:  # noqa: BLE001 -- a bug, but without a look nobody would see another change
                 logs.error("overview_failed", exc_info=True)
@@ -140,7 +141,7 @@ class Overview:
 
 
 class Reader:
-    """What one reader has not been sent yet."""
+    """Pending messages of one reader."""
 
     def __init__(self, feed: Feed) -> None:
         """Has nothing for its reader.
@@ -246,7 +247,7 @@ class EventStream(Response):
         await say(_block("end", {"reason": why}), more=False)
 
     async def _tell(self, say: Callable[[bytes], Awaitable[None]]) -> str:
-        """Tells the reader what happens; returns why that ends."""
+        """Sends the reader the events as they come; returns the reason for the stream's end."""
         runtime, incarnation = self._runtime, self._runtime.server_incarnation
         event_log = runtime.event_log
         if event_log.closed:
@@ -275,7 +276,7 @@ class EventStream(Response):
             event_log.unsubscribe(reader.feed)
 
     async def _catch_up(self, say: Callable[[bytes], Awaitable[None]], begin: int) -> None:
-        """Tells the reader what happened since it was here last, up to the event `begin`."""
+        """Sends the reader the events since its last visit, up to the event `begin`."""
         if self._after is None and not self._restarted:
             return
         incarnation, at = self._runtime.server_incarnation, self._after or 0

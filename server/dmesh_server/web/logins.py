@@ -1,7 +1,7 @@
-"""Browsers that somebody logged in from.
+"""Logins of browsers.
 
-A browser cannot be told to show a token with every request. A cookie it shows by itself, whoever made it ask:
-here one is good for looking at pages, and for nothing else.
+A browser cannot be told to show a token with every request, and it sends a cookie whatever page made it ask:
+here a cookie is good for looking at pages, and for nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MAX_HEADER = 4096
 
 
 class Logins:
-    """Which cookie stands for which token. Kept in memory only: a restart of the server logs everybody out.
+    """Tokens behind browsers' cookies, in memory: a restart of the server logs everyone out.
 
     The token itself stays here and is judged anew with every request, so that a revoked one ends its logins.
     """

@@ -1,4 +1,4 @@
-"""When what readers ask for is worked on: a little at a time, so that barriers never wait for long."""
+"""Scheduling of readers' requests in small steps, so that barriers never wait for long."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Pacer:
 
     @property
     def crowded(self) -> bool:
-        """Whether whoever takes a turn now would wait for too long.
+        """True if a new turn would be too far off.
 
-        Turns of those who do not wait any more are not given back: without a limit, a few who ask and go away
-        would have everybody wait for minutes.
+        Turns of callers that gave up are not returned: without a limit, a few callers that ask and go away
+        would make everyone wait for minutes.
         """
         return self._next_at - asyncio.get_running_loop().time() >= LONGEST
 
@@ -57,7 +57,7 @@ class Steps:
         """Begins the first step.
 
         Args:
-            pacer: Where the others come from.
+            pacer: Gives the turns of the later steps.
         """
         self._pacer = pacer
         self._begin = time.perf_counter()
@@ -69,7 +69,7 @@ class Steps:
             self._begin = time.perf_counter()
 
     async def through(self, work: Generator[None, None, T]) -> T:
-        """Does work that is in steps already; returns what it returns."""
+        """Runs work that yields between its steps; returns its result."""
         while True:
             try:
                 next(work)

@@ -1,4 +1,4 @@
-"""What probes answer, and what the page without scripts shows.
+"""Models of the probes' answers and of the page without scripts.
 
 The resources of the REST interface have their models beside them, in `api/`.
 """
@@ -13,7 +13,7 @@ from dmesh_server.core.model import BarrierStatus, ClusterState, Member
 class Status(BaseModel):
     """Answers a probe."""
 
-    status: str = Field(description="`ok`, or what is wrong")
+    status: str = Field(description="`ok`, or the problem")
 
 
 class DeviceView(BaseModel):
@@ -21,7 +21,7 @@ class DeviceView(BaseModel):
 
     type: str = Field(description="CPU, GPU or TPU")
     index: int = Field(description="index among the member's devices of that type")
-    description: str = Field(description="what the hardware calls itself")
+    description: str = Field(description="name that the hardware reports")
 
 
 class MemberView(BaseModel):
@@ -32,14 +32,14 @@ class MemberView(BaseModel):
     index: int = Field(description="index within the job")
     incarnation: str = Field(description="random number of the process, 16 hexadecimal digits")
     state: str = Field(description="REGISTERED, CONNECTED, LEFT, LOST or FAILED")
-    liveness: str = Field(description="of one that is there: LIVE, BLOCKED (silent) or STUCK (gets nowhere)")
-    reason: str = Field(description="why it is LOST, FAILED, BLOCKED or STUCK")
+    liveness: str = Field(description="of a present member: LIVE, BLOCKED (silent) or STUCK (no progress)")
+    reason: str = Field(description="reason for its being LOST, FAILED, BLOCKED or STUCK")
     host: str = Field(description="host name, as the process sees it")
     pid: int = Field(description="process id on that host")
     program: str = Field(description="program that runs")
     dmesh_version: str = Field(description="version of the client's distribution")
     devices: list[DeviceView] = Field(description="its devices")
-    peer_addresses: list[str] = Field(description="where its peers reach it")
+    peer_addresses: list[str] = Field(description="addresses for its peers")
     last_seen_age: float = Field(description="seconds since the server last heard of it")
     registered_age: float = Field(description="seconds since it registered")
 
@@ -48,9 +48,9 @@ class BarrierView(BaseModel):
     """A barrier under way."""
 
     name: str = Field(description="its name")
-    instance: int = Field(description="which use of the name, from 0")
-    arrived: list[str] = Field(description="who is there, in order of arrival")
-    missing: list[str] = Field(description="who is waited for")
+    instance: int = Field(description="number of this use of the name, from 0")
+    arrived: list[str] = Field(description="tasks that have arrived, in order of arrival")
+    missing: list[str] = Field(description="tasks that are missing")
     age: float = Field(description="seconds since the first arrival")
     remaining: float | None = Field(description="seconds until it fails; null for never")
 
@@ -63,7 +63,7 @@ class ClusterView(BaseModel):
     epoch: int = Field(description="grows with every change of membership")
     jobs: dict[str, int] = Field(description="number of tasks of each job")
     members: list[MemberView] = Field(description="holders of task slots, sorted by task")
-    vacant: list[str] = Field(description="task slots that nobody has taken yet")
+    vacant: list[str] = Field(description="task slots never taken so far")
     barriers: list[BarrierView] = Field(description="barriers under way, oldest first")
 
 

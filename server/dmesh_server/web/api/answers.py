@@ -1,4 +1,4 @@
-"""What all resources have in common: how they are asked for pages, what they answer, and how they refuse."""
+"""Shared parts of all REST resources: pages, JSON answers and refusals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dmesh_server.core.model import Task
 from dmesh_server.web.gate import caller_name
 
 NAME = r"^[A-Za-z0-9_.-]{1,128}$"
-"""What names of clusters and jobs consist of."""
+"""Pattern of the names of clusters and jobs."""
 TEXT = r"^[^\x00]*$"
 TASK = r"^/job:[A-Za-z0-9_.-]{1,128}/task:[0-9]{1,9}$"
-"""How tasks are called."""
+"""Pattern of a task's name."""
 HEX = r"^[0-9a-f]{16}$"
 MOST = 1_000
 """Items on one page."""
@@ -32,19 +32,22 @@ Limit = Annotated[int, Query(ge=1, le=MOST, description="most items of the answe
 
 
 class Problem(BaseModel):
-    """Why a request was refused."""
+    """Refusal of a request."""
 
-    status: str = Field(description="what happened, what was expected, what to do")
+    status: str = Field(description="the problem, the expected value, and the remedy")
     kind: str = Field(default="", description="kind of error, as in `dmesh.v1.ErrorKind`; may be empty")
 
 
 class Operation(BaseModel):
     """An operation is done; repeated, it is answered the same."""
 
-    done: bool = Field(description="true: what was asked for is so now")
-    action: str = Field(description="what was done", examples=["evict_member"])
-    cluster: str = Field(description="in which cluster")
-    target: str = Field(description="to what", examples=["/job:worker/task:2 (incarnation 00000000000000ff)"])
+    done: bool = Field(description="true: the request has been carried out")
+    action: str = Field(description="the action", examples=["evict_member"])
+    cluster: str = Field(description="the cluster")
+    target: str = Field(
+        description="the barrier, member or key it was done to",
+        examples=["/job:worker/task:2 (incarnation 00000000000000ff)"],
+    )
 
 
 STATUSES = {
@@ -71,7 +74,7 @@ _DESCRIPTIONS = {
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns what the documentation says of a resource's refusals, beside those that all have."""
+    """Returns the documentation of a resource's refusals, beside the common ones."""
     return {
         status: {"model": Problem, "description": _DESCRIPTIONS[status]}
         for status in sorted({401, 403, 421, 422, 503, *statuses})
@@ -94,14 +97,14 @@ def encoded(body: bytes) -> Response:
 
 
 async def core_refused(request: Request, error: Exception) -> Response:
-    """Answers with what the core has against a request."""
+    """Answers with the core's refusal."""
     assert isinstance(error, CoreError)
     problem = Problem(status=error.message, kind=error.kind.name)
     return JSONResponse(problem.model_dump(), STATUSES.get(error.kind, 503))
 
 
 async def malformed(request: Request, error: Exception) -> Response:
-    """Answers a request whose parameters are not what they should be."""
+    """Answers a request with malformed parameters."""
     assert isinstance(error, RequestValidationError)
     found = [
         f"{'.'.join(str(part) for part in one['loc'][1:])[:100]}: {one['msg'][:300]}"
@@ -152,5 +155,5 @@ def age(now: float, then: float) -> float:
 
 
 def asker(request: Request) -> str:
-    """Returns who asks, for messages and the audit log: a fingerprint and a name, never a token."""
+    """Returns the caller for messages and the audit log: a fingerprint and a name, never a token."""
     return caller_name(request.scope)

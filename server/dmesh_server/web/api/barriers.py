@@ -1,4 +1,4 @@
-"""Barriers under way: who is there, who is missing. Operators may cancel one."""
+"""Barriers under way, with their arrived and missing tasks. Operators may cancel one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from dmesh_server.web.api.operations import operate
 
 
 class MissingView(BaseModel):
-    """Somebody who is waited for."""
+    """Missing participant of a barrier."""
 
     task: str = Field(description="the task slot")
-    condition: str = Field(description="what its holder is; VACANT if nobody has taken it")
+    condition: str = Field(description="condition of its holder; VACANT for a vacant slot")
     host: str = Field(description="host of its holder")
     pid: int = Field(description="process id there")
-    last_seen_age: float | None = Field(description="seconds since it was heard of; null if it never was")
-    reason: str = Field(description="why it is in trouble, if it is")
+    last_seen_age: float | None = Field(
+        description="seconds since its last sign of life; null if there was none"
+    )
+    reason: str = Field(description="reason for its condition, if it has a problem")
 
 
 class BarrierRow(BaseModel):
@@ -55,11 +57,11 @@ class BarrierRow(BaseModel):
     )  # fmt: skip
 
     name: str = Field(description="its name")
-    instance: int = Field(description="which use of the name, from 0")
-    participants: int = Field(description="for how many tasks it is")
-    arrived: int = Field(description="how many of them are there")
-    missing_count: int = Field(description="how many are not")
-    missing: list[MissingView] = Field(description="the first of those, sorted by task")
+    instance: int = Field(description="number of this use of the name, from 0")
+    participants: int = Field(description="number of participants")
+    arrived: int = Field(description="number of tasks that have arrived")
+    missing_count: int = Field(description="number of tasks that are missing")
+    missing: list[MissingView] = Field(description="the first missing tasks, sorted")
     age: float = Field(description="seconds since the first arrival")
     latest_arrival_age: float = Field(description="seconds since the latest arrival")
     remaining: float | None = Field(description="seconds until it fails; null for never")
@@ -71,7 +73,7 @@ class BarrierPage(BaseModel):
     cluster: str = Field(description="name of the cluster")
     barriers: list[BarrierRow] = Field(description="the oldest first")
     next: int | None = Field(description="`after` of the next page; null: this is the last one")
-    total: int = Field(description="on all pages")
+    total: int = Field(description="number on all pages")
 
 
 def router(runtime: Runtime) -> APIRouter:
@@ -87,7 +89,7 @@ def router(runtime: Runtime) -> APIRouter:
         ] = 0,
         missing: Annotated[int, Query(ge=0, le=100, description="most missing tasks of each one")] = 20,
     ) -> Response:
-        """Lists the barriers in which members of a cluster wait, with those who are missing."""
+        """Lists the barriers under way in a cluster, with their missing tasks."""
         found, total = runtime.views.barriers(cluster, after, limit, missing)
         now, end = runtime.now(), after + len(found)
         return answer(
@@ -104,9 +106,9 @@ def router(runtime: Runtime) -> APIRouter:
         request: Request,
         cluster: ClusterName,
         name: Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT, description="its name")],
-        instance: Annotated[int, Query(ge=0, lt=1 << 63, description="which use of the name")],
+        instance: Annotated[int, Query(ge=0, lt=1 << 63, description="number of the use of the name")],
     ) -> Response:
-        """Fails a barrier for everybody who takes part in it. Needs the role `admin`.
+        """Fails a barrier for all its participants. Needs the role `admin`.
 
         Names the instance, so that a repeated request never hits the next one.
         """

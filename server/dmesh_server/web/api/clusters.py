@@ -19,9 +19,9 @@ class WaitingView(BaseModel):
     """The barrier that a cluster has waited in for the longest time."""
 
     name: str = Field(description="its name")
-    instance: int = Field(description="which use of the name, from 0")
-    arrived: int = Field(description="how many tasks are there")
-    participants: int = Field(description="for how many it is")
+    instance: int = Field(description="number of this use of the name, from 0")
+    arrived: int = Field(description="number of tasks that have arrived")
+    participants: int = Field(description="number of participants")
     age: float = Field(description="seconds since the first arrival")
 
 
@@ -32,17 +32,17 @@ class ClusterSummary(BaseModel):
     incarnation: str = Field(description="random number of this generation of it, 16 hexadecimal digits")
     epoch: int = Field(description="grows with every change of membership")
     ended: bool = Field(description="all its members have departed")
-    seats: int = Field(description="how many tasks it has")
+    seats: int = Field(description="number of its tasks")
     members: dict[str, int] = Field(
-        description="how many members are FAILED, LOST, STUCK, BLOCKED, REGISTERED, CONNECTED, LEFT; those "
-        "that nobody is in are left out"
+        description="number of members that are FAILED, LOST, STUCK, BLOCKED, REGISTERED, CONNECTED, LEFT; "
+        "zeros are left out"
     )
-    vacant: int = Field(description="task slots that nobody has taken yet")
+    vacant: int = Field(description="task slots never taken so far")
     barriers: int = Field(description="barriers under way")
     waits_in: WaitingView | None = Field(description="the oldest of them; null if there are none")
     keys: int = Field(description="keys in its key-value store")
     key_bytes: int = Field(description="bytes of keys and values")
-    revision: int = Field(description="of the latest change of a key")
+    revision: int = Field(description="revision of the latest change of a key")
     waiters: int = Field(description="blocked reads and watches of keys")
 
 
@@ -76,21 +76,21 @@ class ClusterPage(BaseModel):
     )
     clusters: list[ClusterSummary] = Field(description="sorted by name")
     next: str | None = Field(description="`after` of the next page; null: this is the last one")
-    total: int = Field(description="on all pages")
+    total: int = Field(description="number on all pages")
 
 
 class JobView(BaseModel):
     """A job of a cluster."""
 
     name: str = Field(description="its name")
-    tasks: int = Field(description="how many tasks it has")
+    tasks: int = Field(description="number of its tasks")
 
 
 class SettingsView(BaseModel):
-    """What is set for a cluster."""
+    """Settings of a cluster."""
 
     restart_policy: str = Field(description="FAIL_FAST or REJOIN")
-    heartbeat_interval: float = Field(description="how often clients send a heartbeat, seconds")
+    heartbeat_interval: float = Field(description="interval between a client's heartbeats, seconds")
     lease: float = Field(description="silence after which a member is blocked or lost, seconds")
     stuck_after: float | None = Field(
         description="seconds for which others wait for a member before it is asked about it; null: never"
@@ -101,7 +101,7 @@ class ClusterDetail(ClusterSummary):
     """A cluster by itself."""
 
     jobs: list[JobView] = Field(description="its jobs")
-    settings: SettingsView = Field(description="what is set for it")
+    settings: SettingsView = Field(description="its settings")
     vacant_tasks: list[str] = Field(
         description=f"the first {_MOST_VACANT} task slots that nobody has taken yet"
     )
@@ -133,7 +133,7 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.get("/clusters/{cluster}", response_model=ClusterDetail, responses=refusals(404))
     async def show_cluster(cluster: ClusterName) -> Response:
-        """Shows one cluster: numbers, jobs, settings, and task slots that nobody has taken."""
+        """Shows one cluster: numbers, jobs, settings, and vacant task slots."""
         views = runtime.views
         summary = views.summary(cluster)
         return answer(

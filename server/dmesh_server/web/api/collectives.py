@@ -1,6 +1,6 @@
-"""Collectives: how far each member has come in each group, and who keeps the others waiting.
+"""Collectives: each member's progress in each group, and the stragglers.
 
-All of it is what members said of themselves, a few seconds old: to look at, never to decide by.
+All of it comes from the members' own reports, a few seconds old: for display, never for decisions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_STRAGGLERS = 16
 _MOST_NAMED = 16
 _MOST_ROWS = 4_000
 _GOOD = 1.0
-"""Seconds for which a page is good for who asks for the same one, at least."""
+"""Minimum lifetime of a page in seconds."""
 
 
 class CallView(BaseModel):
@@ -35,10 +35,10 @@ class CallView(BaseModel):
     call: str = Field(description="operation, dtype, shape and arguments")
     bytes: int = Field(description="bytes of the larger of input and output")
     state: str = Field(description="QUEUED, RUNNING, WAITING, DONE, FAILED or UNKNOWN")
-    elapsed: float = Field(description="seconds that it took, or has taken until the report")
+    elapsed: float = Field(description="seconds it took, or has taken up to the report")
     waited: float | None = Field(description="of these, seconds spent waiting for others; null if unknown")
     waits_for: list[str] = Field(description=f"members that it waits for, at most {_MOST_NAMED}")
-    error: str = Field(description="what it failed with; empty otherwise")
+    error: str = Field(description="error it failed with; empty otherwise")
 
 
 class PastCallView(BaseModel):
@@ -49,46 +49,46 @@ class PastCallView(BaseModel):
     bytes: int = Field(description="bytes of the larger of input and output")
     state: str = Field(description="QUEUED, RUNNING, WAITING, DONE, FAILED or UNKNOWN")
     age: float = Field(description="seconds since it was called")
-    elapsed: float = Field(description="seconds that it took, or has taken until the report")
+    elapsed: float = Field(description="seconds it took, or has taken up to the report")
     waited: float | None = Field(description="of these, seconds spent waiting for others; null if unknown")
 
 
 class RankView(BaseModel):
-    """How far one member has come in a group."""
+    """Progress of one member in a group."""
 
     task: str = Field(description="the member")
     condition: str = Field(description="its condition, as among the members")
     issued: int = Field(description="number of the last call that it made; 0: none")
-    finished: int = Field(description="number of its last call that is over")
-    last: CallView | None = Field(description="its call under way, or the last one that is over")
-    counted: int = Field(description="how many of its recent calls the next two are of")
-    waited: float = Field(description="seconds that these spent waiting for others, as far as that is known")
+    finished: int = Field(description="number of its last finished call")
+    last: CallView | None = Field(description="its call under way, or its last finished one")
+    counted: int = Field(description="number of recent calls that the next two sum up")
+    waited: float = Field(description="seconds that these spent waiting for others, as far as known")
     transferred: float = Field(description="the other seconds that they took")
     recent: list[PastCallView] = Field(description="its last calls, oldest first; as many as asked for")
-    failure: str = Field(description="why it can make no call any more; empty otherwise")
-    where: str = Field(description="where its main thread stands, `FILE:LINE in FUNCTION`; empty if unknown")
-    idle: float = Field(description="seconds since its program got on")
-    report_age: float = Field(description="seconds since it said so")
+    failure: str = Field(description="reason for which it can make no further call; empty otherwise")
+    where: str = Field(description="position of its main thread, `FILE:LINE in FUNCTION`; empty if unknown")
+    idle: float = Field(description="seconds since its program's last progress")
+    report_age: float = Field(description="age of its report in seconds")
 
 
 class GroupView(BaseModel):
     """A group of members that call collectives together."""
 
     id: str = Field(description="16 hexadecimal digits, the same for all members")
-    name: str = Field(description="as people call it")
-    generation: int = Field(description="sequence numbers of one generation are not those of another")
-    size: int = Field(description="how many take part")
-    reported: int = Field(description="how many of them have said how far they are")
-    latest: int = Field(description="the largest number of a call that any of them made")
+    name: str = Field(description="name for people")
+    generation: int = Field(description="generation of the group; each numbers its calls from the start")
+    size: int = Field(description="number of ranks")
+    reported: int = Field(description="number of ranks that have reported")
+    latest: int = Field(description="largest number of a call made by any rank")
     stragglers: list[str] = Field(
-        description="members that keep others waiting, the worst first: they have not made a call that "
-        f"others have made, or others wait for them; at most {_MOST_STRAGGLERS}"
+        description="members that block others, the worst first: they have not made a call that others have, "
+        f"or others wait for them; at most {_MOST_STRAGGLERS}"
     )
-    members: list[RankView] = Field(description="those furthest behind first")
+    members: list[RankView] = Field(description="furthest behind first")
 
 
 class CollectivesPage(BaseModel):
-    """What members said of their collectives."""
+    """Members' reports of their collectives."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -120,19 +120,19 @@ class CollectivesPage(BaseModel):
     )  # fmt: skip
 
     cluster: str = Field(description="name of the cluster")
-    reported: int = Field(description="members that have said how far they are")
-    unknown: int = Field(description="members that have not departed and of which that is not known")
+    reported: int = Field(description="number of members that have reported")
+    unknown: int = Field(description="members that have not departed and have not reported")
     groups: list[GroupView] = Field(description="the largest first")
     next: int | None = Field(description="`after` of the next page of groups; null: this is the last one")
     total: int = Field(description="groups on all pages")
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the resource.
+    """Returns the routes of the resource.
 
     Args:
-        runtime: Who knows.
-        pacer: When what takes long is worked on.
+        runtime: The server's state.
+        pacer: Schedules long work in steps.
     """
     routes = APIRouter(tags=["collectives"])
     comparisons: Shared[str, _Comparisons] = Shared(
@@ -148,13 +148,13 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=100, description="most groups")] = 20,
         after: Annotated[int, Query(ge=0, lt=1 << 31, description="`next` of the page before")] = 0,
         members: Annotated[
-            int, Query(ge=0, le=1000, description="most members of each group, those behind first")
+            int, Query(ge=0, le=1000, description="most members of each group, furthest behind first")
         ] = 50,
         recent: Annotated[
-            int, Query(ge=0, le=16, description="most past calls of each member; it tells of 16 at most")
+            int, Query(ge=0, le=16, description="most past calls of each member; members report at most 16")
         ] = 0,
     ) -> Response:
-        """Shows how far members have come in the groups in which they call collectives; some seconds old."""
+        """Shows members' progress in the groups in which they call collectives; some seconds old."""
         runtime.views.version(cluster)  # refuses names of no cluster
         return encoded(await pages.of(_Asked(cluster, limit, after, members, recent)))
 
@@ -162,7 +162,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
 
 
 class _Asked(NamedTuple):
-    """What a page is to be of."""
+    """Parameters of a page."""
 
     cluster: str
     limit: int
@@ -172,7 +172,7 @@ class _Asked(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """How far a member is in a group, and what it is read from."""
+    """Progress of a member in a group, and its sources."""
 
     holder: MemberRecord
     said: MemberProgress
@@ -181,23 +181,23 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """How far the members of a group are."""
+    """Comparison of a group's members."""
 
     first: GroupBrief
-    """What the first of them says, for what all say the same of."""
+    """Report of the first member, for the fields that all members share."""
     behind: list[_Row]
-    """Those furthest behind first."""
+    """Members furthest behind first."""
     latest: int
     stragglers: list[Task]
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparisons:
-    """How far all members of a cluster are."""
+    """Comparison of all members of a cluster."""
 
     reported: int
     present: int
-    """Of those that reported, how many have not departed."""
+    """Number of reporting members that have not departed."""
     groups: list[_Comparison]
     """The largest first."""
 
@@ -225,7 +225,7 @@ async def _compare(rows: list[_Row], steps: Steps) -> _Comparison:
     await steps.pause()
     stragglers = _stragglers(rows, waited_for, latest)
     await steps.pause()
-    # What is equal stays sorted by task.
+    # The sort is stable: equal members stay sorted by task.
     if waited_for:
         behind = sorted(rows, key=lambda row: (row.at.issued, row.at.finished, -waited_for[row.said.task]))
     else:
@@ -244,7 +244,7 @@ def _waited_for(rows: list[_Row]) -> Counter[Task]:
 
 
 def _stragglers(rows: list[_Row], waited_for: Counter[Task], latest: int) -> list[Task]:
-    """Returns who keeps the others waiting: whoever waits itself for somebody does not."""
+    """Returns the stragglers; a rank that is itself waiting is not counted as late."""
     suspects = set(waited_for)
     suspects.update(row.said.task for row in rows if row.at.issued < latest)
     if not suspects:
@@ -292,7 +292,7 @@ async def _view(group: _Comparison, rows: list[_Row], now: float, recent: int, s
     for row in rows:
         members.append(_view_rank(row, now, recent))
         await steps.pause()
-    # Not checked once more: it is made of what is checked.
+    # Not validated again: all values come from validated models.
     return GroupView.model_construct(
         id=hexadecimal(group.first.id),
         name=group.first.name,

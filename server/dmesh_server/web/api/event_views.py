@@ -1,4 +1,4 @@
-"""How events look to readers, and which of them a reader asks for."""
+"""Events as readers see them, and the filters in readers' requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dmesh_server.event_log import (
 from dmesh_server.web.api.answers import NAME, TASK, hexadecimal, read_task
 
 CURSOR = r"^[0-9a-f]{16}-[0-9]{1,18}$"
-"""What a cursor of events looks like: incarnation of the server, number of the event."""
+"""Pattern of an event cursor: incarnation of the server, number of the event."""
 Kind = Annotated[str, StringConstraints(pattern=f"^({'|'.join(KINDS)})$")]
 
 Details = dict[str, str | int | float | bool | list[str]]
@@ -55,38 +55,38 @@ class EventView(BaseModel):
     )  # fmt: skip
 
     id: int = Field(description="grows with every event of this start of the server")
-    cursor: str = Field(description="to go on after it: `after`, or `Last-Event-ID`")
+    cursor: str = Field(description="cursor to continue after it: `after`, or `Last-Event-ID`")
     time: float = Field(description="Unix time, seconds")
-    kind: str = Field(description="what happened", json_schema_extra={"enum": list(KINDS)})
-    severity: str = Field(description="how bad it is", json_schema_extra={"enum": list(SEVERITIES)})
-    cluster: str = Field(description="where; empty: it concerns the server")
-    task: str | None = Field(description="the member that it is about, if it is about one")
-    message: str = Field(description="in words")
-    details: Details = Field(description="what else there is to know, by kind")
+    kind: str = Field(description="kind of event", json_schema_extra={"enum": list(KINDS)})
+    severity: str = Field(description="severity", json_schema_extra={"enum": list(SEVERITIES)})
+    cluster: str = Field(description="cluster; empty for an event of the server")
+    task: str | None = Field(description="member that it is about, if any")
+    message: str = Field(description="description")
+    details: Details = Field(description="further fields, by kind")
 
 
 async def wanted(
-    cluster: Annotated[str | None, Query(pattern=NAME, description="only those of this cluster")] = None,
-    kind: Annotated[list[Kind] | None, Query(max_length=32, description="only those of these kinds")] = None,
+    cluster: Annotated[str | None, Query(pattern=NAME, description="only events of this cluster")] = None,
+    kind: Annotated[list[Kind] | None, Query(max_length=32, description="only events of these kinds")] = None,
     severity: Annotated[
         str | None,
         Query(
             pattern=f"^({'|'.join(SEVERITIES)})$",
-            description="only those as bad, or worse: info, warning, error",
+            description="only events of this severity or a worse one: info, warning, error",
         ),
     ] = None,
     task: Annotated[
-        str | None, Query(pattern=TASK, description="only those about this member: `/job:worker/task:2`")
+        str | None, Query(pattern=TASK, description="only events about this member: `/job:worker/task:2`")
     ] = None,
 ) -> Filter:
-    """Reads which events somebody asks for."""
+    """Reads the filter from a request's parameters."""
     return event_filter(cluster, kind, severity, task)
 
 
 def event_filter(
     cluster: str | None, kind: list[str] | None = None, severity: str | None = None, task: str | None = None
 ) -> Filter:
-    """Returns the filter for what somebody asks for."""
+    """Returns the filter for a request."""
     kinds = frozenset(kind) if kind else None
     if severity not in (None, SEVERITIES[0]):
         least = SEVERITIES.index(severity or "")
@@ -98,7 +98,7 @@ def event_filter(
 
 
 def cursor_of(incarnation: int, number: int) -> str:
-    """Returns what stands for having read all events up to a number."""
+    """Returns the cursor of a reader that has read all events up to a number."""
     return f"{hexadecimal(incarnation)}-{number}"
 
 

@@ -1,4 +1,4 @@
-"""Events: what happened, in pages that can be resumed; and errors, the latest first."""
+"""Events in pages that can be resumed; and errors, the latest first."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class EventPage(BaseModel):
 
     events: list[EventView] = Field(description="the oldest first")
     next: str = Field(description="`after` of the next page; it can be asked for at any later time")
-    more: bool = Field(description="whether there are more events already")
-    gap: bool = Field(description="events between `after` and these are not kept any more")
+    more: bool = Field(description="true if there are more events already")
+    gap: bool = Field(description="true if events between `after` and these have been dropped")
 
 
 class ErrorPage(BaseModel):
@@ -51,10 +51,10 @@ def router(runtime: Runtime) -> APIRouter:
     async def list_events(
         keep: Annotated[Filter, Depends(wanted)], limit: Limit = 100, after: EventCursor = None
     ) -> Response:
-        """Lists what happened, oldest first; of a cluster, of some kinds, about a member.
+        """Lists events, oldest first; of a cluster, of some kinds, about a member.
 
-        Remember `next` to go on later. Events are kept in memory, some ten thousand of them: `gap` says that
-        some were missed, and so does the cursor of an earlier start of the server.
+        Remember `next` to go on later. Some ten thousand events are kept in memory: `gap` says that some were
+        dropped since, or that the cursor is of an earlier start of the server.
         """
         number, restarted = place(after, incarnation)
         page = runtime.event_log.page(number, limit, keep)
@@ -69,7 +69,7 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.get("/errors", response_model=ErrorPage, responses=refusals())
     async def list_errors(
-        cluster: Annotated[str | None, Query(pattern=NAME, description="only those of this cluster")] = None,
+        cluster: Annotated[str | None, Query(pattern=NAME, description="only events of this cluster")] = None,
         limit: Limit = 20,
         before: Annotated[
             str | None, Query(pattern=CURSOR, description="`next` of the page before; absent for the newest")

@@ -1,4 +1,4 @@
-"""Keys: names and sizes for all who may look; values only for operators, who may also delete one.
+"""Keys: names and sizes for all viewers; values only for operators, who may also delete one.
 
 Keys are named in the query, never in the path: they may be anything, such as `../../etc/passwd`.
 """
@@ -59,7 +59,7 @@ class KeyPage(BaseModel):
     )  # fmt: skip
 
     cluster: str = Field(description="name of the cluster")
-    revision: int = Field(description="of the latest change of any key")
+    revision: int = Field(description="revision of the latest change of any key")
     keys: list[KeyRow] = Field(description="sorted")
     next: str | None = Field(description="`after` of the next page; null: this is the last one")
     total: int = Field(description="keys of the cluster, whatever their prefix")
@@ -141,7 +141,9 @@ def router(runtime: Runtime) -> APIRouter:
         request: Request,
         cluster: ClusterName,
         key: KeyName,
-        revision: Annotated[int, Query(ge=1, lt=1 << 63, description="of its latest change, as it was seen")],
+        revision: Annotated[
+            int, Query(ge=1, lt=1 << 63, description="revision of its latest change, as it was seen")
+        ],
     ) -> Response:
         """Deletes a key, unless it was changed since. Needs the role `admin`."""
         event = DropKey(runtime.next_number(), Caller(cluster), asker(request), key, revision)

@@ -1,4 +1,4 @@
-"""Members: who holds the task slots of a cluster, and what became of them. Operators may evict one."""
+"""Members: the holders of a cluster's task slots, and their states. Operators may evict one."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class MemberRow(BaseModel):
     job: str = Field(description="name of the job")
     index: int = Field(description="index within the job")
     incarnation: str = Field(
-        description="random number of the process, 16 hexadecimal digits; zeros: nobody has taken the slot"
+        description="random number of the process, 16 hexadecimal digits; zeros for a vacant slot"
     )
     condition: str = Field(
         description="FAILED, LOST, STUCK, BLOCKED, REGISTERED, CONNECTED or LEFT; VACANT for a free task slot"
     )
     state: str = Field(description="REGISTERED, CONNECTED, LEFT, LOST or FAILED")
-    liveness: str = Field(description="of one that is there: LIVE, BLOCKED (silent) or STUCK (gets nowhere)")
-    reason: str = Field(description="why it is LOST, FAILED, BLOCKED or STUCK")
+    liveness: str = Field(description="of a present member: LIVE, BLOCKED (silent) or STUCK (no progress)")
+    reason: str = Field(description="reason for its being LOST, FAILED, BLOCKED or STUCK")
     host: str = Field(description="host name, as the process sees it")
     pid: int = Field(description="process id on that host")
     program: str = Field(description="program that runs")
     dmesh_version: str = Field(description="version of the client's distribution")
-    devices: dict[str, int] = Field(description="how many devices of each type it has")
+    devices: dict[str, int] = Field(description="number of its devices by type")
     last_seen_age: float = Field(description="seconds since the server last heard of it")
     registered_age: float = Field(description="seconds since it registered")
 
@@ -75,17 +75,17 @@ class MemberPage(BaseModel):
     cluster: str = Field(description="name of the cluster")
     epoch: int = Field(description="grows with every change of membership")
     lease: float = Field(description="silence after which a member is blocked or lost, seconds")
-    heartbeat_interval: float = Field(description="how often members send a heartbeat, seconds")
+    heartbeat_interval: float = Field(description="interval between a member's heartbeats, seconds")
     members: list[MemberRow] = Field(description="sorted by task")
     next: str | None = Field(description="`after` of the next page; null: this is the last one")
     total: int = Field(description="members on all pages")
 
 
 class ActivityView(BaseModel):
-    """What a member's main thread was doing when it was asked."""
+    """Activity of a member's main thread when it was asked."""
 
     operation: str = Field(description="in words; empty if it was in no operation of dmesh")
-    age: float = Field(description="seconds since it had got on last")
+    age: float = Field(description="seconds since its last progress, when it was asked")
     stack: list[str] = Field(description="its stack, innermost frame last")
 
 
@@ -96,8 +96,8 @@ class MemberDetail(MemberRow):
     python_version: str = Field(description="version of its interpreter")
     started_at: float = Field(description="Unix time at which the process began, by its clock; 0: unknown")
     device_list: list[DeviceView] = Field(description="its devices")
-    peer_addresses: list[str] = Field(description="where its peers reach it")
-    activity: ActivityView | None = Field(description="what it was doing; only if it is STUCK")
+    peer_addresses: list[str] = Field(description="addresses for its peers")
+    activity: ActivityView | None = Field(description="its activity when it was asked; only if it is STUCK")
 
 
 def router(runtime: Runtime) -> APIRouter:
@@ -113,10 +113,10 @@ def router(runtime: Runtime) -> APIRouter:
         ] = None,
         condition: Annotated[
             list[Condition] | None,
-            Query(max_length=len(CONDITIONS), description="only those in one of these conditions"),
+            Query(max_length=len(CONDITIONS), description="only members in one of these conditions"),
         ] = None,
     ) -> Response:
-        """Lists the members of a cluster, those of interest only if conditions are given."""
+        """Lists the members of a cluster; with conditions, only the matching ones."""
         views, now = runtime.views, runtime.now()
         found = views.members(
             cluster, None if after is None else read_task(after), limit, condition or CONDITIONS
@@ -164,13 +164,15 @@ def router(runtime: Runtime) -> APIRouter:
         cluster: ClusterName,
         job: JobName,
         index: TaskIndex,
-        incarnation: Annotated[str, Query(pattern=HEX, description="of the process that is to go")],
-        reason: Annotated[str, Query(max_length=1000, pattern=TEXT, description="why, for all to read")] = "",
+        incarnation: Annotated[str, Query(pattern=HEX, description="incarnation of the process to evict")],
+        reason: Annotated[
+            str, Query(max_length=1000, pattern=TEXT, description="reason, for all to read")
+        ] = "",
     ) -> Response:
         """Declares a member failed. Needs the role `admin`.
 
         Its process is told to end and may not act for its slot any more; the others learn of it as of any
-        failure. Names the process, so that a repeated request never hits the one that came after it.
+        failure. The request names the process, so that a repeated one never hits its successor.
         """
         task, number = Task(job, index), int(incarnation, 16)
         event = Evict(runtime.next_number(), Caller(cluster), asker(request), task, number, reason)
@@ -203,7 +205,7 @@ def row(member: Member, now: float) -> dict[str, Any]:
 
 
 def view_activity(activity: Activity | None) -> ActivityView | None:
-    """Shows what a member was doing, if it was asked."""
+    """Shows a member's activity, if it was asked for it."""
     if activity is None:
         return None
     return ActivityView(operation=activity.operation, age=round(activity.age, 3), stack=list(activity.stack))

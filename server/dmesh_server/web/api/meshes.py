@@ -1,7 +1,7 @@
-"""Meshes put together from what members announced: each tells where its own devices are.
+"""Meshes put together from members' announcements of their own devices' positions.
 
-Pure functions. Whoever announces something can tell of its own devices alone: who says that it has a place
-which the mesh gives to another, or that another one has, is not believed.
+Pure functions. An announcement counts only for the member's own devices: a claim to a position that the mesh
+gives to another task, or a claim about another task's devices, is ignored.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dmesh_server.mesh_reports import MeshReport, OwnerRun
 MOST_PLACED = 1 << 15
 """Devices of a mesh up to which they are shown one by one."""
 MOST_RUNS = 5_000
-"""Runs of a placement; what comes after them is left out."""
+"""Most runs of a placement; later ones are left out."""
 
 UNKNOWN = -1
-"""Of a device, whose owner or index nobody has told."""
+"""Owner or index of a device that no member announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Announcement:
 
     task: Task
     present: bool
-    """Whether the member has not departed; what a departed one said of its devices still holds."""
+    """False if the member has departed; its announcement of its own devices still holds."""
     mesh: MeshReport
 
 
@@ -42,7 +42,7 @@ class Run:
     device: int
     """Index of the first among its devices of that type, or UNKNOWN: of none is the index known."""
     count: int
-    """How many."""
+    """Number of devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,20 @@ class Announced:
     mesh: MeshReport
     """Its name, axes, type and owners."""
     job: str
-    """The job of those who have it."""
+    """Job of the mesh's devices."""
     by: tuple[Announcement, ...]
-    """Who announced it, by task."""
+    """Announcements of the mesh, by task."""
 
     @property
     def present(self) -> int:
-        """How many announced it that have not departed."""
+        """Number of announcing members that have not departed."""
         return sum(1 for one in self.by if one.present)
 
 
 def gather(effect_logging: Iterable[Announcement]) -> Generator[None, None, list[Announced]]:
-    """Returns the meshes that members announced which have not departed, those of most members first.
+    """Returns the meshes announced by members that have not departed, those of most members first.
 
-    In short steps, and in a time that grows with the announcements alone: all may differ in their owners.
+    Runs in short steps, in time linear in the announcements: all of them may differ in their owners.
     """
     alike = defaultdict[tuple[object, ...], list[Announcement]](list)
     for one in effect_logging:
@@ -79,7 +79,7 @@ def gather(effect_logging: Iterable[Announcement]) -> Generator[None, None, list
             if one.mesh.owners:
                 variants[one.mesh.owners] += 1
             yield
-        # Who does not say whose the devices are means the mesh of the others.
+        # An announcement without owners joins the mesh of the others.
         usual = max(variants, key=variants.__getitem__, default=())
         by: dict[tuple[OwnerRun, ...], list[Announcement]] = {owners: [] for owners in variants or (usual,)}
         for one in ones:
@@ -96,11 +96,11 @@ def gather(effect_logging: Iterable[Announcement]) -> Generator[None, None, list
 
 
 def place(announced: Announced, slots: Mapping[str, int]) -> list[Run] | None:
-    """Returns who has a mesh's devices, in its order; None if nobody said, or there are too many.
+    """Returns the owners of a mesh's devices, in its order; None if not announced, or too many.
 
     Args:
         announced: The mesh.
-        slots: How many tasks each job has.
+        slots: Number of tasks in each job.
     """
     size, tasks = announced.mesh.size, slots.get(announced.job, 0)
     if size > MOST_PLACED:

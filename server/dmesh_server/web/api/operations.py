@@ -1,4 +1,4 @@
-"""What operators do through the REST interface: done by the core, noted in the log and the event log."""
+"""Operators' changes through the REST interface: carried out by the core, and logged."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ async def operate(
     target: str,
     task: Task | None = None,
 ) -> Operation:
-    """Does what an operator asks for, and leaves a line about it in the log, whatever comes of it.
+    """Carries out an operator's request and logs it, whatever the outcome.
 
     Args:
-        runtime: Who does it.
-        request: Who asks.
-        event: For what.
-        action: What it is called.
-        target: What it is done to.
-        task: The member that it is done to, if it is one.
+        runtime: The server's runtime.
+        request: The HTTP request, for the operator's name.
+        event: The core's event.
+        action: Name of the action.
+        target: Barrier, member or key that it changes.
+        task: The member that it changes, if it is one.
 
     Raises:
         CoreError: It was refused.

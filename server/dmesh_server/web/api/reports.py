@@ -1,4 +1,4 @@
-"""What members said of their own progress, of those who still hold their task slots, or held them last."""
+"""Progress reports of the members that hold their task slots, or held them last."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dmesh_server.web.pacer import Steps
 async def all_said(
     runtime: Runtime, cluster: str, steps: Steps
 ) -> AsyncIterator[tuple[MemberRecord, MemberProgress]]:
-    """Yields what members of a cluster said, sorted by task, with pauses.
+    """Yields the reports of a cluster's members, sorted by task, with pauses.
 
     Args:
-        runtime: Who has it.
+        runtime: The server's state.
         cluster: Name of the cluster.
-        steps: When to pause.
+        steps: Pauses between the reports.
 
     Raises:
         CoreError: There is no such cluster.

@@ -22,7 +22,7 @@ LETTERS = {
     "FAILED": "F", "LOST": "X", "STUCK": "S", "BLOCKED": "B", "REGISTERED": "R", "CONNECTED": "C",
     "LEFT": "L", "VACANT": "V",
 }  # fmt: skip
-"""How a condition is written in a `TaskPage`."""
+"""Letter of each condition in a `TaskPage`."""
 
 _MOST_KEPT = 16
 """Pages whose chart is kept."""
@@ -47,7 +47,7 @@ class TaskPage(BaseModel):
     cluster: str = Field(description="name of the cluster")
     epoch: int = Field(description="grows with every change of membership")
     lease: float = Field(description="silence after which a member is blocked or lost, seconds")
-    heartbeat_interval: float = Field(description="how often members send a heartbeat, seconds")
+    heartbeat_interval: float = Field(description="interval between a member's heartbeats, seconds")
     jobs: list[JobView] = Field(
         description="the cluster's jobs, sorted: task slots are numbered through all of them"
     )
@@ -58,19 +58,19 @@ class TaskPage(BaseModel):
     )
     silence: list[float] = Field(description="seconds since the server last heard of the holder")
     pids: list[int] = Field(description="process ids")
-    host: list[int] = Field(description="which one of `hosts` it is on; -1: nobody has taken the task slot")
+    host: list[int] = Field(description="index of its host in `hosts`; -1 for a vacant task slot")
     hosts: list[str] = Field(description="host names")
-    devices: dict[str, list[int]] = Field(description="by type, how many devices there are")
+    devices: dict[str, list[int]] = Field(description="number of devices by type")
     next: int | None = Field(description="`after` of the next page; null: this is the last one")
-    total: int = Field(description="on all pages")
+    total: int = Field(description="number on all pages")
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the resource.
+    """Returns the routes of the resource.
 
     Args:
-        runtime: Who knows.
-        pacer: When what takes long is worked on.
+        runtime: The server's state.
+        pacer: Schedules long work in steps.
     """
     routes = APIRouter(tags=["members"])
     charts = _Charts()
@@ -85,7 +85,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
             int, Query(ge=0, lt=1 << 31, description="`next` of the page before; 0 for the first")
         ] = 0,
     ) -> Response:
-        """Shows who holds which task slot, taken or not, in columns: a tenth of the list of members."""
+        """Shows the holders of all task slots in columns: a tenth of the size of the list of members."""
         await pacer.wait()  # so much takes as long as all that a request takes beside it
         views = runtime.views
         return answer(_view(views, charts.of(views, cluster, after, limit), runtime.now()))
@@ -95,17 +95,17 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """What stays of a page of task slots as long as nobody joins or departs."""
+    """Part of a page of task slots that stays the same until a member joins or departs."""
 
     version: tuple[int, int]
     page: TaskPage
-    """With all task slots vacant that nobody has taken, and all others CONNECTED and just heard of."""
+    """The page with all held slots CONNECTED and just heard of."""
     places: tuple[tuple[int, int], ...]
     """Of task slots that have been taken: the place among these, and on the page."""
 
 
 class _Charts:
-    """Draws charts, and keeps those that were asked for last."""
+    """Makes charts, and keeps the latest ones."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, int, int], _Chart] = OrderedDict()

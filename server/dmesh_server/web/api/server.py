@@ -1,4 +1,4 @@
-"""The server itself: what it is, how it is set and why, how quick its disk and its loop are."""
+"""The server itself: its identity, settings and their origins, and the latency of its disk and event loop."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ class SettingView(BaseModel):
 
     name: str = Field(description="its name")
     value: str = Field(description="its value; never a secret")
-    origin: str = Field(description="where it comes from: a flag, a variable, a file, or `default`")
+    origin: str = Field(description="origin: a flag, a variable, a file, or `default`")
 
 
 class DurationsView(BaseModel):
-    """How long something took."""
+    """Statistics of measured durations."""
 
-    count: int = Field(description="how often it was measured")
-    mean: float | None = Field(description="seconds; null if it was never")
-    p50: float | None = Field(description="seconds that half of them did not take, to the next bound")
-    p99: float | None = Field(description="seconds that 99 of 100 did not take, to the next bound")
-    max: float = Field(description="the longest, seconds")
+    count: int = Field(description="number of measurements")
+    mean: float | None = Field(description="mean in seconds; null without measurements")
+    p50: float | None = Field(description="median in seconds, rounded up to a bucket's bound")
+    p99: float | None = Field(description="99th percentile in seconds, rounded up to a bucket's bound")
+    max: float = Field(description="maximum in seconds")
 
 
 class StoreView(BaseModel):
-    """Where state is kept."""
+    """The server's store."""
 
-    kind: str = Field(description="`sqlite`, or `memory`: nothing outlives the server")
-    failure: str | None = Field(description="why nothing can be changed for now; null: it can")
+    kind: str = Field(description="`sqlite`, or `memory` (lost when the server ends)")
+    failure: str | None = Field(
+        description="reason for which changes are refused for now; null: they are accepted"
+    )
     commit: DurationsView = Field(description="commits: the write and the sync to the disk")
 
 
@@ -66,26 +68,26 @@ class ServerView(BaseModel):
         }
     )  # fmt: skip
 
-    version: str = Field(description="of dmesh")
+    version: str = Field(description="version of dmesh")
     incarnation: str = Field(description="random number of this start of the server, 16 hexadecimal digits")
     pid: int = Field(description="its process id")
     uptime: float = Field(description="seconds since it began")
-    ready: bool = Field(description="whether it can do its work now")
-    reason: str = Field(description="why not, if not")
-    grpc: str = Field(description="where clients connect; empty if unknown")
-    http: str = Field(description="where operators look; empty if unknown")
-    store: StoreView = Field(description="where state is kept")
-    loop_lag: DurationsView = Field(description="by how much the event loop came late to what was due")
-    heartbeat_lateness: DurationsView = Field(description="by how much heartbeats came later than agreed")
+    ready: bool = Field(description="true if it can serve requests now")
+    reason: str = Field(description="reason for not being ready; empty otherwise")
+    grpc: str = Field(description="address for clients; empty if unknown")
+    http: str = Field(description="address for operators; empty if unknown")
+    store: StoreView = Field(description="the store of its state")
+    loop_lag: DurationsView = Field(description="lateness of the event loop")
+    heartbeat_lateness: DurationsView = Field(description="lateness of heartbeats")
     sessions: int = Field(description="clients that are connected")
-    unanswered: int = Field(description="requests that are not answered yet, blocked reads among them")
+    unanswered: int = Field(description="requests not answered yet, including blocked reads")
     streams: int = Field(description="readers of the stream of events")
     last_event: str = Field(description="cursor of the latest event")
-    settings: list[SettingView] = Field(description="how it is set, and why")
+    settings: list[SettingView] = Field(description="settings and their origins")
 
 
 class Facts(BaseModel):
-    """What the runtime does not know of the server that it is part of."""
+    """Facts about the server that the runtime does not know."""
 
     store: str = "memory"
     grpc: str = ""

@@ -1,4 +1,4 @@
-"""Answers that take long: worked out once for all who ask while they are good."""
+"""Single-flight cache of slow answers: each is worked out once for all callers within its lifetime."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_KEPT = 16
 
 
 def freshness(members: int, least: float = 1.0) -> float:
-    """Returns for how long what was read of so many members is good enough for who asks next, seconds.
+    """Returns the lifetime in seconds of an answer read from this many members.
 
-    What readers cost must not grow with the members that they look at.
+    The load that readers cause must not grow with the size of the clusters they look at.
     """
     return max(least, members / 150)
 
@@ -31,10 +31,10 @@ class _Kept(Generic[V]):
 
 
 class Shared(Generic[K, V]):
-    """Answers by what was asked for: each is worked out by one, and given to all who ask while it is good.
+    """Single-flight cache: one caller works an answer out, and all callers get it during its lifetime.
 
-    Who asks while an answer is being worked out waits for that one. Whoever stops waiting stops nobody else.
-    An answer that is good no more is kept no more; failures are not kept at all.
+    Callers that come while an answer is being worked out wait for it. A caller that gives up does not stop
+    the others. An expired answer is dropped; failures are not kept.
     """
 
     def __init__(self, now: Callable[[], float], work: Callable[[K], Awaitable[tuple[V, float]]]) -> None:
@@ -51,10 +51,10 @@ class Shared(Generic[K, V]):
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, asked: K) -> V:
-        """Returns an answer that is good.
+        """Returns an answer within its lifetime.
 
         Raises:
-            CoreError: What it is about is not there.
+            CoreError: The subject does not exist.
         """
         kept = self._kept.get(asked)
         if kept is not None and self._now() < kept.until:
@@ -87,4 +87,4 @@ class Shared(Generic[K, V]):
     def _over(self, asked: K, task: asyncio.Task[V]) -> None:
         del self._under_way[asked]
         if not task.cancelled():
-            task.exception()  # who waits is told; if nobody does any more, nobody has to be
+            task.exception()  # waiting callers get the exception; without any, nobody needs it

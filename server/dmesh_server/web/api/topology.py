@@ -20,7 +20,8 @@ from dmesh_server.web.pacer import Pacer, Steps
 _MOST_TASKS = 256
 _MOST_MESHES = 64
 _MOST_PLACED = 2 * meshes.MOST_PLACED
-"""Devices of all meshes of an answer that are shown one by one: what members make readers cost is bounded."""
+"""Most devices that an answer places one by one, over all its meshes: bounds the work that members can
+cause."""
 
 
 class HostView(BaseModel):
@@ -29,30 +30,30 @@ class HostView(BaseModel):
     host: str = Field(description="its name, as the processes see it")
     boot_id: str = Field(description="identity of its running kernel; empty if unknown")
     tasks: list[str] = Field(description=f"the members there, at most {_MOST_TASKS} of them")
-    members: int = Field(description="how many there are")
-    devices: dict[str, int] = Field(description="how many devices of each type they have")
+    members: int = Field(description="number of members")
+    devices: dict[str, int] = Field(description="number of devices by type")
 
 
 class AxisView(BaseModel):
     """A dimension of a mesh."""
 
     name: str = Field(description="its name")
-    size: int = Field(description="how many devices there are along it")
+    size: int = Field(description="its size in devices")
 
 
 class Placement(BaseModel):
-    """Who has the devices of a mesh, in columns: the n-th run is of the next `counts[n]` devices.
+    """Owners of a mesh's devices, in columns: run n covers the next `counts[n]` devices.
 
-    Their order is that of the axes, the last one fastest. What nobody told is -1.
+    The order is that of the axes, the last one fastest. Unknown values are -1.
     """
 
     job: str = Field(description="the job of the tasks")
     tasks: list[int] = Field(description="index of the task that has the run's devices; -1: unknown")
     devices: list[int] = Field(
-        description="index of the run's first device among those of its type that the task has, from which "
-        "the others count up; -1: unknown which ones"
+        description="index of the run's first device among the task's devices of that type; the others count "
+        "up from it; -1: unknown"
     )
-    counts: list[int] = Field(description="how many devices")
+    counts: list[int] = Field(description="number of devices")
     left_out: int = Field(
         description=f"devices after the last run; there are at most {meshes.MOST_RUNS} runs"
     )
@@ -64,15 +65,15 @@ class MeshView(BaseModel):
     name: str = Field(description="its name; may be empty")
     axes: list[AxisView] = Field(description="its dimensions, in order")
     device_type: str = Field(description="CPU, GPU or TPU")
-    announced_by: int = Field(description="how many members announced it that have not departed")
+    announced_by: int = Field(description="number of announcing members that have not departed")
     placement: Placement | None = Field(
-        description="which device is where in it; null if nobody announced that, or there are more than "
+        description="positions of the devices in it; null if not announced, or for more than "
         f"{meshes.MOST_PLACED} devices"
     )
 
 
 class Topology(BaseModel):
-    """What is known of the machines, devices and meshes of a cluster."""
+    """Machines, devices and meshes of a cluster, as far as known."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -113,11 +114,11 @@ class Topology(BaseModel):
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the resource.
+    """Returns the routes of the resource.
 
     Args:
-        runtime: Who knows.
-        pacer: When what takes long is worked on.
+        runtime: The server's state.
+        pacer: Schedules long work in steps.
     """
     routes = APIRouter(tags=["topology"])
     announced: Shared[str, _Announced] = Shared(
@@ -139,7 +140,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
 
 
 class _Asked(NamedTuple):
-    """What a page is to be of."""
+    """Parameters of a page."""
 
     cluster: str
     version: tuple[int, int]
@@ -149,12 +150,12 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
-    """What meshes members that have not departed announced."""
+    """Meshes announced by members that have not departed."""
 
     reported: int
     meshes: list[MeshView]
     members: int
-    """How many announced any."""
+    """Number of members that announced any."""
 
 
 async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Announced, float]:
