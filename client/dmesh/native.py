@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-ABI = 6
+ABI = 7
 """`DMESH_NATIVE_ABI` of client/native/python/module.h: the module that this Python code was written for."""
 
 _MODULE = "dmesh._native"
@@ -103,7 +103,7 @@ class Endpoint(Protocol):
         cls,
         descriptors: list[int],
         position: int,
-        pipe: bool = False,
+        receipts: int = -1,
         piece_bytes: int = 0,
         owns: bool = True,
         one_step_bytes: int = 0,
@@ -115,7 +115,7 @@ class Endpoint(Protocol):
         Args:
             descriptors: `streams` connections with each member; -1 for this member's position.
             position: This member's.
-            pipe: It is for transfers from member 0 to member 1.
+            receipts: Connection for the receiver's answers, if it is for transfers from member 0 to 1; or -1.
             piece_bytes: Bytes of a piece; 0 for the default. The same on all members, as are the last two.
             owns: The connections are closed with the endpoint, once it is made.
             one_step_bytes: Bytes that one rank sends in all, up to which a call takes one step.

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
+import struct
 import sys
+import threading
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
 from tests.collectives.ranks import cluster
+from tests.native.test_tcp import finish
 
 from dmesh import native
 from dmesh.collectives.backends import registered
+from dmesh.collectives.backends.base import Agreement
 from dmesh.collectives.backends.endpoints import EndpointBackend
 from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.backends.tcp.local import LocalConnector
@@ -26,6 +32,8 @@ pytestmark = [
 ]
 
 SIZE, STREAMS = 3, 4
+EACH = 2 * STREAMS + 1
+"""Connections of a pair: for collectives, for transfers, and for the receipts of large ones."""
 
 
 def open_files() -> int:
@@ -44,7 +52,7 @@ def test_each_pair_has_as_many_connections_as_it_needs_and_closes_them():
         ranks.all(lambda c: c.world.barrier())
         assert ranks.all(works) == [True] * SIZE
         pairs = SIZE * (SIZE - 1) // 2
-        assert open_files() - before == pairs * STREAMS * 3 * 2  # two for transfers; both ends are here
+        assert open_files() - before == pairs * EACH * 2  # both ends are here
         assert not any(
             c._expected or c._arrived for c in (t.transport.connector for t in ranks.communicators)
         )
@@ -52,7 +60,7 @@ def test_each_pair_has_as_many_connections_as_it_needs_and_closes_them():
     assert open_files() == before
 
 
-@pytest.mark.parametrize("failing", [0, STREAMS + 1, 3 * STREAMS - 1, 6 * STREAMS - 1])
+@pytest.mark.parametrize("failing", [0, STREAMS + 1, EACH - 1, 2 * EACH - 1])
 @pytest.mark.parametrize("silent", [False, True])
 def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, silent):
     """One of those of rank 0, the last of which are with rank 2; whether it is refused or never there."""
@@ -76,7 +84,7 @@ def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, si
         assert [c.world._generation.endpoint for c in ranks.communicators] == [None] * SIZE
         assert open_files() == before
     said = "after 0.1 s" if silent else "the test refuses it"
-    assert f"there is no connection with rank {1 + failing // (3 * STREAMS)}" in caplog.text
+    assert f"there is no connection with rank {1 + failing // EACH}" in caplog.text
     assert said in caplog.text
 
 
@@ -176,3 +184,57 @@ def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):
         ranks.close()
         ranks.communicators.clear()
         assert open_files() == before
+
+
+def segments(sock: socket.socket) -> int:
+    """Return how many packets a TCP connection has sent (`tcpi_segs_out`)."""
+    return struct.unpack_from("I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 140), 136)[0]
+
+
+@contextmanager
+def tcp_pairs(count):
+    """Yield the two ends of some connections over TCP."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+        pairs = []
+        for _ in range(count):
+            near = stack.enter_context(socket.create_connection(server.getsockname()))
+            pairs.append((near, stack.enter_context(server.accept()[0])))
+            for sock in pairs[-1]:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield zip(*pairs, strict=True)
+
+
+def test_an_answer_acknowledges_what_it_answers():
+    """Each packet that only acknowledges costs as much as a send."""
+    rounds = 500
+    with tcp_pairs(3) as sides:
+        sockets = [list(side) for side in sides]
+        used = [sock for side in sockets for sock in side[1:]]
+        agreed = Agreement(1, 0, (), ())
+        groups = [
+            dedicated.TcpEndpoints(
+                native.core(), me, dedicated.Connections({1 - me: sockets[me]}, Tuning(), agreed)
+            )
+            for me in range(2)
+        ]
+        ends = [[group.open_transfers(*way) for way in ((0, 1), (1, 0))] for group in groups]
+
+        def answer():
+            x = np.zeros(1)
+            for _ in range(2 * rounds):
+                finish(ends[1][0], ends[1][0].recv(x, None))
+                finish(ends[1][1], ends[1][1].send(x))
+
+        def ask():
+            x = np.zeros(1)
+            for _ in range(rounds):
+                finish(ends[0][0], ends[0][0].send(x))
+                finish(ends[0][1], ends[0][1].recv(x, None))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        ask()  # a new connection acknowledges the first packets at once
+        before = sum(map(segments, used))
+        ask()
+        thread.join()
+        assert sum(map(segments, used)) - before < 1.2 * 2 * rounds

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -33,18 +34,17 @@ def endpoints(size: int, room: int = 0, flat: int = 65536, streams: int = 1) -> 
             ends[one][other] = [near.detach() for near, _ in pairs]
             ends[other][one] = [far.detach() for _, far in pairs]
     return [
-        core.Endpoint.over_sockets([*chain(*ends[me])], me, False, room, True, flat, streams)
+        core.Endpoint.over_sockets([*chain(*ends[me])], me, -1, room, True, flat, streams)
         for me in range(size)
     ]
 
 
-def pipes(room: int = 0, streams: int = 1) -> list[Any]:
-    pairs = [socket.socketpair() for _ in range(streams)]
-    near, far = [near.detach() for near, _ in pairs], [far.detach() for _, far in pairs]
-    none = [-1] * streams
+def pipe(near: list[int], far: list[int], owns: bool = True) -> list[Any]:
+    """A sender and a receiver; the last connection is for receipts."""
+    none = [-1] * (len(near) - 1)
     return [
-        core.Endpoint.over_sockets([*none, *near], 0, True, room, True, 0, streams),
-        core.Endpoint.over_sockets([*far, *none], 1, True, room, True, 0, streams),
+        core.Endpoint.over_sockets([*none, *near[:-1]], 0, near[-1], 0, owns, 0, len(none)),
+        core.Endpoint.over_sockets([*far[:-1], *none], 1, far[-1], 0, owns, 0, len(none)),
     ]
 
 
@@ -132,12 +132,31 @@ def test_calls_follow_each_other_with_the_right_bits(size, count, room, flat, dt
 @pytest.mark.parametrize("count", [1, 100, 5000, 1_000_000])
 @pytest.mark.parametrize("streams", [1, 2, 3, 4])
 def test_transfers_follow_each_other(count, streams):
-    ends = pipes(0, streams)
+    pairs = [socket.socketpair() for _ in range(streams + 1)]
+    ends = pipe([near.detach() for near, _ in pairs], [far.detach() for _, far in pairs])
     for number in range(3):
         x = np.arange(count) + number
         sent, got = together(ends, lambda p, m, x=x: p.recv(x, None) if m else p.send(x))
         assert sent is None
         assert same(got, x)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_transfers_in_both_directions_share_their_connections(streams):
+    """Four threads, one for each end of each direction: answers to large arrays come between other arrays."""
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(streams + 1)]
+        for sock in chain(*pairs):
+            stack.enter_context(sock)
+        near, far = ([sock.fileno() for sock in side] for side in zip(*pairs, strict=True))
+        ends = [*pipe(near, far, owns=False), *pipe(far, near, owns=False)]
+        for count in (1, 3_000_000, 2000, 100_000, 3, 1_000_000):
+            arrays = [np.random.default_rng([way, count]).integers(0, 99, count) for way in range(2)]
+            _, there, _, back = together(
+                ends, lambda p, m, a=arrays: p.recv(a[m // 2], None) if m % 2 else p.send(a[m // 2])
+            )
+            assert same(there, arrays[0])
+            assert same(back, arrays[1])
 
 
 def test_members_that_call_different_things_find_out_and_nothing_is_written():
@@ -203,7 +222,7 @@ def test_a_length_that_does_not_fit_the_call_is_corrupt():
 @pytest.mark.parametrize("step", [1, 7, 24, 100])
 def test_bytes_come_in_any_portions(step):
     near, far = socket.socketpair()
-    endpoint = core.Endpoint.over_sockets([-1, near.detach()], 0, False, 0, True, 65536)
+    endpoint = core.Endpoint.over_sockets([-1, near.detach()], 0, -1, 0, True, 65536)
     x = np.arange(50.0)
     result = endpoint.all_reduce(x, "sum", None)
     with far:
@@ -252,9 +271,9 @@ def test_descriptors_belong_to_the_port():
         ([-1, -1], 0),
         ([5, 5], 0),
         ([-1, 5], 2),
-        ([-1, 5], 0, False, 100),
-        ([-1, 5, 6], 0, True),
-        ([-1, 5], 0, False, 0, True, -1),
+        ([-1, 5], 0, -1, 100),
+        ([-1, 5, 6], 0, 7),
+        ([-1, 5], 0, -1, 0, True, -1),
     ],
 )
 def test_ends_that_cannot_be_are_refused(arguments):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.native.test_tcp import core, endpoints, finish, same, together
 
 from dmesh import native
-from dmesh.collectives.tuning import MOST_STREAMS
+from dmesh.collectives.tuning import MOST_STREAMS, SEND_BUFFER
 
 pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.reason()}")
 
@@ -26,15 +26,16 @@ LONG = 10.0
 def opened(
     streams: int, me: int = 0, room: int = 64, *, pipe: bool = False
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """A member's end of a wire between two, and the other ends of its streams."""
-    pairs = [socket.socketpair() for _ in range(streams)]
+    """A member's end of a wire between two, and the other ends of its streams; last a pipe's for receipts."""
+    pairs = [socket.socketpair() for _ in range(streams + pipe)]
     own, theirs = [-1] * streams, [near.detach() for near, _ in pairs]
+    receipts = theirs.pop() if pipe else -1
     descriptors = [*own, *theirs] if me == 0 else [*theirs, *own]
     with ExitStack() as stack:
         for _, far in pairs:
             stack.enter_context(far).settimeout(LONG)
         yield (
-            core.Endpoint.over_sockets(descriptors, me, pipe, room, True, 0, streams),
+            core.Endpoint.over_sockets(descriptors, me, receipts, room, True, 0, streams),
             [far for _, far in pairs],
         )
 
@@ -134,7 +135,7 @@ def test_transfers_are_dealt_out_too(streams, count, room):
     with opened(streams, room=room, pipe=True) as (endpoint, far):
         assert finish(endpoint, endpoint.send(data)) is None
         said = far[0].recv(24, socket.MSG_PEEK)
-        items = dealt(said, cut_up(data.tobytes(), -(-count // room), room), streams)
+        items = [*dealt(said, cut_up(data.tobytes(), -(-count // room), room), streams), b""]
         for end, expected in zip(far, items, strict=True):
             assert received(end, len(expected)) == expected
             assert nothing_more(end)
@@ -144,6 +145,23 @@ def test_transfers_are_dealt_out_too(streams, count, room):
             assert result is endpoint
             end.sendall(expected)
         assert same(finish(endpoint, result), data)
+
+
+def test_large_arrays_are_answered_on_the_connection_for_receipts():
+    data = np.zeros(SEND_BUFFER + 1, "u1")
+    with opened(1, 1, data.nbytes + 63 & ~63, pipe=True) as (receiver, (arrays, receipts)):
+        assert receiver.recv(data, None) is receiver
+        answer = received(receipts, 24)
+        assert nothing_more(arrays)
+        assert struct.unpack("<QQQ", answer)[2] == 0
+    with opened(1, 0, data.nbytes + 63 & ~63, pipe=True) as (sender, (arrays, receipts)):
+        assert sender.send(data) is sender
+        said = received(arrays, 24 + data.nbytes)
+        assert said[:16] == answer[:16]
+        assert nothing_more(receipts)
+        assert sender.progress(0.0) is sender
+        receipts.sendall(answer)
+        assert finish(sender, sender) is None
 
 
 def test_what_one_stream_carries_shows_nowhere_before_the_header_was_checked():
@@ -209,13 +227,13 @@ def test_calls_of_all_sizes_follow_each_other(streams):
 @pytest.mark.parametrize("streams", [0, -1, MOST_STREAMS + 1, 2])
 def test_numbers_of_streams_that_cannot_be_are_refused(streams):
     with pytest.raises(ValueError, match="no connection"):
-        core.Endpoint.over_sockets([-1, 5, 6], 0, False, 0, True, 0, streams)
+        core.Endpoint.over_sockets([-1, 5, 6], 0, -1, 0, True, 0, streams)
 
 
 def test_a_member_of_one_stream_less_is_refused_and_its_others_stay_open():
     near, far = socket.socketpair()
     with near, far:
         with pytest.raises(ValueError, match="-1 is no connection with member 1"):
-            core.Endpoint.over_sockets([-1, -1, near.fileno(), -1], 0, False, 0, True, 0, 2)
+            core.Endpoint.over_sockets([-1, -1, near.fileno(), -1], 0, -1, 0, True, 0, 2)
         near.sendall(b"x")
         assert far.recv(1) == b"x"

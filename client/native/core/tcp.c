@@ -130,7 +130,7 @@ static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
     if (!count)
         return 0;
     const struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-    const ssize_t written = sendmsg(peer->streams[stream].fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t written = sendmsg(peer->streams[stream].to, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     peer->streams[stream].blocked = written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
     if (written < 0)
         return peer->streams[stream].blocked || errno == EINTR ? 0 : fail(tcp, member, DMESH_DISCONNECTED);
@@ -198,7 +198,7 @@ static int read_some(struct dmesh_tcp *tcp, int member, int stream) {
         return 0;
     }
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-    const ssize_t got = recvmsg(peer->streams[stream].fd, &message, MSG_DONTWAIT);
+    const ssize_t got = recvmsg(peer->streams[stream].from, &message, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return 0;
     if (got <= 0)
@@ -213,14 +213,17 @@ static int read_some(struct dmesh_tcp *tcp, int member, int stream) {
     return in->header_done < DMESH_TCP_HEADER ? 1 : check(tcp, member);
 }
 
-/* Events of one stream to poll for; 0 for none. */
-static short events_of(const struct dmesh_tcp *tcp, struct dmesh_tcp_peer *peer, int stream) {
+/* Adds what to poll for on one stream; returns how many were added. */
+static nfds_t add_waits(const struct dmesh_tcp *tcp, struct dmesh_tcp_peer *peer, int stream, struct pollfd *waits) {
     struct dmesh_traffic *out = &peer->out, *in = &peer->in;
     size_t piece;
-    const int sends = (!stream && out->header_done < DMESH_TCP_HEADER) || seek(tcp, out, stream);
-    const int receives = in->header_done < DMESH_TCP_HEADER ? !stream : next_in(tcp, in, stream, &piece) != NULL;
-    return (short)((out->active && peer->streams[stream].blocked && sends ? POLLOUT : 0) |
-                   (in->active && receives ? POLLIN : 0));
+    nfds_t count = 0;
+    if (out->active && peer->streams[stream].blocked &&
+        ((!stream && out->header_done < DMESH_TCP_HEADER) || seek(tcp, out, stream)))
+        waits[count++] = (struct pollfd){.fd = peer->streams[stream].to, .events = POLLOUT};
+    if (in->active && (in->header_done < DMESH_TCP_HEADER ? !stream : next_in(tcp, in, stream, &piece) != NULL))
+        waits[count++] = (struct pollfd){.fd = peer->streams[stream].from, .events = POLLIN};
+    return count;
 }
 
 /* ---- folding ------------------------------------------------------------------------------------------------ */
@@ -287,16 +290,11 @@ static int turn(struct dmesh_tcp *tcp) {
 
 /* Sleeps until a connection can be gone on with; -1 if a signal came. */
 static int rest(struct dmesh_tcp *tcp, int64_t nanoseconds) {
-    struct pollfd waits[DMESH_MEMBERS * DMESH_STREAMS];
+    struct pollfd waits[2 * DMESH_MEMBERS * DMESH_STREAMS];
     nfds_t count = 0;
-    for (int member = 0; member < tcp->size; member++) {
-        struct dmesh_tcp_peer *peer = &tcp->peers[member];
-        for (int stream = 0; stream < tcp->used; stream++) {
-            const short events = events_of(tcp, peer, stream);
-            if (events)
-                waits[count++] = (struct pollfd){.fd = peer->streams[stream].fd, .events = events};
-        }
-    }
+    for (int member = 0; member < tcp->size; member++)
+        for (int stream = 0; stream < tcp->used; stream++)
+            count += add_waits(tcp, &tcp->peers[member], stream, waits + count);
     const int64_t milliseconds = (nanoseconds + 999999) / 1000000;
     return poll(waits, count, (int)milliseconds) < 0 && errno == EINTR ? -1 : 0;
 }
@@ -346,7 +344,7 @@ int dmesh_tcp_waits_for(const struct dmesh_tcp *tcp, int member) {
 void dmesh_tcp_abort(struct dmesh_tcp *tcp) { atomic_store(&tcp->stop, 1); }
 
 struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_bytes, size_t one_step_bytes, int owns,
-                                const int *descriptors) {
+                                const int *descriptors, int receipts) {
     struct dmesh_tcp *tcp = calloc(1, sizeof *tcp + (size_t)size * sizeof *tcp->peers);
     if (!tcp)
         return NULL;
@@ -365,15 +363,21 @@ struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_byte
     }
     for (int member = 0; member < size; member++)
         for (int stream = 0; stream < streams; stream++)
-            tcp->peers[member].streams[stream].fd = descriptors[member * streams + stream];
+            tcp->peers[member].streams[stream].to = tcp->peers[member].streams[stream].from =
+                descriptors[member * streams + stream];
+    if (receipts >= 0)
+        *(me ? &tcp->peers[0].streams[0].to : &tcp->peers[1].streams[0].from) = receipts;
     return tcp;
 }
 
 void dmesh_tcp_free(struct dmesh_tcp *tcp) {
     for (int member = 0; tcp->owns && member < tcp->size; member++)
-        for (int stream = 0; stream < tcp->streams; stream++)
-            if (tcp->peers[member].streams[stream].fd >= 0)
-                close(tcp->peers[member].streams[stream].fd);
+        for (int stream = 0; stream < tcp->streams && member != tcp->me; stream++) {
+            const int to = tcp->peers[member].streams[stream].to, from = tcp->peers[member].streams[stream].from;
+            close(to);
+            if (from != to)
+                close(from);
+        }
     free(tcp->scratch);
     free(tcp);
 }

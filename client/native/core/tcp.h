@@ -12,6 +12,11 @@
  * header goes on stream 0, and the pieces go to the streams in turn. Both ends know the order. No other stream is read
  * before the header has been checked.
  *
+ * A transfer is a call of two members in one direction. Those of both directions share their connections with the peer, so
+ * that an answer acknowledges what it answers: Linux would send a packet of its own, which takes as long as a send. So
+ * nothing but the arrays may go there. The receiver of a large array sends its header, the *receipt*, on a connection of
+ * its own.
+ *
  * Each element of a result is reduced by one member, in rank order: the same bits as in shared memory. In a small
  * all-reduce, each rank sends everything to all others, in one step. Large ones, and reduces and broadcasts to more than
  * one rank, take two steps. In the first, each member gets the *contributions* to its part; in the second, it sends the
@@ -58,8 +63,8 @@ struct dmesh_traffic {
 
 struct dmesh_tcp_peer {
     struct {
-        int fd;      /* -1 for this rank itself */
-        int blocked; /* its send buffer is full */
+        int to, from; /* connections that are written and read, the same but in transfers; -1 for this rank itself */
+        int blocked;  /* the send buffer is full */
     } streams[DMESH_STREAMS];
     struct dmesh_traffic out, in;
 };
@@ -70,7 +75,6 @@ struct dmesh_tcp {
     int used;              /* streams that carry data in this call, at least one */
     int owns;              /* whether the connections are closed with it */
     uint64_t number;       /* of the call */
-    int64_t small_at;      /* when the last small transfer to this rank began */
     size_t piece_bytes;
     size_t one_step_bytes; /* bytes that one rank sends in all, up to which one step is faster than two */
     size_t depth;          /* pieces that each member has in the scratch memory; a power of 2 */
@@ -91,9 +95,10 @@ struct dmesh_tcp {
 
 /* Takes a group's connections: `streams` descriptors for each member, -1 for this one. `piece_bytes`: bytes of a piece, a
  * multiple of 64; 0 for what suits the number of members. `one_step_bytes`: bytes that one rank sends in all, up to which a
- * call of at most one piece takes one step. These are the same on all members. NULL if there is no memory. */
+ * call of at most one piece takes one step. These are the same on all members. `receipts`: for transfers from member 0 to
+ * member 1, the connection for receipts; -1 for collectives. NULL if there is no memory. */
 struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_bytes, size_t one_step_bytes, int owns,
-                                const int *descriptors);
+                                const int *descriptors, int receipts);
 
 /* Closes the connections, if they are its own. */
 void dmesh_tcp_free(struct dmesh_tcp *tcp);

@@ -1,14 +1,7 @@
 /* Data of each collective for each peer; see `tcp.h`. */
 #include "tcp.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
-#include <sys/socket.h>
-
-#include "wait.h"
-
-static const int64_t CLOSE_TOGETHER = 1000 * 1000; /* nanoseconds between small transfers */
 
 static struct dmesh_span span(const unsigned char *data, size_t offset, size_t nbytes) {
     return (struct dmesh_span){data ? (unsigned char *)data + offset : NULL, nbytes};
@@ -77,21 +70,6 @@ static void reset(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic) {
         traffic->cursors[stream] = (struct dmesh_cursor){.item = (size_t)stream};
 }
 
-/* Nothing is sent back on the connection of a small transfer. Linux would acknowledge each array by a packet of its own
- * as soon as it is read, which takes as long as a send; now it does so after two. The option holds for a while only. If
- * transfers do not follow each other closely, late acknowledgements would make the path look slow to the sender. */
-static void delay_acknowledgement(struct dmesh_tcp *tcp, int fd) {
-#ifdef TCP_QUICKACK
-    const int64_t now = dmesh_now();
-    const int quick = 0;
-    if (now - tcp->small_at < CLOSE_TOGETHER)
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &quick, sizeof quick); /* without it, it is only slower */
-    tcp->small_at = now;
-#else
-    (void)tcp, (void)fd;
-#endif
-}
-
 void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash) {
     const size_t others = (size_t)tcp->size - 1;
     /* At most one piece: a rank that reduces in place in one step must have sent all of it before. */
@@ -125,7 +103,5 @@ void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint6
         const int both = call->kind != DMESH_TRANSFER || call->contribution > DMESH_SEND_BUFFER;
         peer->out.active = both || tcp->me == 0;
         peer->in.active = both || tcp->me == 1;
-        if (!both && peer->in.active)
-            delay_acknowledgement(tcp, peer->streams[0].fd);
     }
 }

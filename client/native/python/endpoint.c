@@ -199,14 +199,14 @@ failed:
 
 static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
     PyObject *descriptors;
-    int position, pipe = 0, owns = 1, streams = 1;
+    int position, receipts = -1, owns = 1, streams = 1;
     Py_ssize_t piece_bytes = 0, one_step_bytes = 0;
-    if (!PyArg_ParseTuple(args, "O!i|pnpni", &PyList_Type, &descriptors, &position, &pipe, &piece_bytes, &owns,
+    if (!PyArg_ParseTuple(args, "O!i|inpni", &PyList_Type, &descriptors, &position, &receipts, &piece_bytes, &owns,
                           &one_step_bytes, &streams))
         return NULL;
     const Py_ssize_t count = PyList_GET_SIZE(descriptors), size = streams > 0 ? count / streams : 0;
     if (streams < 1 || streams > DMESH_STREAMS || count % streams || size < 2 || size > DMESH_MEMBERS ||
-        (pipe && size != 2) || position < 0 || position >= size || piece_bytes < 0 || piece_bytes % 64 ||
+        (receipts >= 0 && size != 2) || position < 0 || position >= size || piece_bytes < 0 || piece_bytes % 64 ||
         piece_bytes > PTRDIFF_MAX / (DMESH_STREAMS * DMESH_MEMBERS) || one_step_bytes < 0)
         return PyErr_Format(PyExc_ValueError, "no connections: %zd descriptors, %d for each member, for pieces of %zd bytes, "
                             "one_step_bytes up to %zd", count, streams, piece_bytes, one_step_bytes);
@@ -220,10 +220,11 @@ static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
             return PyErr_Format(PyExc_ValueError, "%ld is no connection with member %zd", descriptor, member);
         found[index] = (int)descriptor;
     }
-    dmesh_endpoint *self = blank((PyTypeObject *)type, (int)size, position, pipe);
+    dmesh_endpoint *self = blank((PyTypeObject *)type, (int)size, position, receipts >= 0);
     if (!self)
         return NULL;
-    self->tcp = dmesh_tcp_new((int)size, position, streams, (size_t)piece_bytes, (size_t)one_step_bytes, owns, found);
+    self->tcp = dmesh_tcp_new((int)size, position, streams, (size_t)piece_bytes, (size_t)one_step_bytes, owns, found,
+                              receipts);
     if (!self->tcp) {
         Py_DECREF(self);
         return PyErr_NoMemory();

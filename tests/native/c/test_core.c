@@ -201,7 +201,7 @@ static int sockets[SIZE][SIZE];
 static int noticed[2]; /* connects ranks 0 and 1 */
 
 static void tcp_calls(int rank) {
-    struct dmesh_tcp *tcp = dmesh_tcp_new(SIZE, rank, 1, 64, 64, 1, sockets[rank]);
+    struct dmesh_tcp *tcp = dmesh_tcp_new(SIZE, rank, 1, 64, 64, 1, sockets[rank], -1);
     static int32_t input[LARGE], output[LARGE];
     CHECK(tcp);
     for (int n = 0; n < LARGE; n++)

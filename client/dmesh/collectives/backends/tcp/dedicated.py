@@ -26,7 +26,7 @@ from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the calls' format; see `client/native/core/tcp.h`. A group needs the same at all members."""
 _CONNECT_WITHIN = 10.0
 """Seconds in which all connections must be there."""
@@ -34,7 +34,7 @@ _CHECK_EVERY = 0.2
 """Seconds between checks for a failure of the group."""
 
 Sockets = dict[int, list[socket]]
-"""Connections with each other member: for collectives, then for transfers up and down in rank, if any."""
+"""Connections with each other member: for collectives; if any, for transfers, and one for their receipts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def open_connections(
     """
     assert connector is not None
     ranks, position = exchange.ranks, exchange.position
-    each = (1 + 2 * transfers) * tuning.streams
+    each = 2 * tuning.streams + 1 if transfers else tuning.streams
     offer = struct.Struct(f"!{each}I")
     numbers: dict[int, list[int]] = {}
     found: Sockets = {}
@@ -178,7 +178,7 @@ class TcpEndpoints:
         descriptors = itertools.chain(*([sock.fileno() for sock in its] or [-1] * streams for its in used))
         try:
             self.collectives = core.Endpoint.over_sockets(
-                list(descriptors), position, False, tuning.piece, True, tuning.flat, streams
+                list(descriptors), position, -1, tuning.piece, True, tuning.flat, streams
             )
         except BaseException:
             close_all(itertools.chain(*used))
@@ -193,14 +193,12 @@ class TcpEndpoints:
     def open_transfers(self, sender: int, receiver: int) -> Endpoint:
         """Open this rank's endpoint for transfers from one position to another, of which it is one."""
         other = receiver if sender == self._position else sender
-        sockets, streams = self._transfers.sockets[other], self._tuning.streams
-        sockets = sockets[:streams] if sender < receiver else sockets[streams:]
-        theirs = [sock.fileno() for sock in sockets]
+        *theirs, receipts = (sock.fileno() for sock in self._transfers.sockets[other])
         mine = [-1] * len(theirs)
         ends = [*mine, *theirs] if sender == self._position else [*theirs, *mine]
         end = int(receiver == self._position)
         endpoint = self._core.Endpoint.over_sockets(
-            ends, end, True, self._tuning.piece, False, 0, len(theirs)
+            ends, end, receipts, self._tuning.piece, False, 0, len(theirs)
         )
         endpoint.keep_alive = self._transfers
         return endpoint
