@@ -110,7 +110,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         undo.push_async_callback(rpc.stop, settings.shutdown_grace)
         address = await rpc.start(settings.listen)
         if web is not None and settings.http is not None:
-            app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web.address)
+            app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web)
             await web.start(app, tls)
             undo.enter_context(loop_lag.watched(runtime.measures.lag))
         _warn_of_open_listeners(settings)
@@ -168,7 +168,7 @@ def _web_app(
     access: Access | None,
     refusals: Sequence[RefusalLog],
     listen: Address,
-    http: Address,
+    web: WebServer,
 ) -> HttpGate:
     from dmesh_server.web.api.server import Facts
     from dmesh_server.web.app import create_app
@@ -177,14 +177,21 @@ def _web_app(
     facts = Facts(
         store="memory" if settings.data_dir is None else "sqlite",
         grpc=str(listen),
-        http=str(http),
+        http=str(web.address),
         settings=[
             *settings.describe(),
             Setting("token", "asked for" if token else "none", token or "--insecure"),
         ],
     )
     return create_app(
-        runtime, http.host, access, facts=facts, refusals=refusals, open_metrics=settings.open_metrics
+        runtime,
+        web.address.host,
+        access,
+        facts=facts,
+        refusals=refusals,
+        open_metrics=settings.open_metrics,
+        allowed_hosts=settings.allowed_hosts,
+        shedder=web.shedder,
     )
 
 

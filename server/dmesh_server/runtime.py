@@ -47,7 +47,6 @@ from dmesh_server.core.events import (
     KvTransaction,
     KvWatch,
     Leave,
-    ListClusters,
     Mutation,
     Operation,
     PresentBarriers,
@@ -77,7 +76,6 @@ AnsweredEvent = (
     | Leave
     | ReportError
     | GetClusterState
-    | ListClusters
     | Attach
     | PresentBarriers
     | CancelBarrier

@@ -23,6 +23,7 @@ _AROUND_A_VALUE = 16 << 10
 _LARGEST_REQUEST = (1 << 31) - 1
 _MOST = 10_000_000
 _SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?", re.ASCII)
+_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9_])?", re.ASCII)
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}
 
 DEFAULT_HTTP = "127.0.0.1:8471"
@@ -65,6 +66,8 @@ class ServerSettings:
     """Open connections to the HTTP side in all."""
     http_connections_per_host: int = 64
     """Open connections to the HTTP side from one host."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Other names under which browsers reach the HTTP side: of its DNS entry, or of a proxy before it."""
     token_file: Path | None = None
     """File with the accepted tokens; None for the environment's token, or the default path."""
     limits: Limits = field(default_factory=Limits)
@@ -141,6 +144,7 @@ class ServerSettings:
                 cls.http_connections_per_host,
             ),
             http_client_certs=not flags.http_no_client_certs,
+            allowed_hosts=tuple(_host_name(name) for name in flags.allowed_host or ()),
             insecure=flags.insecure,
             token_file=None if flags.token_file is None else Path(flags.token_file),
             limits=limits,
@@ -166,6 +170,8 @@ class ServerSettings:
                     found.append(self._setting(name, getattr(value, inner.name)))
             elif one.name == "tls":
                 found.append(self._setting("tls", "off" if value is None else "on"))
+            elif isinstance(value, tuple):
+                found.append(self._setting(one.name, " ".join(value) or None))
             elif one.name != "given":
                 found.append(self._setting(one.name, value))
         return found
@@ -180,7 +186,8 @@ _FLAGS = {
     "listen": "listen", "http": "http", "express_port": "express_port", "data_dir": "data_dir",
     "insecure": "insecure", "tls": "tls_cert", "http_client_certs": "http_no_client_certs",
     "http_connections": "max_http_connections", "http_connections_per_host": "max_http_connections_per_host",
-    "token_file": "token_file", "reflection": "reflection", "shutdown_grace": "shutdown_grace",
+    "allowed_hosts": "allowed_host", "token_file": "token_file", "reflection": "reflection",
+    "shutdown_grace": "shutdown_grace",
     "log_format": "log_format", "verbose": "verbose", "open_metrics": "open_metrics", "otel": "otel",
     "limits.lease": "lease", "limits.heartbeat_interval": "heartbeat_interval",
     "limits.session_grace": "session_grace", "limits.max_clusters": "max_clusters",
@@ -188,6 +195,7 @@ _FLAGS = {
     "limits.max_value_bytes": "max_value_size", "limits.max_store_bytes": "max_store_size",
     "peer_limits.connections": "max_connections",
     "peer_limits.calls_per_connection": "max_calls_per_connection",
+    "peer_limits.unauthenticated_per_host": "max_unauthenticated_per_host",
     "peer_limits.request_bytes": "max_request_size", "peer_limits.messages_per_second": "max_message_rate",
 }  # fmt: skip
 """Flag of each setting, by the names of `argparse`."""
@@ -201,6 +209,14 @@ def _express_port(text: str | None) -> int | None:
     if not (text.isascii() and text.isdigit()) or int(text[:6]) > 65535:
         raise ConfigurationError(f"--express-port is {text!r}; expected a port, 0 for any free one, or off")
     return int(text)
+
+
+def _host_name(text: str) -> str:
+    if not _HOST_NAME.fullmatch(text):
+        raise ConfigurationError(
+            f"--allowed-host is {text!r}; expected a host name without a port, such as dmesh.example.org"
+        )
+    return text.lower()
 
 
 def _tls(flags: argparse.Namespace) -> TlsSettings | None:
@@ -235,6 +251,11 @@ def _peer_limits(flags: argparse.Namespace, limits: Limits) -> PeerLimits:
             "--max-calls-per-connection", flags.max_calls_per_connection, standard.calls_per_connection
         ),
         request_bytes=size,
+        unauthenticated_per_host=_count(
+            "--max-unauthenticated-per-host",
+            flags.max_unauthenticated_per_host,
+            standard.unauthenticated_per_host,
+        ),
         messages_per_second=_count(
             "--max-message-rate", flags.max_message_rate, round(standard.messages_per_second)
         ),

@@ -13,7 +13,6 @@ from tests.server.raw_client import PATIENCE, PATIENT
 from dmesh_server.core import events
 from dmesh_server.core.effects import (
     Attached,
-    Clusters,
     HeartbeatAck,
     KvRevision,
     LivenessChange,
@@ -23,7 +22,7 @@ from dmesh_server.core.effects import (
     SessionEnd,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import Caller, Job, KeyValue, Liveness, Process, Task
+from dmesh_server.core.model import Caller, ClusterState, Job, KeyValue, Liveness, Process, Task
 from dmesh_server.runtime import Runtime
 from dmesh_server.sessions import Session
 from dmesh_server.store.base import Store
@@ -252,7 +251,8 @@ async def test_restart_takes_up_what_the_store_holds(store: GatedStore) -> None:
 async def test_not_ready_before_it_has_started(store: GatedStore) -> None:
     runtime = Runtime(store, PATIENT)
     assert runtime.readiness() == "starting"
-    error = await refused(asyncio.ensure_future(runtime.request(events.ListClusters(1), Clusters)))
+    asked = events.GetClusterState(1, caller(0))
+    error = await refused(asyncio.ensure_future(runtime.request(asked, ClusterState)))
     assert error.kind is ErrorKind.INTERNAL
     await runtime.start()
     assert runtime.readiness() is None
@@ -324,8 +324,8 @@ async def test_shutdown_takes_nobody_for_dead(store: GatedStore) -> None:
     await runtime.close()
     successor = Runtime(store, PATIENT)
     await successor.start()
-    found = await successor.request(events.ListClusters(successor.next_number()), Clusters)
-    assert not found.clusters[0].members[0].state.departed
+    [name] = successor.views.names()
+    assert not successor.views.holders(name, 0, 1)[0].state.departed
     await successor.close()
 
 

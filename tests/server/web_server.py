@@ -56,7 +56,9 @@ async def serving_web(
     )
     access = Access(tokens.find(None, str(path)))
     server = WebServer(Address("127.0.0.1", 0), limits=limits)
-    await server.start(create_app(runtime, "127.0.0.1", access, refusals=(server.refusals,)))
+    await server.start(
+        create_app(runtime, "127.0.0.1", access, refusals=(server.refusals,), shedder=server.shedder)
+    )
     try:
         yield Web(runtime, server, access, made)
     finally:

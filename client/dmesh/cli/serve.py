@@ -69,6 +69,11 @@ def add_parser(subparsers: Subparsers) -> None:
     bound = limits.add_argument
     bound("--max-connections", metavar="N", help="clients' connections (default: as many as fit)")
     bound("--max-calls-per-connection", metavar="N", help="calls under way on each of them (default 4096)")
+    bound(
+        "--max-unauthenticated-per-host",
+        metavar="N",
+        help="of them, without a token from one host when half are in use (default 64)",
+    )
     bound("--max-request-size", metavar="SIZE", help="one request or message (default 1.5 MiB)")
     bound("--max-message-rate", metavar="N", help="messages of one client in a second (default 5000)")
     bound("--max-http-connections", metavar="N", help="HTTP connections (default 512)")
@@ -104,6 +109,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--insecure",
         action="store_true",
         help="ask nobody for a token: whoever reaches the address may do everything",
+    )
+    add(
+        "--allowed-host",
+        metavar="NAME",
+        action="append",
+        help="host name under which browsers reach the HTTP side, as of a DNS entry or a proxy before it; "
+        "may be repeated (always: localhost, IP addresses, and the name in --http)",
     )
     add("--open-metrics", action="store_true", help="let /metrics be read without a token")
     add(

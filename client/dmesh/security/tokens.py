@@ -11,7 +11,8 @@ q0Zb...43 characters...                                  # a line may end in a c
 
 A server accepts every token of its file that has not expired; a client shows the first one. Roles are
 `viewer` (may read the state of clusters), `worker` (may do all that a member of a cluster does, and read) and
-`admin` (may do everything). `expires` is a day or an instant in UTC, `2027-01-31T18:00:00Z`.
+`admin` (may do everything). `expires` is a day or an instant in UTC, `2027-01-31T18:00:00Z`; `cluster=NAME`,
+which may be repeated, binds a token to clusters.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SHORTEST = 16
 """Characters that a token must have where a server accepts it: a shorter one could be guessed."""
 _LONGEST = 4096
 _LARGEST_FILE = 1 << 20
+_LONGEST_NAME = 128
 _NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 
 
@@ -63,6 +65,19 @@ class Token:
     """Name for logs."""
     expires: float | None = None
     """Unix time from which on it is worth nothing; None for never."""
+    clusters: frozenset[str] = frozenset()
+    """Clusters that it is bound to; empty: all of the server."""
+    id: str = ""
+    """Id of a token that the server has issued; empty for one of its file."""
+
+    def covers(self, cluster: str) -> bool:
+        """Returns whether it is good for a cluster."""
+        return not self.clusters or cluster in self.clusters
+
+    @property
+    def label(self) -> str:
+        """Name for people and logs: the fingerprint, and the name if it has one."""
+        return f"token {self.fingerprint}" + (f" ({self.name})" if self.name else "")
 
     @property
     def fingerprint(self) -> str:
@@ -82,6 +97,11 @@ def fingerprint(value: str) -> str:
 def generate() -> str:
     """Returns a new token of 256 random bits."""
     return secrets.token_urlsafe(32)
+
+
+def is_name(text: str) -> bool:
+    """Returns whether a text can be the name of a token or of a cluster that one is bound to."""
+    return 0 < len(text) <= _LONGEST_NAME and set(text) <= _NAME_CHARACTERS
 
 
 def is_printable(value: str) -> bool:
@@ -232,24 +252,27 @@ def _parse(text: str, origin: str) -> Iterator[Token]:
         where = f"line {number} of {origin}"
         if not is_printable(words[0]):
             raise ConfigurationError(f"{where} (not shown) does not begin with a token; {ADVICE}")
-        role, name, expires = Role.WORKER, "", None
+        role, name, expires, clusters = Role.WORKER, "", None, set[str]()
         for word in words[1:]:
             if word.startswith("#"):
                 break
             key, _, value = word.partition("=")
             if key == "role" and value.upper() in Role.__members__:
                 role = Role[value.upper()]
-            elif key == "name" and 0 < len(value) <= 64 and set(value) <= _NAME_CHARACTERS:
+            elif key == "name" and is_name(value):
                 name = value
+            elif key == "cluster" and is_name(value):
+                clusters.add(value)
             elif key == "expires":
                 expires = _instant(value, where)
             else:
                 # Not shown: it may be a second token that somebody put into the same line.
                 raise ConfigurationError(
                     f"{where} has something behind its token (not shown) that is none of role=viewer, "
-                    "role=worker, role=admin, name=NAME (letters, digits, _ . -) and expires=DATE"
+                    "role=worker, role=admin, name=NAME, cluster=NAME (letters, digits, _ . -) and "
+                    "expires=DATE"
                 )
-        yield Token(words[0], role, name, expires)
+        yield Token(words[0], role, name, expires, frozenset(clusters))
 
 
 def _instant(text: str, where: str) -> float:

@@ -39,7 +39,6 @@ from dmesh_server.core.deadlines import (
 from dmesh_server.core.effects import (
     Answer,
     Attached,
-    Clusters,
     Done,
     Effect,
     HeartbeatAck,
@@ -66,7 +65,6 @@ from dmesh_server.core.events import (
     KvTransaction,
     KvWatch,
     Leave,
-    ListClusters,
     Mutation,
     PresentBarriers,
     Register,
@@ -217,11 +215,6 @@ class Core:
                     event,
                     transaction,
                     lambda event, transaction: self._reader(event, transaction)[0].state(event.known_epoch),
-                )
-            case ListClusters():
-                transaction.reply(
-                    event.token,
-                    Clusters(tuple(self._clusters[name].state() for name in sorted(self._clusters))),
                 )
             case Leave():
                 self._answer(event, transaction, self._leave)

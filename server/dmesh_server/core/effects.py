@@ -70,13 +70,6 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Clusters:
-    """Answers `ListClusters`."""
-
-    clusters: tuple[ClusterState, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class KvRevision:
     """Answers `KvSet` and `KvWatch`."""
 
@@ -136,7 +129,6 @@ Answer = (
     | Attached
     | Done
     | ClusterState
-    | Clusters
     | KeyValue
     | KvRevision
     | KvRead

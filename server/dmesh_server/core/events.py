@@ -85,13 +85,6 @@ class GetClusterState(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class ListClusters:
-    """Reads the state of all clusters. Reply: `Clusters`."""
-
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
 class Attach(Request):
     """Binds a session to the caller's task slot. Reply: `Attached`.
 
@@ -307,7 +300,6 @@ Event = (
     | Leave
     | ReportError
     | GetClusterState
-    | ListClusters
     | Attach
     | PresentBarriers
     | SessionClosed

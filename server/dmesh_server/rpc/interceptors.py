@@ -11,9 +11,10 @@ import grpc
 
 from dmesh.security.tokens import Role, Token
 from dmesh.v1 import common_pb2
+from dmesh_server.rpc.connections import ConnectionGuard
 from dmesh_server.rpc.errors import ERROR_METADATA, status_message
 from dmesh_server.rpc.handlers import Context
-from dmesh_server.security.access import Access, Verdict, audit, denial, may
+from dmesh_server.security.access import CALLER, Access, Verdict, audit, denial, may
 from dmesh_server.security.refusals import RefusalLog, host_of
 from dmesh_server.security.roles import role_for_rpc
 from dmesh_server.security.tls import is_allowed
@@ -21,6 +22,8 @@ from dmesh_server.security.tls import is_allowed
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
+_OPEN_SECONDS = 10.0
+"""Time for the request of a call that needs no token."""
 _REVOKED = "the token that this stream was opened with is not accepted any more; connect again with another"
 
 
@@ -30,13 +33,15 @@ class TokenGate(grpc.aio.ServerInterceptor):
     Others never reach a servicer: they get a handler that reads nothing of the request and refuses.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, guard: ConnectionGuard) -> None:
         """Makes a gate.
 
         Args:
             access: Knows the tokens.
+            guard: Closes connections of peers without one.
         """
         self._access = access
+        self._guard = guard
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -45,7 +50,8 @@ class TokenGate(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         needed = role_for_rpc(method)
         if needed is None:
-            return await continuation(handler_call_details)
+            handler = await continuation(handler_call_details)
+            return None if handler is None else _in_time(handler)
         verdict = self._access.identify(_authorization(handler_call_details))
         token = verdict.token
         if token is None:
@@ -53,13 +59,14 @@ class TokenGate(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is not None and not may(token, needed):
             return self._denied(token, needed, method)
-        # Who may call at all is told what there is not: a newer client, say, which asks for what came later.
-        if handler is None or not handler.response_streaming:
-            return handler
-        return self._held(handler, token)
+        # Authorized callers get UNIMPLEMENTED from gRPC: newer clients ask for methods that came later.
+        if handler is None:
+            return None
+        return self._held(handler, token) if handler.response_streaming else self._noted(handler, token)
 
     def _unauthenticated(self, verdict: Verdict, method: str) -> Handler:
         async def refuse(_: AsyncIterator[bytes], context: Context) -> None:
+            self._guard.refused(context.peer())
             self._access.refusals.note(
                 "unauthenticated",
                 host_of(context.peer()),
@@ -84,6 +91,19 @@ class TokenGate(grpc.aio.ServerInterceptor):
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
+    def _noted(self, handler: Handler, token: Token) -> Handler:
+        """Wraps a call with one answer, so that its connection and its servicer know the token."""
+        behavior: Any = handler.unary_unary
+
+        async def noted(request: Any, context: Context) -> Any:
+            self._guard.authenticated(context.peer())
+            CALLER.set(token)
+            return await behavior(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            noted, handler.request_deserializer, handler.response_serializer
+        )
+
     def _held(self, handler: Handler, token: Token) -> Handler:
         """Wraps a stream, so that it ends when its token is revoked."""
         behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
@@ -91,6 +111,8 @@ class TokenGate(grpc.aio.ServerInterceptor):
             return handler  # reflection: a stream that ends by itself
 
         async def held(request: Any, context: Context) -> None:
+            self._guard.authenticated(context.peer())
+            CALLER.set(token)
             with self._access.holding(token) as hold:
                 try:
                     await behavior(request, context)
@@ -179,6 +201,28 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+
+
+def _in_time(handler: Handler) -> Handler:
+    """Wraps a call that needs no token, so that nobody keeps it open by never sending its request."""
+    if handler.request_streaming or handler.response_streaming:
+        return handler
+    behavior: Any = handler.unary_unary
+
+    async def answer(_: object, context: Context) -> Any:
+        try:
+            async with asyncio.timeout(_OPEN_SECONDS):
+                request = await context.read()
+        except TimeoutError:
+            request = grpc.aio.EOF
+        if request is grpc.aio.EOF:
+            kind = common_pb2.ERROR_KIND_INVALID_ARGUMENT
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, kind, "the call came without a request")
+        return await behavior(request, context)
+
+    return grpc.stream_unary_rpc_method_handler(
+        answer, handler.request_deserializer, handler.response_serializer
+    )
 
 
 def _as_is(request: Any) -> Any:

@@ -11,6 +11,7 @@ import grpc
 from dmesh.errors import AddressInUseError, MissingExtraError
 from dmesh_server.listening import Address, bind
 from dmesh_server.rpc import coordination, key_value, session_calls
+from dmesh_server.rpc.connections import ConnectionGuard
 from dmesh_server.rpc.coordination import CoordinationServicer
 from dmesh_server.rpc.express import ExpressServer
 from dmesh_server.rpc.interceptors import IdentityGate, TokenGate
@@ -107,19 +108,24 @@ class RpcServer:
         """
         self._runtime = runtime
         self.refusals = RefusalLog()
-        """Where refused certificates are noted."""
+        """Log of refused certificates and closed connections."""
         gates: list[grpc.aio.ServerInterceptor] = []
         if tls is not None and tls.allowed:
             gates.append(IdentityGate(tls.allowed, self.refusals))
+        bounds = peer_limits if peer_limits is not None else PeerLimits()
+        self._guard: ConnectionGuard | None = None
         if access is not None:
-            gates.append(TokenGate(access))
+            self._guard = ConnectionGuard(
+                bounds.grpc_connections, bounds.unauthenticated_per_host, self.refusals
+            )
+            gates.append(TokenGate(access, self._guard))
         if traces is not None:
             gates.append(CallTracer(traces))
         self._credentials = None if tls is None else tls.credentials()
-        bounds = peer_limits if peer_limits is not None else PeerLimits()
         options = (*OPTIONS, *bounds.options(), *ping_options(runtime.limits.lease))
         self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._guarding: asyncio.Task[None] | None = None
         # Frames are not encrypted: who wants that stays with gRPC.
         self._express = None if express_port is None or tls is not None else ExpressServer(runtime, bounds)
         self._express_port = express_port
@@ -150,6 +156,8 @@ class RpcServer:
         if self._express is not None and self._express_port is not None:
             await self._express.start(bind(Address(address.host, self._express_port)), port)
         await self._server.start()
+        if self._guard is not None:
+            self._guarding = asyncio.create_task(self._guard.run(port), name="dmesh-connections")
         if self._health is not None:
             self._runtime.add_readiness_listener(self._readiness_changed)
             await self._set_health()
@@ -157,6 +165,8 @@ class RpcServer:
 
     async def stop(self, grace: float) -> None:
         """Refuses new calls at once, and ends those under way after `grace` seconds."""
+        if self._guarding is not None:
+            self._guarding.cancel()
         await self._server.stop(grace)
         if self._express is not None:
             await self._express.stop()

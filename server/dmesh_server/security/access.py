@@ -11,6 +11,7 @@ import hmac
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from dmesh.errors import ConfigurationError
@@ -27,6 +28,10 @@ NOTHING_SHOWN = (
     "DMESH_TOKEN or DMESH_TOKEN_FILE, or put the server's token file at ~/.config/dmesh/token"
 )
 """What a caller without a token is told."""
+
+
+CALLER: ContextVar[Token | None] = ContextVar("dmesh_caller", default=None)
+"""Token of the gRPC call that is served; None if nobody has to show one."""
 
 
 class Hold:

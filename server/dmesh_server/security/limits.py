@@ -28,8 +28,10 @@ class PeerLimits:
     """Messages of one session, on average over a second: who says more is read more slowly, not refused."""
     handshake_seconds: float = 10.0
     """Time from the connection to the end of its TLS and HTTP/2 handshakes."""
-    idle_seconds: float = 300.0
+    idle_seconds: float = 10.0
     """Time that a connection may be open without a call; clients keep their session's call open."""
+    unauthenticated_per_host: int = 64
+    """Connections of one host without an accepted token, once half of all connections are in use."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -38,6 +40,7 @@ class PeerLimits:
             "messages_per_second",
             "handshake_seconds",
             "idle_seconds",
+            "unauthenticated_per_host",
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
@@ -49,13 +52,15 @@ class PeerLimits:
         """Express connections in all: each is the second one of its client."""
         return self.connections or _as_many_as_fit() // 4
 
+    @property
+    def grpc_connections(self) -> int:
+        """Connections to the gRPC port in all."""
+        return self.connections or _as_many_as_fit() - self.express_connections
+
     def options(self) -> tuple[tuple[str, Any], ...]:
         """Returns the limits as options of a gRPC server."""
         return (
-            (
-                "grpc.max_allowed_incoming_connections",
-                self.connections or _as_many_as_fit() - self.express_connections,
-            ),
+            ("grpc.max_allowed_incoming_connections", self.grpc_connections),
             ("grpc.max_concurrent_streams", self.calls_per_connection),
             ("grpc.max_receive_message_length", self.request_bytes),
             # By default a peer that connects and says nothing is kept for two minutes.

@@ -28,7 +28,10 @@ RPC_ROLES: Mapping[str, Role | None] = {
 }
 """The role that each RPC needs; None: nobody is asked for a token."""
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/login"})
+PROBE_PATHS = frozenset({"/livez", "/readyz"})
+"""HTTP paths of probes: open, and answered however many other requests there are."""
+
+OPEN_PATHS = PROBE_PATHS | {"/login"}
 """HTTP paths that may be read without a token: probes, and where a browser logs in."""
 
 _ASSET_PATH = re.compile(r"/static/(?:[a-z]+/)?[a-z_]+\.(?:css|js|svg)")

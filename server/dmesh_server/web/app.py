@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -17,13 +18,12 @@ from fastapi.staticfiles import StaticFiles
 from starlette.requests import ClientDisconnect
 
 from dmesh._version import __version__
-from dmesh_server.core.effects import Clusters
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.events import ListClusters
 from dmesh_server.event_log import KINDS, ROUTINE, Filter
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
 from dmesh_server.security.refusals import RefusalLog
+from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.web import metrics
 from dmesh_server.web.api import (
     barriers,
@@ -43,11 +43,11 @@ from dmesh_server.web.api.event_views import CURSOR, place, wanted
 from dmesh_server.web.api.events import EventCursor
 from dmesh_server.web.api.server import Facts
 from dmesh_server.web.event_stream import MOST_STREAMS, EventStream, Overview
-from dmesh_server.web.gate import HttpGate, port_of
+from dmesh_server.web.gate import HttpGate, covers, port_of, remote_of
 from dmesh_server.web.logins import Logins, cookie_name
-from dmesh_server.web.pacer import Pacer
+from dmesh_server.web.pacer import Pacer, Steps
 from dmesh_server.web.pages import login_page, status_page
-from dmesh_server.web.schemas import ClusterList, Status, view_cluster
+from dmesh_server.web.schemas import Status
 
 _STATIC = Path(__file__).parent / "static"
 _BEARER = HTTPBearer(auto_error=False, description="a token of the server; the gate in front asks for it")
@@ -66,6 +66,8 @@ def create_app(
     facts: Facts | None = None,
     refusals: Sequence[RefusalLog] = (),
     open_metrics: bool = False,
+    allowed_hosts: Sequence[str] = (),
+    shedder: LoadShedder | None = None,
 ) -> HttpGate:
     """Makes the application, behind its gate.
 
@@ -76,6 +78,8 @@ def create_app(
         facts: What is to be shown of the server that it is part of.
         refusals: Where callers are noted that are refused elsewhere.
         open_metrics: Let `/metrics` be read without a token.
+        allowed_hosts: Other names of the server: of its DNS entry, or of a proxy before it.
+        shedder: Bounds requests without a token; one with the defaults if None.
     """
     app = FastAPI(
         title="dmesh coordination server",
@@ -102,19 +106,19 @@ def create_app(
             response.status_code = 503
         return Status(status=reason or "ok")
 
-    async def everything() -> ClusterList:
-        answer = await runtime.request(ListClusters(runtime.next_number()), Clusters)
-        now = runtime.now()
-        return ClusterList(
-            server_incarnation=f"{runtime.server_incarnation:016x}",
-            clusters=[view_cluster(state, now) for state in answer.clusters],
-        )
-
     @app.get("/", response_class=HTMLResponse)
     async def page(request: Request) -> str:
-        """Shows all clusters to a person."""
+        """Shows the clusters to a person."""
         came_by_login = logins.token(request.headers.get("cookie"), port_of(request.scope)) is not None
-        return status_page(await everything(), can_log_out=came_by_login)
+        return await status_page(
+            runtime.views,
+            Steps(pacer),
+            incarnation=runtime.server_incarnation,
+            now=runtime.now(),
+            can_log_out=came_by_login,
+            after=request.query_params.get("after", ""),
+            covers=partial(covers, request.scope),
+        )
 
     @app.get("/login", response_class=HTMLResponse)
     async def ask_for_token() -> Response:
@@ -129,10 +133,9 @@ def create_app(
         token = await _form_field(request, "token")
         verdict = access.identify(f"Bearer {token}")
         if verdict.token is None:
-            peer = request.client.host if request.client else "unknown"
             access.refusals.note(
-                "unauthenticated", peer, method="POST /login", fingerprint=verdict.shown or None,
-                reason="token not accepted",
+                "unauthenticated", remote_of(request.scope), method="POST /login",
+                fingerprint=verdict.shown or None, reason="token not accepted",
             )  # fmt: skip
             return HTMLResponse(login_page(verdict.problem), 401)
         answer = RedirectResponse("/", 303)
@@ -171,7 +174,15 @@ def create_app(
     app.include_router(metrics.router(runtime, logs), dependencies=checks)
     app.add_exception_handler(CoreError, core_refused)
     app.add_exception_handler(RequestValidationError, malformed)
-    return HttpGate(app, host, access, logins, pacer, frozenset({metrics.PATH} if open_metrics else ()))
+    return HttpGate(
+        app,
+        [host, *allowed_hosts],
+        access,
+        logins,
+        pacer,
+        shedder or LoadShedder(runtime.now),
+        frozenset({metrics.PATH} if open_metrics else ()),
+    )
 
 
 def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIRouter:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from dmesh.security.tokens import Role, Token
 from dmesh_server.security.access import Access, audit, denial, may
-from dmesh_server.security.roles import API_PREFIX, OPEN_PATHS, PAGE_PATHS, role_for_http
+from dmesh_server.security.roles import API_PREFIX, PAGE_PATHS, PROBE_PATHS, role_for_http
+from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.web.logins import Logins
 from dmesh_server.web.pacer import LONGEST, Pacer
 
@@ -54,28 +55,31 @@ class HttpGate:
     def __init__(
         self,
         app: App,
-        host: str,
+        names: Collection[str],
         access: Access | None,
         logins: Logins,
         pacer: Pacer,
+        shedder: LoadShedder,
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
         """Makes a gate.
 
         Args:
             app: The application behind it.
-            host: Host that the server listens on; requests for other names are refused.
+            names: Names of the server; requests for others are refused.
             access: Knows whose token may do what; None if nobody has to prove who they are.
             logins: Knows whose cookie stands for which token.
-            pacer: When requests are answered, but for those to open paths.
+            pacer: When requests with a token are answered.
+            shedder: Bounds those without one.
             open_paths: What may be read without a token, beside what always may.
         """
         self._app = app
-        self._host = host
+        self._names = frozenset(name.lower() for name in names)
         self._access = access
         self._logins = logins
         self._open_paths = open_paths
         self._pacer = pacer
+        self._shedder = shedder
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answers a request."""
@@ -91,31 +95,47 @@ class HttpGate:
             await send(message)
 
         refusal = self._refusal(scope)
-        waits = scope["path"] not in OPEN_PATHS  # probes do not wait for anybody
-        if refusal is None and waits and self._pacer.crowded:
-            refusal = 503, "too many requests wait already; ask again in some seconds, and less often"
+        if refusal is None and scope["path"] not in PROBE_PATHS:  # these wait for nobody
+            refusal = await self._wait(scope)
         if refusal is None:
-            if waits:
-                await self._pacer.wait()
             await self._app(scope, receive, send_safely)
             return
+        if token_of(scope) is None:
+            self._shedder.serves(remote_of(scope))  # counted, however it was refused
         status, text = refusal
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
         if status == 303:
             headers.append((b"location", text.encode()))
-        if status == 503:
+        if status in (429, 503):
             headers.append((b"retry-after", b"%d" % LONGEST))
         if status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="dmesh"'))
         await send_safely({"type": "http.response.start", "status": status, "headers": headers})
         await send_safely({"type": "http.response.body", "body": json.dumps({"status": text}).encode()})
 
+    async def _wait(self, scope: _Scope) -> tuple[int, str] | None:
+        """Waits until it is the request's turn; returns status and text if there are too many.
+
+        Requests without a token neither wait nor take a turn: nobody with a token ever waits for them.
+        """
+        if self._access is not None and token_of(scope) is None:
+            if self._shedder.serves(remote_of(scope)):
+                return None
+            return 429, "too many requests without a token; log in, or ask again in some seconds"
+        if self._pacer.crowded:
+            return 503, "too many requests wait already; ask again in some seconds, and less often"
+        await self._pacer.wait()
+        return None
+
     def _refusal(self, scope: _Scope) -> tuple[int, str] | None:
         """Returns status and text if the request may not pass."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         name = _only(headers, b"host") or ""
-        if not _is_own_name(name, self._host):
-            return 421, "the Host header does not name this server; use its IP address or localhost"
+        if not _is_own_name(name, self._names):
+            return 421, (
+                "the Host header does not name this server; use its IP address or localhost, or start it "
+                "with --allowed-host and the name of its DNS entry or proxy"
+            )
         if _has(headers, b"origin") and not _is_origin_of(name, _only(headers, b"origin") or ""):
             return 403, "requests that a page of another origin makes are refused"
         if self._access is None:
@@ -123,17 +143,24 @@ class HttpGate:
         method, path = scope["method"], scope["path"]
         needed = role_for_http(method, path)
         reading = method in ("GET", "HEAD")
-        if needed is None or (reading and path in self._open_paths):
-            return None
+        is_open = needed is None or (reading and path in self._open_paths)
         shown = _only(headers, b"authorization")
-        by_login = shown is None and reading and needed is Role.VIEWER and _is_for_own_page(path, headers)
+        # What is open needs no token; it tells requests of operators from others.
+        by_login = shown is None and (
+            is_open or (reading and needed is Role.VIEWER and _is_for_own_page(path, headers))
+        )
         if by_login:
             token = self._logins.token(_only(headers, b"cookie"), port_of(scope))
             shown = None if token is None else f"Bearer {token}"
         verdict = self._access.identify(shown)
+        peer = remote_of(scope)
+        if verdict.token is not None:
+            scope[_SHOWN] = verdict.token
+            self._shedder.authenticated(peer)
+        if is_open or needed is None:
+            return None
         if by_login and verdict.token is None and path in PAGE_PATHS:
             return 303, "/login"
-        peer = scope["client"][0] if scope["client"] else "unknown"
         if verdict.token is None:
             self._access.refusals.note(
                 "unauthenticated",
@@ -150,7 +177,6 @@ class HttpGate:
         if not path.isprintable():
             # A router may take a path and a line break for the path alone, which needs another role.
             return 404, "there is no such path"
-        scope[_SHOWN] = verdict.token
         return None
 
 
@@ -166,12 +192,21 @@ def has_role(scope: _Scope, needed: Role) -> bool:
     return token is None or may(token, needed)
 
 
-def caller_name(scope: _Scope) -> str:
-    """Returns who asks, for messages and logs: the token's fingerprint and name, never the token."""
+def covers(scope: _Scope, cluster: str) -> bool:
+    """Tells whether the request's token is good for a cluster; every token is that is bound to none."""
     token = token_of(scope)
-    if token is None:
-        return "somebody without a token"
-    return f"token {token.fingerprint}" + (f" ({token.name})" if token.name else "")
+    return token is None or token.covers(cluster)
+
+
+def caller_name(scope: _Scope) -> str:
+    """Returns the caller's name for messages and logs: the token's fingerprint and name, never the token."""
+    token = token_of(scope)
+    return "somebody without a token" if token is None else token.label
+
+
+def remote_of(scope: _Scope) -> str:
+    """Returns the host that a request came from."""
+    return str(scope["client"][0]) if scope["client"] else "unknown"
 
 
 def port_of(scope: _Scope) -> int:
@@ -206,10 +241,10 @@ def _only(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
     return found[0].decode("latin-1") if len(found) == 1 else None
 
 
-def _is_own_name(header: str, host: str) -> bool:
+def _is_own_name(header: str, names: Collection[str]) -> bool:
     """Tells whether a Host header names the server by an IP address or a name that it was started with."""
     name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
-    if name.lower() in {"localhost", host.lower()}:
+    if name.lower() == "localhost" or name.lower() in names:
         return True
     try:
         ipaddress.ip_address(name)

@@ -1,4 +1,4 @@
-"""Accepts HTTP connections, within bounds: how many in all, how many from one host, how long they may dither.
+"""Bounds on HTTP connections: how many in all, how many from one host, how long they may take.
 
 Uvicorn leaves that to a proxy in front of it. Here there is none, and a server that a stranger can fill with
 half-open connections or with headers that arrive a byte a minute is of no use to its operators.
@@ -7,25 +7,19 @@ half-open connections or with headers that arrive a byte a minute is of no use t
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dmesh_server.security.refusals import RefusalLog
+from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.security.tls import is_allowed, names_in
-
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_PAUSE = 1.0
-"""Seconds without accepting when the process has no file descriptors left: asking again at once would only
-burn the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,108 +38,106 @@ class HttpLimits:
     """Time for which a client may read nothing of what it is sent."""
 
 
-class Acceptor:
-    """Hands accepted connections to protocols."""
+@dataclass
+class Connections:
+    """The open connections, and what each new one must pass."""
 
-    def __init__(
-        self,
-        make_protocol: Callable[[], asyncio.Protocol],
-        limits: HttpLimits,
-        refusals: RefusalLog,
-        context: ssl.SSLContext | None,
-    ) -> None:
-        """Makes an acceptor that accepts nothing yet.
+    limits: HttpLimits
+    refusals: RefusalLog
+    shedder: LoadShedder
+    context: ssl.SSLContext | None = None
+    """How connections are encrypted; None for not at all."""
+    allowed: tuple[str, ...] = ()
+    """Names in clients' certificates that may come in; empty for all."""
+    by_host: Counter[str] = field(default_factory=Counter)
+    """Open connections of each host."""
+    handshakes: set[asyncio.Task[None]] = field(default_factory=set)
+    """Those that are being encrypted."""
 
-        Args:
-            make_protocol: Makes a connection's protocol.
-            limits: The bounds.
-            refusals: Where refusals are noted.
-            context: How connections are encrypted; None for not at all.
-        """
-        self._make_protocol = make_protocol
-        self._limits = limits
-        self._refusals = refusals
-        self._context = context
-        self._open: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+    def admit(self, host: str) -> bool:
+        """Counts a new connection from a host; returns False if it must be closed."""
+        reason = ""
+        if not self.shedder.listens(host):
+            reason = "it sent too many requests without a token"
+        elif self.by_host[host] >= self.limits.connections_per_host:
+            reason = f"it has {self.limits.connections_per_host} connections already"
+        elif self.by_host.total() >= self.limits.connections:
+            reason = f"there are {self.limits.connections} connections already"
+        if reason:
+            self.refusals.note("http_connection_refused", host, reason=reason)
+            return False
+        self.by_host[host] += 1
+        return True
 
-    def start(self, listeners: Iterable[socket.socket]) -> None:
-        """Begins to accept from listening sockets."""
-        for listener in listeners:
-            listener.setblocking(False)
-            self._spawn(self._accept(listener))
+    def start(self, handshake: Coroutine[object, object, None]) -> None:
+        """Begins to encrypt a connection that was admitted."""
+        task = asyncio.get_running_loop().create_task(handshake, name="dmesh-http-handshake")
+        self.handshakes.add(task)
+        task.add_done_callback(self.handshakes.discard)
 
     async def stop(self) -> None:
-        """Accepts nothing more; connections that are up stay."""
-        for task in self._tasks:
+        """Ends the handshakes that are not over."""
+        for task in self.handshakes:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.handshakes, return_exceptions=True)
 
     def closed(self, host: str) -> None:
         """Notes that a connection from a host is gone."""
-        self._open[host] -= 1
-        if self._open[host] <= 0:
-            del self._open[host]
+        self.by_host[host] -= 1
+        if self.by_host[host] <= 0:
+            del self.by_host[host]
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="dmesh-http-accept")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, address = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno in _OUT_OF_RESOURCES:
-                    self._refusals.note("http_accept_paused", "any", reason=error.strerror)
-                    await asyncio.sleep(_PAUSE)
-                continue  # else somebody who hung up before it was their turn
-            host = str(address[0])
-            if (reason := self._full(host)) is not None:
-                self._refusals.note("http_connection_refused", host, reason=reason)
-                connection.close()
-                continue
-            with contextlib.suppress(OSError):  # somebody who hung up meanwhile
-                # Answers are written in two parts; the second must not wait until the first is confirmed.
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._open[host] += 1
-            self._spawn(self._connect(connection, host))
+class Entrance(asyncio.Protocol):
+    """A connection until it is admitted; then HTTP takes it over, encrypted if it is to be."""
 
-    def _full(self, host: str) -> str | None:
-        if self._open[host] >= self._limits.connections_per_host:
-            return f"it has {self._limits.connections_per_host} connections already"
-        if self._open.total() >= self._limits.connections:
-            return f"there are {self._limits.connections} connections already"
-        return None
+    def __init__(self, connections: Connections, make_protocol: Callable[[], BoundedProtocol]) -> None:
+        """Makes one for the next connection.
 
-    async def _connect(self, connection: socket.socket, host: str) -> None:
-        timeout = self._limits.handshake_seconds if self._context is not None else None
+        Args:
+            connections: All that are open.
+            make_protocol: Makes the protocol that takes over.
+        """
+        self._connections = connections
+        self._make_protocol = make_protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admits the connection or closes it, before anything is read."""
+        connection = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        host = str((connection.get_extra_info("peername") or ["unknown"])[0])
+        if not self._connections.admit(host):
+            connection.abort()
+        elif self._connections.context is None:
+            protocol = self._make_protocol()
+            connection.set_protocol(protocol)
+            protocol.connection_made(connection)
+        else:
+            # `start_tls` would lose what uvloop reads before it begins: encrypt a duplicate of the socket.
+            duplicate = connection.get_extra_info("socket").dup()
+            connection.abort()
+            self._connections.start(self._encrypt(duplicate, host, self._connections.context))
+
+    async def _encrypt(self, connection: socket.socket, host: str, context: ssl.SSLContext) -> None:
+        seconds = self._connections.limits.handshake_seconds
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._context, ssl_handshake_timeout=timeout
+                self._make_protocol, connection, ssl=context, ssl_handshake_timeout=seconds
             )
-        except (OSError, TimeoutError) as error:
+        except BaseException as error:
             # No connection came about, so no protocol will say that it ended.
-            self.closed(host)
+            self._connections.closed(host)
             connection.close()
+            if not isinstance(error, OSError | TimeoutError):
+                raise
             reason = getattr(error, "reason", None) or str(error) or "the handshake took too long"
-            self._refusals.note("tls_handshake_failed", host, reason=reason)
-        except BaseException:
-            self.closed(host)
-            connection.close()
-            raise
+            self._connections.refusals.note("tls_handshake_failed", host, reason=reason)
 
 
 class BoundedProtocol(H11Protocol):
-    """Uvicorn's HTTP/1.1, with a limit on the time that a request's head takes."""
+    """Uvicorn's HTTP/1.1, with limits on the times that requests and their readers take."""
 
-    # Set by whoever makes the protocol.
-    acceptor: Acceptor
-    limits: HttpLimits
-    refusals: RefusalLog
-    allowed: tuple[str, ...] = ()
+    open: Connections
+    """Set by the maker of the protocol."""
 
     _host = ""
     _deadline: asyncio.TimerHandle | None = None
@@ -155,10 +147,10 @@ class BoundedProtocol(H11Protocol):
         """Notes the connection; one whose certificate is not allowed is closed."""
         super().connection_made(transport)
         self._host = self.client[0] if self.client else "unknown"
-        if self.allowed:
+        if self.open.allowed:
             names = names_in(transport.get_extra_info("peercert") or {})
-            if not is_allowed(names, self.allowed):
-                self.refusals.note("certificate_refused", self._host, names=", ".join(names)[:200])
+            if not is_allowed(names, self.open.allowed):
+                self.open.refusals.note("certificate_refused", self._host, names=", ".join(names)[:200])
                 transport.abort()
                 return
         self._await_head()
@@ -167,14 +159,14 @@ class BoundedProtocol(H11Protocol):
         """Notes the end of the connection."""
         self._head_is_there()
         self._is_read()
-        self.acceptor.closed(self._host)
+        self.open.closed(self._host)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Notes that the client does not read; after a while it is cut off."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self.limits.unread_seconds, self._not_read)
+            self._unread = self.loop.call_later(self.open.limits.unread_seconds, self._not_read)
 
     def resume_writing(self) -> None:
         """Notes that the client reads again."""
@@ -191,7 +183,7 @@ class BoundedProtocol(H11Protocol):
 
     def _await_head(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self.limits.head_seconds, self._too_slow)
+            self._deadline = self.loop.call_later(self.open.limits.head_seconds, self._too_slow)
 
     def _head_is_there(self) -> None:
         if self._deadline is not None:
@@ -205,10 +197,11 @@ class BoundedProtocol(H11Protocol):
 
     def _not_read(self) -> None:
         self._unread = None
-        self.refusals.note("http_connection_not_read", self._host, seconds=self.limits.unread_seconds)
+        seconds = self.open.limits.unread_seconds
+        self.open.refusals.note("http_connection_not_read", self._host, seconds=seconds)
         self.transport.abort()
 
     def _too_slow(self) -> None:
         self._deadline = None
-        self.refusals.note("http_connection_too_slow", self._host, seconds=self.limits.head_seconds)
+        self.open.refusals.note("http_connection_too_slow", self._host, seconds=self.open.limits.head_seconds)
         self.transport.abort()

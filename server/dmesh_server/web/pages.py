@@ -1,26 +1,55 @@
-"""The pages for people, as they are without scripts; every name in them is a stranger's text."""
+"""The pages for people, as they are without scripts; every name in them is a stranger's text.
+
+A page has bounds, and is made in steps: however large the clusters are, the event loop goes on meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dmesh_server.web.schemas import BarrierView, ClusterList, ClusterView, MemberView
+from dmesh_server.core.errors import CoreError
+from dmesh_server.core.model import Member
+from dmesh_server.core.views import CONDITIONS, BarrierView, ClusterViews, Summary, condition_of
+from dmesh_server.web.pacer import Steps
+
+MOST_CLUSTERS = 10
+"""Clusters of one page."""
 
 MOST_MEMBERS = 200
 """Members of a cluster that are listed one by one, those in trouble first."""
+
+MOST_BARRIERS = 20
+"""Barriers of a cluster that are listed one by one, the oldest first."""
 
 MOST_MISSING = 20
 """Missing tasks of a barrier that are listed one by one."""
 
 _LONGEST = 120
-_ORDER = {"FAILED": 0, "LOST": 1, "STUCK": 2, "BLOCKED": 3, "REGISTERED": 4, "CONNECTED": 5, "LEFT": 6}
+_PIECES = 50
+"""Pieces of a template that are rendered at a time."""
 
 _SIGNS = {
     "FAILED": "✖", "LOST": "✕", "STUCK": "◆", "BLOCKED": "▲", "VACANT": "◌", "REGISTERED": "○",
     "CONNECTED": "●", "LEFT": "-",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSection:
+    """A cluster on the status page."""
+
+    summary: Summary
+    barriers: list[BarrierView]
+    members: list[Member]
+
+    @property
+    def member_count(self) -> int:
+        """Number of its members, listed or not."""
+        return sum(self.summary.members.values())
 
 
 def visible(text: str) -> str:
@@ -34,43 +63,53 @@ def visible(text: str) -> str:
 
 def span(seconds: float) -> str:
     """Returns a time span as people say it."""
+    seconds = max(0.0, seconds)
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600
     return f"{minutes:.0f} min" if minutes < 60 else f"{hours:.1f} h"
 
 
-def condition(member: MemberView) -> str:
-    """Returns a member's state; of one that is connected but gets nowhere, which way it gets nowhere."""
-    return member.liveness if member.state == "CONNECTED" and member.liveness != "LIVE" else member.state
-
-
-def by_trouble(members: Sequence[MemberView]) -> list[MemberView]:
-    """Sorts members: those that need somebody's attention first."""
-    return sorted(members, key=lambda member: (_ORDER[condition(member)], member.job, member.index))
-
-
-def counts(members: Sequence[MemberView]) -> dict[str, int]:
-    """Returns how many members are in each condition, troubles first."""
-    found = [condition(member) for member in members]
-    return {name: found.count(name) for name in _ORDER if name in found}
-
-
-def longest_waiting(cluster: ClusterView) -> BarrierView | None:
-    """Returns the barrier that the cluster has been waiting in for the longest time."""
-    return max(cluster.barriers, key=lambda barrier: barrier.age, default=None)
-
-
-def status_page(shown: ClusterList, *, can_log_out: bool) -> str:
-    """Renders the state of all clusters.
+async def status_page(
+    views: ClusterViews,
+    steps: Steps,
+    *,
+    incarnation: int,
+    now: float,
+    can_log_out: bool,
+    after: str = "",
+    covers: Callable[[str], bool] = lambda _: True,
+) -> str:
+    """Renders the state of the clusters.
 
     Args:
-        shown: The state.
+        views: The clusters.
+        steps: Paces the work.
+        incarnation: Of the server.
+        now: The server's monotonic seconds.
         can_log_out: Whether the reader came in by a login.
+        after: Last cluster of the page before; empty for the first page.
+        covers: Whether the reader may see a cluster.
     """
-    return _PAGES.get_template("status.html").render(
-        shown=shown, can_log_out=can_log_out, most_members=MOST_MEMBERS, most_missing=MOST_MISSING
+    names = [name for name in views.names() if name > after and covers(name)]
+    sections = []
+    for name in names[:MOST_CLUSTERS]:
+        with contextlib.suppress(CoreError):  # it made room for another one meanwhile
+            sections.append(await _section(views, name, steps))
+    stream = _PAGES.get_template("status.html").stream(
+        sections=sections,
+        total=len(names),
+        more=names[MOST_CLUSTERS - 1] if len(names) > MOST_CLUSTERS else None,
+        incarnation=f"{incarnation:016x}",
+        now=now,
+        can_log_out=can_log_out,
     )
+    stream.enable_buffering(_PIECES)
+    pieces = []
+    for piece in stream:
+        pieces.append(piece)
+        await steps.pause()
+    return "".join(pieces)
 
 
 def login_page(problem: str = "") -> str:
@@ -82,6 +121,35 @@ def login_page(problem: str = "") -> str:
     return _PAGES.get_template("login.html").render(problem=problem)
 
 
+async def _section(views: ClusterViews, name: str, steps: Steps) -> ClusterSection:
+    barriers: list[BarrierView] = []
+    # One at a time: to find the missing members takes a look at each participant.
+    while len(barriers) < MOST_BARRIERS:
+        found, _ = views.barriers(name, len(barriers), 1, MOST_MISSING)
+        if not found:
+            break
+        barriers += found
+        await steps.pause()
+    section = ClusterSection(views.summary(name), barriers, _members(views, name))
+    await steps.pause()
+    return section
+
+
+def _members(views: ClusterViews, name: str) -> list[Member]:
+    """Returns the members that are listed, those in trouble first."""
+
+    def found() -> Iterator[Member]:
+        counted = views.summary(name).members
+        for condition in CONDITIONS[: CONDITIONS.index("CONNECTED")]:
+            if condition in counted:
+                yield from views.members(name, None, MOST_MEMBERS, [condition]).members
+        rest = views.holders(name, 0, MOST_MEMBERS)
+        for condition in CONDITIONS[CONDITIONS.index("CONNECTED") :]:
+            yield from (member for member in rest if condition_of(member) == condition)
+
+    return [member for member, _ in zip(found(), range(MOST_MEMBERS), strict=False)]
+
+
 _PAGES = Environment(
     loader=PackageLoader("dmesh_server.web"),
     autoescape=True,
@@ -89,12 +157,4 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_PAGES.filters.update(
-    visible=visible,
-    span=span,
-    condition=condition,
-    by_trouble=by_trouble,
-    counts=counts,
-    sign=_SIGNS.__getitem__,
-    waiting=longest_waiting,
-)
+_PAGES.filters.update(visible=visible, span=span, condition=condition_of, sign=_SIGNS.__getitem__)

@@ -1,19 +1,21 @@
-"""Uvicorn inside the server's own event loop, behind an acceptor of our own."""
+"""Uvicorn inside the server's own event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 
 import uvicorn
 
 from dmesh_server.listening import Address, bind
 from dmesh_server.security.refusals import RefusalLog
+from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.security.tls import ServerTls
 from dmesh_server.web.gate import HttpGate
-from dmesh_server.web.listener import Acceptor, BoundedProtocol, HttpLimits
+from dmesh_server.web.listener import BoundedProtocol, Connections, Entrance, HttpLimits
 
 _GRACE_SECONDS = 2
 
@@ -40,6 +42,8 @@ class WebServer:
         self._limits = limits if limits is not None else HttpLimits()
         self.refusals = RefusalLog()
         """Where refused connections are noted."""
+        self.shedder = LoadShedder(time.monotonic)
+        """Bounds requests without a token, and the connections of hosts that send too many of them."""
         self.address = Address(address.host, self._sockets[0].getsockname()[1])
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -51,6 +55,8 @@ class WebServer:
             app: What answers.
             tls: How connections are encrypted; None for not at all.
         """
+        context = None if tls is None else tls.context(ask_for_certificates=self._ask_for_certificates)
+        allowed = tls.allowed if tls is not None and self._ask_for_certificates else ()
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -62,10 +68,9 @@ class WebServer:
             server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        self._server = _Server(
-            config, self._sockets, self._limits, tls, self._ask_for_certificates, self.refusals
-        )
-        self._task = asyncio.create_task(self._server.serve(), name="dmesh-http")
+        connections = Connections(self._limits, self.refusals, self.shedder, context, allowed)
+        self._server = _Server(config, connections)
+        self._task = asyncio.create_task(self._server.serve(self._sockets), name="dmesh-http")
         started = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([self._task, started], return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
@@ -75,50 +80,38 @@ class WebServer:
     async def stop(self) -> None:
         """Ends requests under way and closes the port."""
         if self._server is not None and self._task is not None:
-            await self._server.stop_accepting()
             self._server.should_exit = True
             await self._task
+            await self._server.connections.stop()
         for listener in self._sockets:
             listener.close()
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals and listening sockets alone and says when it listens."""
+    """Leaves the process's signals alone, bounds connections, and says when it listens."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        listeners: Sequence[socket.socket],
-        limits: HttpLimits,
-        tls: ServerTls | None,
-        ask_for_certificates: bool,
-        refusals: RefusalLog,
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
-        self._listeners = listeners
-        self._limits = limits
-        self._refusals = refusals
-        self._allowed = tls.allowed if tls is not None and ask_for_certificates else ()
-        context = None if tls is None else tls.context(ask_for_certificates=ask_for_certificates)
-        self._acceptor = Acceptor(self._make_protocol, limits, self._refusals, context)
+        self.connections = connections
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def startup(self, sockets: object = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        self.servers = []
-        self._acceptor.start(self._listeners)
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                lambda: Entrance(self.connections, self._make_protocol), sock=one, backlog=self.config.backlog
+            )
+            for one in sockets or ()
+        ]
         self.started = True
         self.listening.set()
 
-    async def stop_accepting(self) -> None:
-        await self._acceptor.stop()
-
     def _make_protocol(self) -> BoundedProtocol:
         protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
-        protocol.acceptor, protocol.limits, protocol.refusals = self._acceptor, self._limits, self._refusals
-        protocol.allowed = self._allowed
+        protocol.open = self.connections
         return protocol

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.server.core.driving import OBSERVER, Driver, worker, workers
 
-from dmesh_server.core.effects import Clusters, Done, KvDeleted, KvIncremented, KvRead, KvRevision, Registered
+from dmesh_server.core.effects import Done, KvDeleted, KvIncremented, KvRead, KvRevision, Registered
 from dmesh_server.core.errors import ErrorKind
 from dmesh_server.core.events import (
     Attach,
@@ -14,7 +14,6 @@ from dmesh_server.core.events import (
     KvIncrement,
     KvSet,
     Leave,
-    ListClusters,
     ReportError,
 )
 from dmesh_server.core.model import (
@@ -294,14 +293,6 @@ def test_the_state_leaves_members_out_for_those_who_know_them() -> None:
     assert (known.members, known.vacant) == ((), (worker(1),))
     d.join(1)
     assert len(d.accepted(GetClusterState(d.token(), OBSERVER, epoch), ClusterState).members) == 2
-
-
-def test_all_clusters_are_listed() -> None:
-    d = Driver()
-    d.join(0)
-    d.apply(d.register(0, caller=Caller("a", worker(0), 5)))
-    clusters = d.accepted(ListClusters(d.token()), Clusters)
-    assert [cluster.name for cluster in clusters.clusters] == ["a", "c"]
 
 
 def test_secrets_are_not_shown() -> None:

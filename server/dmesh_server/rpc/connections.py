@@ -1,0 +1,160 @@
+"""Closes gRPC connections of peers that do not authenticate, by host, before they crowd clients out.
+
+gRPC bounds connections in all, and closes one without calls after a while; it does not count by host, nor by
+whether a peer has ever shown an accepted token. So the open connections are looked up among the process's
+file descriptors (Linux; elsewhere gRPC's own bounds are all there is) and shut down from outside: gRPC then
+closes them itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from dmesh_server.security.refusals import RefusalLog
+
+_DESCRIPTORS = "/proc/self/fd"
+_INTERVAL = 0.5
+"""Seconds between two sweeps."""
+_SLICE = 128
+"""File descriptors that are looked at before the event loop goes on with other work."""
+_MOST_REFUSALS = 100
+"""Refused calls in a row after which a connection that was authenticated before is closed, too."""
+_FORGOTTEN = 1024
+"""Authenticated peers, beyond those that can be connected, that may be remembered before the next sweep."""
+
+
+class Peer(NamedTuple):
+    """The remote end of a connection."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Peer | None:
+        """Reads gRPC's notation, `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None for anything else."""
+        family, _, address = text.partition(":")
+        host, _, port = unquote(address).rpartition(":")
+        if family not in ("ipv4", "ipv6") or not port.isdecimal():
+            return None
+        return cls(_plain(host.strip("[]")), int(port))
+
+
+class ConnectionGuard:
+    """Knows which peers have authenticated, and closes the connections of others."""
+
+    def __init__(self, connections: int, per_host: int, refusals: RefusalLog) -> None:
+        """Makes a guard that has seen nobody.
+
+        Args:
+            connections: Connections that the server accepts in all. From half of them on, those of peers
+                that have not authenticated are limited for each host.
+            per_host: How many a host then keeps; its oldest are closed.
+            refusals: Log of the hosts whose connections are closed.
+        """
+        self._connections = connections
+        self._per_host = per_host
+        self._refusals = refusals
+        self._authenticated: set[Peer] = set()
+        self._refused: Counter[Peer] = Counter()
+        self._known: dict[int, Peer | None] = {}
+        self.closed = 0
+        """Connections closed so far."""
+
+    def authenticated(self, peer: str) -> None:
+        """Notes that a peer has shown an accepted token."""
+        if (found := Peer.parse(peer)) is not None:
+            self._authenticated.add(found)
+            self._refused.pop(found, None)
+
+    def refused(self, peer: str) -> None:
+        """Notes that a peer's call was refused for want of an accepted token."""
+        if (found := Peer.parse(peer)) is not None:
+            self._refused[found] += 1
+
+    async def run(self, port: int) -> None:
+        """Sweeps the connections to a port until cancelled."""
+        if not os.path.isdir(_DESCRIPTORS):
+            return
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            await self.sweep(port)
+
+    async def sweep(self, port: int) -> None:
+        """Closes what is too much, if there is anything to close."""
+        descriptors = [int(name) for name in os.listdir(_DESCRIPTORS)]
+        crowded = len(descriptors) >= self._connections // 2
+        forgotten = len(self._authenticated) > len(descriptors) + _FORGOTTEN
+        refused, self._refused = self._refused, Counter()
+        if not (crowded or forgotten or refused):
+            return
+        before = frozenset(self._authenticated)
+        found = await self._connections_to(port, descriptors)
+        current = {peer for _, peer in found.values()}
+        # Who has authenticated while this was looked up may not have been connected when it began.
+        self._authenticated -= before - current
+        # The oldest first: whoever has a token shows it at once.
+        strangers: defaultdict[str, list[int]] = defaultdict(list)
+        for inode in self._known:
+            if inode in found and found[inode][1] not in self._authenticated:
+                strangers[found[inode][1].host].append(inode)
+        doomed = {inode for inode, (_, peer) in found.items() if self._is_doomed(peer, refused[peer])}
+        if crowded:
+            for inodes in strangers.values():
+                doomed.update(inodes[: max(0, len(inodes) - self._per_host)])
+        for inode in doomed:
+            descriptor, peer = found[inode]
+            self._close(descriptor, inode, peer)
+
+    def _is_doomed(self, peer: Peer, refusals: int) -> bool:
+        return refusals > (_MOST_REFUSALS if peer in self._authenticated else 0)
+
+    async def _connections_to(self, port: int, descriptors: Collection[int]) -> dict[int, tuple[int, Peer]]:
+        """Returns descriptor and peer of each connection to a port, by the socket's inode."""
+        inodes: dict[int, int] = {}
+        for count, descriptor in enumerate(descriptors, 1):
+            if count % _SLICE == 0:
+                await asyncio.sleep(0)
+            with contextlib.suppress(OSError):  # closed meanwhile
+                status = os.fstat(descriptor)
+                if stat.S_ISSOCK(status.st_mode):
+                    inodes[status.st_ino] = descriptor
+                    if status.st_ino not in self._known:
+                        self._known[status.st_ino] = _peer_at(descriptor, port)
+        self._known = {inode: peer for inode, peer in self._known.items() if inode in inodes}
+        return {inode: (inodes[inode], peer) for inode, peer in self._known.items() if peer is not None}
+
+    def _close(self, descriptor: int, inode: int, peer: Peer) -> None:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if os.fstat(connection.fileno()).st_ino != inode:
+                return  # closed meanwhile, and the number belongs to another one
+            connection.shutdown(socket.SHUT_RDWR)
+            self.closed += 1
+            self._refusals.note("connection_closed", peer.host, reason="not authenticated")
+
+
+def _peer_at(descriptor: int, port: int) -> Peer | None:
+    """Returns the remote end of a TCP connection to a port; None for any other socket."""
+    # A duplicate is this function's own: the number itself may be closed and given to another file meanwhile.
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        try:
+            if connection.getsockname()[1] != port:
+                return None
+            host, number, *_ = connection.getpeername()
+        except OSError:  # it listens, or is not connected any more
+            return None
+        return Peer(_plain(host), number)
+
+
+def _plain(host: str) -> str:
+    """Returns an address without the scope, and an IPv4 address as such."""
+    return host.partition("%")[0].removeprefix("::ffff:")
