@@ -88,12 +88,22 @@ class Content:
     """How many commits made it so."""
 
 
-def page_size_of(path: Path) -> int:
-    """Checks the header of a database that no connection has open; returns the size of its pages.
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the header of a database says."""
+
+    page_size: int
+    """Size of its pages, bytes."""
+    version: int
+    """Version of the tables and of the records in them, as in `VERSION`."""
+
+
+def read_head(path: Path) -> Head:
+    """Reads and checks the header of a database that no connection has open.
 
     Raises:
         StoreDamagedError: It is empty, cut short or no database.
-        StoreFormatError: It is another program's, or of another version.
+        StoreFormatError: It is another program's.
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
@@ -111,17 +121,16 @@ def page_size_of(path: Path) -> int:
         raise damaged(path, 18, f"versions {write_version} and {read_version} of its format are unknown")
     if application != _APPLICATION:
         raise StoreFormatError(f"{path} is a database of another program; give dmesh a directory of its own")
-    if version != VERSION:
-        age = "newer" if version > VERSION else "older"
-        raise StoreFormatError(
-            f"{path} has format {version}, written by a {age} version of dmesh; this one reads format "
-            f"{VERSION}. Use that version, or another data directory."
-        )
-    return int(page_size)
+    return Head(page_size, version)
 
 
-def create(path: Path, page_size: int) -> None:
-    """Makes an empty database, complete but not synced, in a file that is there and empty.
+def create(path: Path, page_size: int, content: Content | None = None) -> None:
+    """Makes a database, complete but not synced, in a file that is there and empty.
+
+    Args:
+        path: The file.
+        page_size: Of the database, bytes.
+        content: What it is to hold; nothing if None.
 
     Raises:
         sqlite3.Error: It cannot be written.
@@ -137,9 +146,14 @@ def create(path: Path, page_size: int) -> None:
         for statement in _SCHEMA:
             connection.execute(statement)
         connection.execute("INSERT INTO digest (id, commits, records, total) VALUES (0, 0, 0, 0)")
+        if content is not None:
+            kept = [(r.cluster, r.kind, r.key, r.value) for r in content.records if r.value is not None]
+            write(connection, (), kept, 0, content.commits)
         connection.execute(f"PRAGMA application_id = {_APPLICATION}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
+        # The header says so; a connection that changed it later would change a page behind the marker's back.
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
     finally:
         connection.close()
 

@@ -27,7 +27,7 @@ def lock(directory: Path) -> int:
         StoreError: It is in use, or others can write to it.
         OSError: It cannot be used.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(directory)
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o022:
         raise StoreError(
@@ -50,6 +50,14 @@ def lock(directory: Path) -> int:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _make(directory: Path) -> None:
+    """Makes a directory and its parents, and syncs the name of each: else a power failure takes all away."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for made in missing:
+        sync(made.parent)
 
 
 def make_private(path: Path) -> None:

@@ -2,7 +2,7 @@
 
     dmesh.sqlite3        the database (`database`)
     dmesh.sqlite3-wal    its log, where commits go first (`wal`)
-    dmesh.sqlite3-commit marker   what was acknowledged (`marker`)
+    dmesh.sqlite3-marker what was acknowledged (`commit_marker`)
     lock                 who uses the directory (`directory`)
 
 docs/durability.md says what survives what.
@@ -14,12 +14,13 @@ import contextlib
 import os
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dmesh_server import failpoints
 from dmesh_server.core.effects import Record
-from dmesh_server.store import database, directory, wal
+from dmesh_server.store import database, directory, migrations, wal
 from dmesh_server.store.base import StoreDamagedError, StoreError
 from dmesh_server.store.commit_marker import CommitMarker, page_sums
 from dmesh_server.telemetry import logs
@@ -225,14 +226,16 @@ class SqliteStore:
         assert self._marker is not None
         marker = self._marker
         os.close(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
-        self._page_size = database.page_size_of(self._path)
-        log = wal.inspect(self._log_path, None if marker.fault else marker.acknowledged)
+        head = database.read_head(self._path)
+        self._page_size = head.page_size
+        steps = migrations.steps_from(head.version, self._path)
+        log = self._inspect_log(marker)
         sums = page_sums(self._path, self._page_size)
         size = self._path.stat().st_size
         if size % self._page_size and len(sums) not in log.pages:
             raise database.damaged(self._path, size, f"it ends within a page of {self._page_size} bytes")
         altered = marker.altered_pages(sums, log.pages)
-        content = self._read_and_judge(marker, altered)
+        content = self._read_and_judge(marker, altered, steps[0].read if steps else database.read)
         if log.torn:
             self._repair(log)
         if altered or marker.fault:
@@ -256,16 +259,36 @@ class SqliteStore:
         self._connection = database.connect_to_write(self._path)
         try:
             self._checkpoint(self._connection)
-            self._compact_if_worth_it(self._connection, content)
+            if steps:
+                content = self._migrate(head.version, content, steps)
+            else:
+                self._compact_if_worth_it(self._connection, content)
         except BaseException:
             self._disconnect()
             raise
         return content.records
 
-    def _read_and_judge(self, marker: CommitMarker, altered: Sequence[int]) -> database.Content:
+    def _inspect_log(self, marker: CommitMarker) -> wal.Log:
+        log = wal.inspect(self._log_path, marked=not marker.fault)
+        known = marker.acknowledged
+        if not marker.fault and known.salts == log.salts and known.end > log.end:
+            # The number of commits would show it as well, but not where.
+            raise wal.damaged(
+                self._log_path,
+                log.right,
+                f"it was acknowledged up to offset {known.end}, and is right up to {log.right} only",
+            )
+        return log
+
+    def _read_and_judge(
+        self,
+        marker: CommitMarker,
+        altered: Sequence[int],
+        read: Callable[[sqlite3.Connection, Path], database.Content],
+    ) -> database.Content:
         connection = database.connect_to_look(self._path)
         try:
-            content = database.read(connection, self._path)
+            content = read(connection, self._path)
             if not marker.fault and content.commits < marker.commits:
                 raise database.damaged(
                     self._path,
@@ -363,9 +386,32 @@ class SqliteStore:
 
     def _compact(self, connection: sqlite3.Connection, content: database.Content) -> None:
         """Puts a copy without gaps in the database's place, at once and for good."""
-        assert self._marker is not None
         directory.make_private(self._new_path)
         connection.execute("VACUUM INTO ?", (str(self._new_path),))
+        self._take_place(content)
+
+    def _migrate(
+        self, version: int, content: database.Content, steps: Sequence[migrations.Migration]
+    ) -> database.Content:
+        """Puts a database of this version in the place of an older one, which is kept beside it."""
+        for step in steps:
+            content = replace(content, records=list(step.convert(content.records)))
+        content = replace(content, written=len(content.records))
+        directory.make_private(self._new_path)
+        database.create(self._new_path, self._page_size, content)
+        kept = self._path.with_name(f"{DATABASE}.format-{version}")
+        self._take_place(content, kept)
+        self._written = content.written
+        self._connection = database.connect_to_write(self._path)
+        logs.warning(
+            "store_migrated", file=self._path, before=version, after=database.VERSION,
+            records=len(content.records), kept=kept,
+        )  # fmt: skip
+        return content
+
+    def _take_place(self, content: database.Content, kept: Path | None = None) -> None:
+        """Gives the new database the name of the old one, when it is proven to hold `content`."""
+        assert self._marker is not None
         directory.sync(self._new_path)
         copy = database.connect_to_look(self._new_path)
         try:
@@ -373,12 +419,15 @@ class SqliteStore:
                 raise StoreError("the copy is not what was copied")
         finally:
             copy.close()
-        database.page_size_of(self._new_path)
+        database.read_head(self._new_path)
         failpoints.hit("store.before_rename")
         # The log belongs to the old file, and must be gone for good before the new one takes its name.
         self._disconnect()
         if self._log_path.exists():
             raise StoreError(f"{self._log_path} is in use")
+        if kept is not None:
+            kept.unlink(missing_ok=True)
+            kept.hardlink_to(self._path)
         directory.sync(self.directory)
         self._new_path.replace(self._path)
         failpoints.hit("store.after_rename")
