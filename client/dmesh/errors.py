@@ -3,7 +3,8 @@
 ```
 DMeshError
 ├── ConfigurationError (ValueError)
-│   └── JobMismatchError
+│   ├── JobMismatchError
+│   └── BackupFileError
 ├── AlreadyInitializedError (ValueError), NotInitializedError (ValueError)
 ├── DeviceError (ValueError), MeshError (ValueError), LayoutError (ValueError)
 ├── ArgumentTypeError (TypeError)
@@ -27,6 +28,7 @@ DMeshError
 │   ├── InitializationTimeoutError (TimeoutError)
 │   ├── ClientIdTakenError, FencedError, LimitExceededError, StoreUnavailableError, VersionMismatchError
 │   ├── AuthenticationError (PermissionError), PermissionDeniedError (PermissionError)
+│   ├── StoreLostError (LookupError)
 │   ├── BarrierError: BarrierTimeoutError (TimeoutError), BarrierCancelledError,
 │   │   BarrierMismatchError (ValueError)
 │   └── KeyExistsError (ValueError), KeyNotFoundError (KeyError), KeyTypeError (TypeError),
@@ -63,6 +65,10 @@ class ConfigurationError(DMeshError, ValueError):
 
 class JobMismatchError(ConfigurationError):
     """This client's job list or job name differs from the other clients'."""
+
+
+class BackupFileError(ConfigurationError):
+    """A file is not a backup of keys, is damaged, or is of a newer version; nothing was restored."""
 
 
 class AlreadyInitializedError(DMeshError, ValueError):
@@ -285,6 +291,16 @@ class StoreUnavailableError(CoordinationError):
     """
 
 
+class StoreLostError(CoordinationError, LookupError):
+    """The coordination server came back with a store that lacks what this process was told.
+
+    The store is empty, an older copy, or another cluster's: keys, counters and revisions are gone or older.
+    Raised once by the next key-value call of each thread, by each that was under way, and by every watch.
+    Later calls use the store that there is; only where another cluster holds this process's place, the error
+    is final.
+    """
+
+
 class AuthenticationError(CoordinationError, PermissionError):
     """The coordination server asks for a token, and got none, or not one of its own."""
 
@@ -414,6 +430,7 @@ __all__ = [
     "AlreadyInitializedError",
     "ArgumentTypeError",
     "AuthenticationError",
+    "BackupFileError",
     "BarrierCancelledError",
     "BarrierError",
     "BarrierMismatchError",
@@ -463,6 +480,7 @@ __all__ = [
     "ResolverError",
     "ShardHintError",
     "ShardingError",
+    "StoreLostError",
     "StoreUnavailableError",
     "StrategyError",
     "StrategyTypeError",

@@ -60,7 +60,7 @@ from dmesh_server.core.events import (
     Tick,
 )
 from dmesh_server.core.log_events import BarrierEnded
-from dmesh_server.core.model import Caller, Limits
+from dmesh_server.core.model import Caller, LastTold, Limits
 from dmesh_server.core.views import ClusterViews
 from dmesh_server.event_log import PREEMPTION_NOTICES, EventLog, ServerNote, preemption
 from dmesh_server.progress import ProgressBook
@@ -291,11 +291,12 @@ class Runtime:
         self._pending.pop(token, None)
         self._apply(Abandon(token))
 
-    async def open_session(self, caller: Caller) -> tuple[Session, Attached]:
+    async def open_session(self, caller: Caller, told: LastTold | None = None) -> tuple[Session, Attached]:
         """Attaches a new session to the caller's task slot. Pair with `close_session`.
 
         Args:
             caller: Whose task slot it is.
+            told: What the caller was last told, if it says.
 
         Raises:
             CoreError: The task slot is not the caller's.
@@ -303,7 +304,7 @@ class Runtime:
         session = Session(self.next_number(), caller, self._session_queue)
         self._sessions[session.number] = session
         try:
-            attached = await self.request(Attach(self.next_number(), caller, session.number), Attached)
+            attached = await self.request(Attach(self.next_number(), caller, session.number, told), Attached)
         except BaseException:
             self.close_session(session)
             raise

@@ -11,7 +11,7 @@ import pytest
 
 from dmesh.coordination.members import MemberState
 from dmesh.coordination.retry import Patience
-from dmesh.errors import CoordinationError, CoordinatorUnavailableError, WatchCompactedError
+from dmesh.errors import CoordinationError, CoordinatorUnavailableError, StoreLostError
 
 LEASE = ("--lease", "120")
 
@@ -61,10 +61,20 @@ def test_calls_made_while_the_server_is_away_take_effect_once(restartable, durab
     restartable.kill()
     sums = [background(agent.key_value_increment, "n") for _ in range(3)]
     restartable.start()
-    assert sorted(future.result(60) for future in sums) == [1, 2, 3]
-    assert agent.key_value_try_get("kept") == (b"v" if durable else None)
-    agent.key_value_set("later", "now")
-    assert blocked.result(60) == b"now"
+    if durable:
+        assert sorted(future.result(60) for future in sums) == [1, 2, 3]
+        assert agent.key_value_try_get("kept") == b"v"
+        agent.key_value_set("later", "now")
+        assert blocked.result(60) == b"now"
+        return
+    for future in (*sums, blocked):
+        with pytest.raises(StoreLostError, match="it is empty"):
+            future.result(60)
+    with pytest.raises(StoreLostError):
+        agent.key_value_try_get("kept")
+    # Everybody knows now; nothing that was under way has taken effect in the new store.
+    assert agent.key_value_try_get("kept") is None
+    assert agent.key_value_increment("n") == 1
 
 
 @pytest.mark.parametrize("durable", [True])
@@ -92,9 +102,11 @@ def test_a_watch_does_not_pass_from_one_life_to_the_next(restartable, join, back
     waiting = background(next, watch)
     restartable.kill()
     restartable.start()
+    with pytest.raises(StoreLostError):
+        agent.key_value_set("n", "0")
     for number in range(3):
         agent.key_value_set("n", str(number), allow_overwrite=True)
-    with pytest.raises(WatchCompactedError):
+    with pytest.raises(StoreLostError, match="watches cannot go on"):
         waiting.result(60)
     watch.close()
 
@@ -142,6 +154,8 @@ def test_a_coordinator_that_stays_away_is_given_up(
     assert failures.empty(), "told once per absence"
     server.start()
     eventually(lambda: answers(agent), "the return to the restarted coordinator")
+    with pytest.raises(StoreLostError):
+        agent.key_value_set("k", "v", allow_overwrite=True)
     agent.key_value_set("k", "v", allow_overwrite=True)
     assert agent.key_value_get("k") == b"v"
     server.kill()

@@ -204,7 +204,7 @@ async def test_a_read_only_disk_at_the_start(
         ("write", errno.EIO, "-wal"),
         ("write", errno.EROFS, ""),
         ("write", errno.ENOSPC, "-wal"),
-        ("write", errno.EIO, "-seal"),
+        ("write", errno.EIO, "-marker"),
         ("write", errno.EDQUOT, ""),
     ],
     ids=lambda value: (

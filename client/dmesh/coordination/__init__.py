@@ -128,13 +128,15 @@ def _refuse_reserved(name: str, what: str) -> None:
         )
 
 
-def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False) -> int:
+def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False, *, owned: bool = False) -> int:
     """Sets a key.
 
     Args:
         key: 1-1024 bytes in UTF-8. "/" has no meaning of its own; `dmesh/...` are the SDK's own keys.
         value: At most 1 MiB, unless the coordinator is set otherwise. A `str` stands for its UTF-8 encoding.
         allow_overwrite: Replace an existing value.
+        owned: This process owns the key: if the coordinator comes back without its store, the key is set
+            again before any call of this process goes on. No other process should set or delete it.
 
     Returns:
         The revision of the change.
@@ -142,9 +144,10 @@ def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False) -
     Raises:
         KeyExistsError: The key has a value, and overwriting was not allowed.
         LimitExceededError: The value is too large, or the store is full.
+        StoreLostError: The coordinator came back without what this process was told; so can every call here.
     """
     _refuse_reserved(key, "keys")
-    return _agent().key_value_set(key, value, allow_overwrite)
+    return _agent().key_value_set(key, value, allow_overwrite, owned=owned)
 
 
 @overload

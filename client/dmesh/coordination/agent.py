@@ -36,6 +36,7 @@ from dmesh.coordination.reports import Reports, ReportSource
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.session_events import SessionEvents
+from dmesh.coordination.store_loss import OwnedKeys
 from dmesh.coordination.tracing import NO_TRACING, Tracing
 from dmesh.coordination.values import encode_key
 from dmesh.coordination.watches import Watch, WatchStream
@@ -126,9 +127,14 @@ class Agent(KeyValueMethods):
             self._reports,
             catch_up=self._catch_up,
             on_over=self._interrupt_watches,
+            on_store_lost=self._on_store_lost,
         )
         self._session = Session(self._link, caller, identity.registration, self._events, patience)
-        super().__init__(Calls(self._link, self._session, self._pending_calls, patience, announce))
+        owned = OwnedKeys(self._session, self._quiet_store().put_again)
+        super().__init__(
+            Calls(self._link, self._session, self._pending_calls, patience, announce, owned.wait), owned
+        )
+        self._owned_keys = owned
         self._caller = caller
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
@@ -487,16 +493,12 @@ class Agent(KeyValueMethods):
         """Agreeing with the other members on the step at which all stop."""
         with self._lock:
             if self._preemption is None:
-                # What waits for notices waits for nobody: its calls have nothing to announce.
-                quiet = Calls(
-                    self._link, self._session, self._pending_calls, self._patience, lambda line: None
-                )
                 self._preemption = PreemptionSync(
                     self._identity,
                     self._session,
                     self._dispatcher,
                     self.cluster_state,
-                    KeyValueMethods(quiet),
+                    self._quiet_store(),
                     self._tracker,
                     self._announce,
                     self._patience.announce_interval,
@@ -566,6 +568,16 @@ class Agent(KeyValueMethods):
         response = self._calls.try_once(self._link.coordination.GetClusterState, request, _STATUS_TIMEOUT)
         if response is not None:
             self._learn(response)
+
+    def _quiet_store(self) -> KeyValueMethods:
+        """Makes calls for threads that nobody waits for: they have nothing to announce."""
+        return KeyValueMethods(
+            Calls(self._link, self._session, self._pending_calls, self._patience, lambda line: None)
+        )
+
+    def _on_store_lost(self) -> None:
+        self._owned_keys.store_lost()
+        self._interrupt_watches()
 
     def _forget(self, watch: Watch) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from dmesh.coordination.link import Link
 from dmesh.coordination.pending_calls import PendingCall, PendingCalls
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
+from dmesh.coordination.store_loss import LossWitness
 from dmesh.coordination.tracing import Span
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
 from dmesh.v1 import common_pb2
@@ -49,12 +50,15 @@ class Calls:
         pending_calls: PendingCalls,
         patience: Patience,
         announce: Callable[[str], None],
+        settle: Callable[[int], str] = lambda losses: "",
     ) -> None:
         self._link = link
         self._session = session
         self._pending_calls = pending_calls
         self._patience = patience
         self._announce = announce
+        self.witness = LossWitness(session, settle)
+        """Tells who calls that the coordinator has lost its store."""
 
     def call(
         self,
@@ -140,13 +144,15 @@ class Calls:
         announcer: Announcer | None = None
         delays = None
         unknown = " (whether that took effect is unknown)" if mutates else ""
+        self._session.check()
+        losses = self.witness.begin()
         try:
             while True:
-                self._session.check()
                 generation = self._session.generation
                 self._pending_calls.ask(pending, self._session.registration.max_request_bytes)
+                self._check(losses)
                 while (reply := pending.wait(_LOOK)) is None:
-                    self._session.check()
+                    self._check(losses)
                     announcer = announcer or Announcer(
                         self._announce, self._patience.announce_interval - _LOOK
                     )
@@ -157,12 +163,12 @@ class Calls:
                         raise self._reachable_but(waited, doing + unknown)
                     if announcer.due:
                         announcer.say(f"still {doing}, for {waited:.0f} s{self.absence()}")
+                self._check(losses)  # what ended the session says more than what the call got because of it
                 if not reply.HasField("error"):
                     span.over(grpc.StatusCode.OK)
                     return reply
                 fault = faults.from_error(reply.error)
                 span.over(fault.status)
-                self._session.check()  # what ended the session says more than what the call got because of it
                 waited = time.monotonic() - started
                 if not fault.transient:
                     raise self._refusal(fault)
@@ -219,18 +225,20 @@ class Calls:
         limit = math.inf if timeout is None else timeout + self._patience.slack
 
         def look() -> None:
-            self._session.check()
+            self._check(losses)
             if self._session.gone:
                 raise self._session.unavailable(doing)
             if announcer.due:
                 of = "" if timeout is None else f" of {timeout:g}"
                 announcer.say(f"still {doing}, for {time.monotonic() - started:.0f}{of} s{self.absence()}")
 
+        self._session.check()
+        losses = self.witness.begin()
         try:
             while True:
-                self._session.check()
                 generation = self._session.generation
                 self._pending_calls.ask(pending, self._session.registration.max_request_bytes)
+                self._check(losses)
                 while (
                     reply := pending.wait(
                         max(0.0, min(_LOOK, announcer.left, started + limit - time.monotonic()))
@@ -239,12 +247,12 @@ class Calls:
                     look()
                     if time.monotonic() - started >= limit:
                         return None
+                self._check(losses)
                 if not reply.HasField("error"):
                     span.over(grpc.StatusCode.OK)
                     return reply
                 fault = faults.from_error(reply.error)
                 span.over(fault.status)
-                self._session.check()  # what ended the session says more than what the call got because of it
                 if not fault.transient:
                     raise self._refusal(fault)
                 look()
@@ -260,6 +268,11 @@ class Calls:
         """Makes one attempt of a call; None if it fails, for answers that are only nice to have."""
         outcome = self._link.attempt(method, request, timeout)
         return None if isinstance(outcome, Fault) else outcome
+
+    def _check(self, losses: int) -> None:
+        """Raises what the session failed with, or that the store was lost since a call began."""
+        self._session.check()
+        self.witness.check(losses)
 
     def fence(self, fault: Fault) -> None:
         """Ends the session: the server said that this process may not act for its task slot any more."""

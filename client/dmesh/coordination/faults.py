@@ -30,6 +30,7 @@ from dmesh.errors import (
     KeyWaitTimeoutError,
     LimitExceededError,
     PermissionDeniedError,
+    StoreLostError,
     StoreUnavailableError,
     VersionMismatchError,
     WatchCompactedError,
@@ -64,6 +65,7 @@ _EXCEPTIONS: Mapping[int, type[DMeshError]] = {
     pb.ERROR_KIND_VERSION_MISMATCH: VersionMismatchError,
     pb.ERROR_KIND_STORE_UNAVAILABLE: StoreUnavailableError,
     pb.ERROR_KIND_JOB_LIST_UNKNOWN: CoordinationError,
+    pb.ERROR_KIND_STORE_LOST: StoreLostError,
 }
 
 _STATUS: Mapping[int, grpc.StatusCode] = {
@@ -93,6 +95,7 @@ _STATUS: Mapping[int, grpc.StatusCode] = {
             pb.ERROR_KIND_CLUSTER_ENDING,
             pb.ERROR_KIND_VERSION_MISMATCH,
             pb.ERROR_KIND_JOB_LIST_UNKNOWN,
+            pb.ERROR_KIND_STORE_LOST,
         ),
         grpc.StatusCode.FAILED_PRECONDITION,
     ),

@@ -16,6 +16,7 @@ from typing import overload
 
 from dmesh.coordination import transactions
 from dmesh.coordination.calls import Calls
+from dmesh.coordination.store_loss import OwnedKeys
 from dmesh.coordination.transactions import Condition, Operation, TransactionResult
 from dmesh.coordination.values import Snapshot, Value, decode_value, encode_amount, encode_key, encode_value
 from dmesh.errors import ConfigurationError, KeyNotFoundError, KeyWaitTimeoutError
@@ -42,14 +43,23 @@ class KeyValueMethods:
 
     Args:
         calls: Makes the calls.
+        owned: Sets keys again that this process owns; None if it cannot own any.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, owned: OwnedKeys | None = None) -> None:
         self._calls = calls
+        self._owned = owned
         # Not the same in any other process, and none twice in this one.
         self._request_ids = map(secrets.token_hex(12).__add__, map(str, itertools.count(1)))
 
-    def key_value_set(self, key: str, value: Value, allow_overwrite: bool = False) -> int:
+    def put_again(self, key: str, value: bytes) -> None:
+        """Sets a key that this process owns, after the coordinator has lost it."""
+        self._calls.witness.accept()
+        self.key_value_set(key, value, allow_overwrite=True)
+
+    def key_value_set(
+        self, key: str, value: Value, allow_overwrite: bool = False, *, owned: bool = False
+    ) -> int:
         """Sets a key; returns the revision of the change."""
         request = pb.SetRequest(
             request_id=next(self._request_ids),
@@ -57,7 +67,18 @@ class KeyValueMethods:
             value=encode_value(value, key),
             allow_overwrite=bool(allow_overwrite),
         )
-        return self._calls.ask("set", lambda: request, doing=f"setting key {key!r}").set.revision
+        if self._owned is not None and owned:
+            # Before the call, or a loss right after it would find no such key.
+            self._owned.keep(key, request.value)
+        try:
+            revision = self._calls.ask("set", lambda: request, doing=f"setting key {key!r}").set.revision
+        except BaseException:
+            if self._owned is not None and owned:
+                self._owned.forget(key)
+            raise
+        if self._owned is not None and not owned:
+            self._owned.forget(key)
+        return revision
 
     @overload
     def key_value_get(self, key: str, timeout: float | None = None) -> bytes: ...
@@ -143,7 +164,10 @@ class KeyValueMethods:
             key=encode_key(key, "prefix" if is_prefix else "key"),
             is_prefix=bool(is_prefix),
         )
-        return self._calls.ask("delete", lambda: request, doing=f"deleting key {key!r}").delete.deleted
+        deleted = self._calls.ask("delete", lambda: request, doing=f"deleting key {key!r}").delete.deleted
+        if self._owned is not None:
+            self._owned.forget(key, is_prefix=is_prefix)
+        return deleted
 
     def key_value_increment(self, key: str, amount: int = 1) -> int:
         """Adds to a decimal integer, where a missing key counts as 0; returns the sum."""

@@ -148,6 +148,15 @@ class PendingCalls:
         if pending is not None:
             pending.settle(reply)
 
+    def drop(self) -> None:
+        """Sends none of the calls again, and wakes the threads that wait for their answers."""
+        with self._lock:
+            dropped = (*self._asked.values(), *self._waiting.values())
+            self._asked.clear()
+            self._waiting.clear()
+        for pending in dropped:
+            pending.wake()
+
     def wake(self) -> None:
         """Makes every waiting thread look at the state of its agent."""
         with self._lock:

@@ -45,6 +45,8 @@ class Registration:
     """True if the task had an earlier member in this generation: the others have started already."""
     max_request_bytes: int = STANDARD_REQUEST_BYTES
     """Size of the largest message that the server reads; a larger one would break the session."""
+    store_id: int = 0
+    """Random number of the server's store; 0 if the server is of a release that does not say."""
     index: int | None = None
     """Index of the task slot within its job; None if the server is of a release that hands no slots out."""
 
@@ -63,6 +65,7 @@ class Registration:
             rejoined=response.rejoined,
             # A server of an earlier release does not say; its limit was this one.
             max_request_bytes=response.max_request_bytes or STANDARD_REQUEST_BYTES,
+            store_id=response.store_id,
             index=response.task.index if response.HasField("task") else None,
         )
 

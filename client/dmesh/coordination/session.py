@@ -21,9 +21,10 @@ from dmesh.coordination.members import Member
 from dmesh.coordination.registration import Registration, request_task, too_old
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.send_queue import SendQueue
+from dmesh.coordination.store_loss import loss_between, refused_by, revision_of
 from dmesh.coordination.stream import Stream
 from dmesh.coordination.waiting import Bell, Worker
-from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
+from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError, StoreLostError
 from dmesh.v1 import common_pb2, coordination_pb2
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1.progress_pb2 import ProgressReport
@@ -55,6 +56,9 @@ class SessionListener(Protocol):
 
     def on_registered(self, cluster_incarnation: int) -> None:
         """The task slot is taken, in this generation of the cluster."""
+
+    def on_store_lost(self) -> None:
+        """The server's store lacks what this process was told; called before `on_registered`."""
 
     def reconcile(self, server_incarnation: int) -> Fault | None:
         """The session is attached to this server, which is told what it may have forgotten; or why not."""
@@ -119,6 +123,9 @@ class Session:
         self._bell = Bell()
         self._registration: Registration | None = None
         self._epoch = 0
+        self._revision = 0
+        self._losses = 0
+        self._loss = ""
         self._generation = 0
         self._attached = False
         self._closed = False
@@ -155,6 +162,32 @@ class Session:
         """The latest epoch heard of."""
         with self._lock:
             return self._epoch
+
+    @property
+    def store_losses(self) -> int:
+        """How many times the server has come back without what this process was told."""
+        with self._lock:
+            return self._losses
+
+    @property
+    def store_loss(self) -> str:
+        """What was lost the last time, in words; empty if nothing was."""
+        with self._lock:
+            return self._loss
+
+    def last_told(self) -> common_pb2.LastTold | None:
+        """What this process was last told; None before the first registration."""
+        with self._lock:
+            registration = self._registration
+            if registration is None:
+                return None
+            return common_pb2.LastTold(
+                store_id=registration.store_id,
+                cluster_incarnation=registration.cluster_incarnation,
+                server_incarnation=registration.server_incarnation,
+                epoch=self._epoch,
+                revision=self._revision,
+            )
 
     @property
     def generation(self) -> int:
@@ -198,6 +231,11 @@ class Session:
         with self._lock:
             self._epoch = max(self._epoch, epoch)
 
+    def note_revision(self, revision: int) -> None:
+        """Notes a revision of the key-value store that came with some answer."""
+        with self._lock:
+            self._revision = max(self._revision, revision)
+
     # Life ---------------------------------------------------------------------------------------------------
 
     def register(self, request_id: str, timeout: float) -> Fault | None:
@@ -205,6 +243,9 @@ class Session:
         request = self._describe()
         request.request_id = request_id
         request.protocol_version = protocol.VERSION
+        told = self.last_told()
+        if told is not None:
+            request.last_told.CopyFrom(told)
         response = request_task(self._link, request, timeout)
         if isinstance(response, Fault):
             self._say(response)
@@ -215,12 +256,15 @@ class Session:
             return fault
         registration = Registration.from_proto(response)
         with self._lock:
-            same_server = (
-                self._registration is not None
-                and self._registration.server_incarnation == registration.server_incarnation
-            )
-            self._registration = registration
+            before, self._registration = self._registration, registration
+            loss = "" if before is None else loss_between(before, registration, self._link.address)
+            same_server = before is not None and before.server_incarnation == registration.server_incarnation
             self._epoch = max(self._epoch, response.epoch) if same_server else response.epoch
+            if loss:
+                self._losses, self._loss = self._losses + 1, loss
+        if loss:
+            logger.error("%s", loss)
+            self._listener.on_store_lost()
         self._listener.on_registered(registration.cluster_incarnation)
         return None
 
@@ -301,6 +345,9 @@ class Session:
                 if registrations > 1:  # a server that forgets at once is not asked in a tight loop
                     self.pause(next(delays), self.generation)
                 continue
+            if fault.kind == common_pb2.ERROR_KIND_STORE_LOST:
+                self.fail(StoreLostError(refused_by(self._link.address, fault.message), fault.members))
+                return
             if fault.kind in _FINAL or fault.code is grpc.StatusCode.UNIMPLEMENTED:
                 self.fail(_as_coordination_error(fault.exception()))
                 return
@@ -319,7 +366,7 @@ class Session:
         send_queue = SendQueue(
             self.registration.heartbeat_interval, self._listener.progress, report=self._listener.report
         )
-        attach = pb.Attach(caller=self._caller)
+        attach = pb.Attach(caller=self._caller, last_told=self.last_told())
         if express.AVAILABLE and time.monotonic() >= self._express_from:
             attach.port = self._link.express_port
         send_queue.put(pb.SessionRequest(attach=attach))
@@ -361,6 +408,7 @@ class Session:
         self._link.contact.heard()
         kind = response.WhichOneof("kind")
         if kind == "key_value_reply":
+            self.note_revision(revision_of(response.key_value_reply))
             self._listener.on_reply(response.key_value_reply)
         elif kind == "barrier_result":
             self._listener.on_barrier(response.barrier_result)

@@ -41,6 +41,7 @@ class SessionEvents:
         reports: Makes what goes with heartbeats.
         catch_up: Asks for departures since an epoch, after a time without a session.
         on_over: Called when the session failed: interrupts what waits for it.
+        on_store_lost: Called when the server has lost its store: interrupts watches, sets owned keys again.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class SessionEvents:
         *,
         catch_up: Callable[[int], None],
         on_over: Callable[[], None],
+        on_store_lost: Callable[[], None],
     ) -> None:
         self._own = own
         self._waiting = waiting
@@ -67,6 +69,7 @@ class SessionEvents:
         self._reports = reports
         self._catch_up = catch_up
         self._on_over = on_over
+        self._on_store_lost = on_store_lost
         self._lock = threading.Lock()
         self._send_queue: SendQueue | None = None
         self._wait: pb.Waiting | None = None
@@ -126,6 +129,11 @@ class SessionEvents:
     def on_registered(self, cluster_incarnation: int) -> None:
         """The task slot is taken, in this generation of the cluster."""
         self._waiting.begin_generation(cluster_incarnation)
+
+    def on_store_lost(self) -> None:
+        """The server's store lacks what this process was told: calls under way must not go on with it."""
+        self._pending_calls.drop()
+        self._on_store_lost()
 
     def reconcile(self, server_incarnation: int) -> Fault | None:
         """Presents the barriers that have succeeded to a server that may have forgotten them."""

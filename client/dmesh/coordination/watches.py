@@ -21,8 +21,8 @@ from dmesh.coordination.session import Session
 from dmesh.coordination.tracing import Carried
 from dmesh.coordination.values import decode_value
 from dmesh.coordination.waiting import Worker
-from dmesh.errors import DMeshError, WatchCompactedError
-from dmesh.v1 import common_pb2, coordination_pb2
+from dmesh.errors import DMeshError
+from dmesh.v1 import common_pb2
 from dmesh.v1 import key_value_pb2 as pb
 
 
@@ -79,8 +79,7 @@ class WatchStream:
         """The first revision whose changes have not been received; 0 for whichever comes next."""
         self.tracing = link.tracing
         """Makes spans of its calls."""
-        self._cluster_generation = session.registration.cluster_incarnation
-        self._placed_before = False
+        self._losses = session.store_losses
         self._lock = threading.Lock()
         self._call: grpc._CallIterator[pb.WatchResponse] | None = None
         self.closed = False
@@ -109,6 +108,7 @@ class WatchStream:
         if response.revision < self.next_revision:
             return []
         self.next_revision = response.revision + 1
+        self._session.note_revision(response.revision)
         return [
             KeyEvent(
                 key=event.kv.key,
@@ -154,7 +154,14 @@ class WatchStream:
             return fault
 
     def _open(self, carried: Carried) -> Fault | None:
-        request = pb.WatchRequest(caller=self._caller, prefix=self._prefix, from_revision=self.next_revision)
+        request = pb.WatchRequest(
+            caller=self._caller,
+            prefix=self._prefix,
+            from_revision=self.next_revision,
+            last_told=self._session.last_told(),
+        )
+        # In this order: then the server judges by the store that this watch belongs to.
+        self._check_losses()
         try:
             call = self._link.key_value.Watch(request, metadata=carried)
         except ValueError:
@@ -166,8 +173,6 @@ class WatchStream:
         try:
             placed = next(call)
             self._link.contact.heard()
-            if self._placed_before:
-                self._check_generation()
         except BaseException as error:
             with self._lock:
                 self._call = None
@@ -180,35 +185,22 @@ class WatchStream:
                 raise
             self._link.note(fault)
             return fault
-        self._placed_before = True
         # With a revision to start from, the changes from there to the store's revision follow.
         self.next_revision = self.next_revision or placed.revision + 1
         return None
 
-    def _check_generation(self) -> None:
-        """Refuses to go on in another generation of the cluster, whose revisions count anew.
-
-        Asked after the watch is in place: a life does not come back, so a watch that was placed before this
-        answer named the old life was placed in the old life.
-        """
-        request = coordination_pb2.GetClusterStateRequest(
-            caller=self._caller, known_epoch=self._session.epoch
-        )
-        state = self._calls.call(
-            self._link.coordination.GetClusterState, request, doing="resuming a watch", mutates=False
-        )
-        if state.cluster_incarnation != self._cluster_generation:
-            raise WatchCompactedError(
-                f"the coordinator at {self._link.address} was restarted without its store: the keys that "
-                f"start with {self._prefix!r} and their revisions are gone. Read the keys again and start a "
-                "new watch."
-            )
+    def _check_losses(self) -> None:
+        """Refuses to go on in another store, whose revisions are not those of this watch."""
+        losses = self._session.store_losses
+        if losses != self._losses:
+            raise self._calls.witness.error(losses)
 
     def _examine(self, fault: Fault) -> None:
         """Raises what no other attempt can change."""
         if self.closed:
             return
         self._session.check()
+        self._check_losses()
         if fault.transient:
             return
         if fault.fences:

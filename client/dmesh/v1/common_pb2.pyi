@@ -141,6 +141,8 @@ class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.V
     """The store cannot write (e.g. the disk is full): nothing can be changed for now."""
     ERROR_KIND_JOB_LIST_UNKNOWN: _ErrorKind.ValueType  # 24
     """The server does not know the job list that a digest stands for: send the list."""
+    ERROR_KIND_STORE_LOST: _ErrorKind.ValueType  # 25
+    """The server's store is another one than that in which the caller registered, and has no place for it."""
 
 class ErrorKind(_ErrorKind, metaclass=_ErrorKindEnumTypeWrapper):
     """The kinds of error, each mapped to one exception class of the SDK."""
@@ -197,6 +199,8 @@ ERROR_KIND_STORE_UNAVAILABLE: ErrorKind.ValueType  # 23
 """The store cannot write (e.g. the disk is full): nothing can be changed for now."""
 ERROR_KIND_JOB_LIST_UNKNOWN: ErrorKind.ValueType  # 24
 """The server does not know the job list that a digest stands for: send the list."""
+ERROR_KIND_STORE_LOST: ErrorKind.ValueType  # 25
+"""The server's store is another one than that in which the caller registered, and has no place for it."""
 Global___ErrorKind: _TypeAlias = ErrorKind  # noqa: Y015
 
 @_typing.final
@@ -468,6 +472,46 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class LastTold(_message.Message):
+    """What a client was last told by the server. A server whose store has less than that, or is another one, must not let the
+    client go on as if nothing had happened.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    CLUSTER_INCARNATION_FIELD_NUMBER: _builtins.int
+    SERVER_INCARNATION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.int
+    """Of the store, as in RegisterResponse."""
+    cluster_incarnation: _builtins.int
+    """As in RegisterResponse."""
+    server_incarnation: _builtins.int
+    """As in RegisterResponse."""
+    epoch: _builtins.int
+    """The highest epoch."""
+    revision: _builtins.int
+    """The highest revision of the key-value store."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.int = ...,
+        cluster_incarnation: _builtins.int = ...,
+        server_incarnation: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "revision", b"revision", "server_incarnation", b"server_incarnation", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LastTold: _TypeAlias = LastTold  # noqa: Y015
 
 @_typing.final
 class Error(_message.Message):

@@ -99,6 +99,7 @@ class RegisterRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     JOBS_DIGEST_FIELD_NUMBER: _builtins.int
+    LAST_TOLD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per call, equal in retries of the same call. 1-64 characters."""
     protocol_version: _builtins.int
@@ -134,6 +135,10 @@ class RegisterRequest(_message.Message):
     def settings(self) -> Global___ClusterSettings:
         """Settings of the cluster. The first to register decides; who wants something else is refused."""
 
+    @_builtins.property
+    def last_told(self) -> _common_pb2.LastTold:
+        """As in Attach, of a caller that was registered before."""
+
     def __init__(
         self,
         *,
@@ -146,10 +151,11 @@ class RegisterRequest(_message.Message):
         settings: Global___ClusterSettings | None = ...,
         protocol_version: _builtins.int = ...,
         jobs_digest: _builtins.bytes = ...,
+        last_told: _common_pb2.LastTold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "process", b"process", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "last_told", b"last_told", "process", b"process", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "devices", b"devices", "jobs", b"jobs", "jobs_digest", b"jobs_digest", "peer_addresses", b"peer_addresses", "process", b"process", "protocol_version", b"protocol_version", "request_id", b"request_id", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "devices", b"devices", "jobs", b"jobs", "jobs_digest", b"jobs_digest", "last_told", b"last_told", "peer_addresses", b"peer_addresses", "process", b"process", "protocol_version", b"protocol_version", "request_id", b"request_id", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +178,7 @@ class RegisterResponse(_message.Message):
     REJOINED_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     server_incarnation: _builtins.int
     """Random number that the server drew when it started."""
     cluster_incarnation: _builtins.int
@@ -198,6 +205,10 @@ class RegisterResponse(_message.Message):
     """Size of the largest request, and of the largest message on a session, that the server reads, bytes: a larger one
     breaks the session.
     """
+    store_id: _builtins.int
+    """Random number of the server's store. If it differs from that of an earlier registration, the store is another one or
+    turned out to be an older copy: keys are gone or older. `cluster_incarnation` tells which.
+    """
     @_builtins.property
     def settings(self) -> Global___ClusterSettings:
         """The cluster's settings, all of them."""
@@ -220,10 +231,11 @@ class RegisterResponse(_message.Message):
         rejoined: _builtins.bool = ...,
         max_request_bytes: _builtins.int = ...,
         task: _common_pb2.Task | None = ...,
+        store_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "max_request_bytes", b"max_request_bytes", "peer_secret", b"peer_secret", "rejoined", b"rejoined", "server_incarnation", b"server_incarnation", "session_grace_ms", b"session_grace_ms", "settings", b"settings", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "max_request_bytes", b"max_request_bytes", "peer_secret", b"peer_secret", "rejoined", b"rejoined", "server_incarnation", b"server_incarnation", "session_grace_ms", b"session_grace_ms", "settings", b"settings", "store_id", b"store_id", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,6 +320,7 @@ class Attach(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
+    LAST_TOLD_FIELD_NUMBER: _builtins.int
     port: _builtins.int
     """The port that the caller has connected to; 0: it does not want an express connection. If it is not the server's
     own, something stands between the two that does not know of other ports.
@@ -320,16 +333,21 @@ class Attach(_message.Message):
     def passed(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassedBarrier]:
         """Clients of versions 1 and 2: as in PresentBarriersRequest."""
 
+    @_builtins.property
+    def last_told(self) -> _common_pb2.LastTold:
+        """What the caller was last told."""
+
     def __init__(
         self,
         *,
         caller: _common_pb2.Caller | None = ...,
         passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
         port: _builtins.int = ...,
+        last_told: _common_pb2.LastTold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "last_told", b"last_told"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "passed", b"passed", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "last_told", b"last_told", "passed", b"passed", "port", b"port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

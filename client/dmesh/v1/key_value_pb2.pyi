@@ -746,6 +746,7 @@ class WatchRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     FROM_REVISION_FIELD_NUMBER: _builtins.int
+    LAST_TOLD_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
     """Only keys with this prefix; empty for all."""
     from_revision: _builtins.int
@@ -754,16 +755,21 @@ class WatchRequest(_message.Message):
     def caller(self) -> _common_pb2.Caller:
         """Who watches; observers may."""
 
+    @_builtins.property
+    def last_told(self) -> _common_pb2.LastTold:
+        """As in Attach."""
+
     def __init__(
         self,
         *,
         caller: _common_pb2.Caller | None = ...,
         prefix: _builtins.str = ...,
         from_revision: _builtins.int = ...,
+        last_told: _common_pb2.LastTold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "last_told", b"last_told"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "from_revision", b"from_revision", "prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "from_revision", b"from_revision", "last_told", b"last_told", "prefix", b"prefix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

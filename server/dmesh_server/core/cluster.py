@@ -43,6 +43,12 @@ class Cluster:
         self.limits = shared.limits
         self.deadlines = shared.deadlines
         self._shared = shared
+        self.restored = False
+        """Whether the current generation began before this start of the server."""
+        self.restored_epoch = epoch
+        """Epoch at this start of the server."""
+        self.restored_revision = 0
+        """Revision of the key-value store at this start of the server, if `restored`."""
         self._start(generation, epoch)
 
     def _start(self, generation: Generation, epoch: int) -> None:
@@ -92,6 +98,7 @@ class Cluster:
     def begin(self, generation: Generation, transaction: Transaction) -> None:
         """Begins a new generation in place of one that has ended."""
         self.forget_members(transaction)
+        self.restored = False
         self._start(generation, self.epoch)
         transaction.persist(self.name, records.CLUSTER, "", records.encode_generation(generation))
         transaction.note(ClusterFormed(self.name, generation.incarnation, len(self.roster.everyone)))

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from dmesh_server.core import membership, messages, operations, records, registration, validation
+from dmesh_server.core import membership, messages, operations, records, registration, store_loss, validation
 from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.cluster_settings import decide
 from dmesh_server.core.deadlines import (
@@ -43,6 +43,7 @@ from dmesh_server.core.effects import (
     Effect,
     HeartbeatAck,
     Record,
+    Registered,
     SessionEnd,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
@@ -110,6 +111,8 @@ class Core:
         """The shortest heartbeat interval of any cluster so far."""
         self.views = ClusterViews(self._clusters)
         """What there is to see of them."""
+        self._store = 0
+        """Identity of the store; 0 before the first cluster begins in it."""
         self._epoch_floor = 0
         """The highest epoch of any cluster forgotten, so that epochs grow even through that."""
 
@@ -137,7 +140,7 @@ class Core:
             RecordError: A record cannot be understood.
         """
         assert not self._clusters, "only a new core can be restored"
-        self._epoch_floor, restored = restore_all(durable, now, self._shared)
+        self._store, self._epoch_floor, restored = restore_all(durable, now, self._shared)
         self._clusters.update(restored)
         for cluster in self._clusters.values():
             self._note_interval(cluster)
@@ -274,6 +277,7 @@ class Core:
 
     def _attach(self, event: Attach, transaction: Transaction) -> Answer:
         cluster = self._cluster(event.caller)
+        store_loss.check(cluster, event.told, self._store, self.server_incarnation)
         slot = membership.authorize(cluster, event.caller, transaction)
         if event.session in self._shared.sessions:
             raise validation.invalid(f"session {event.session} is attached already")
@@ -283,8 +287,50 @@ class Core:
     # Membership.
 
     def _register(self, event: Register, transaction: Transaction) -> Answer:
-        name = event.caller.cluster
+        name, told = event.caller.cluster, event.told
         validation.cluster_name(name)
+        cluster = self._clusters.get(name)
+        if (
+            told is not None
+            and told.store == self._store
+            and cluster is not None
+            and store_loss.is_older(cluster, told, self.server_incarnation)
+        ):
+            self._renew_store(event.fresh_incarnation, transaction)
+        if told is None or told.store == self._store:
+            answer = self._admit(event, transaction)
+        else:
+            if cluster is not None and not cluster.ended:
+                store_loss.check_place(cluster, told)
+            try:
+                answer = self._admit(event, transaction)
+            except CoreError as error:
+                raise store_loss.translated(error) from error
+            cluster = self._clusters[name]
+            store_loss.go_on(cluster, told, transaction)
+            answer = replace(answer, epoch=cluster.epoch)
+        if not self._store:
+            self._name_store(event.fresh_incarnation, transaction)
+        return replace(answer, store=self._store)
+
+    def _name_store(self, identity: int, transaction: Transaction) -> None:
+        self._store = identity
+        transaction.persist("", records.CLUSTER, store_loss.STORE, records.encode_number(identity))
+
+    def _renew_store(self, identity: int, transaction: Transaction) -> None:
+        """Gives a store that turned out to be an older copy another identity, and lets all clients see it."""
+        self._name_store(identity, transaction)
+        for cluster in self._clusters.values():
+            cluster.advance_epoch(
+                transaction
+            )  # the same epoch was another membership after the copy was made
+        error = CoreError(
+            ErrorKind.NOT_REGISTERED, "this server's store turned out to be an older copy: register again"
+        )
+        transaction.push(self._shared.sessions, SessionEnd(error))
+
+    def _admit(self, event: Register, transaction: Transaction) -> Registered:
+        name = event.caller.cluster
         cluster = self._clusters.get(name)
         event = registration.seated(event, cluster, transaction)
         task = validation.caller_task(event.caller)
@@ -382,6 +428,7 @@ class Core:
         return cluster.store.get(event, slot, transaction)
 
     def _kv_watch(self, event: KvWatch, transaction: Transaction) -> None:
+        store_loss.check(self._cluster(event.caller), event.told, self._store, self.server_incarnation)
         cluster, slot = self._reader(event, transaction)
         self._check_waiter(cluster, event.token)
         cluster.store.watch(event, slot, transaction)

@@ -55,6 +55,8 @@ class Registered:
     """The cluster's, with nothing left open."""
     rejoined: bool = False
     """The task slot had an earlier holder in this generation of the cluster."""
+    store: int = 0
+    """Identity of the server's store."""
 
 
 @dataclass(frozen=True, slots=True)

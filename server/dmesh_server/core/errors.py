@@ -35,6 +35,7 @@ class ErrorKind(enum.Enum):
     VERSION_MISMATCH = 22
     STORE_UNAVAILABLE = 23
     JOB_LIST_UNKNOWN = 24
+    STORE_LOST = 25
 
 
 @dataclass(unsafe_hash=True)

@@ -16,6 +16,7 @@ from dmesh_server.core.model import (
     Condition,
     Device,
     Job,
+    LastTold,
     PassedBarrier,
     Process,
     Task,
@@ -58,6 +59,8 @@ class Register(Mutation):
     """Random secret for the cluster, likewise."""
     settings: ClusterSettings = NO_WISHES
     """Settings that the client wishes for the cluster."""
+    told: LastTold | None = None
+    """What the client was last told, if it was registered before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class Attach(Request):
 
     session: int
     """Names the session, never used again."""
+    told: LastTold | None = None
+    """What the caller was last told; None if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +246,8 @@ class KvWatch(Request):
 
     prefix: str
     from_revision: int
+    told: LastTold | None = None
+    """As in `Attach`."""
 
 
 @dataclass(frozen=True, slots=True)

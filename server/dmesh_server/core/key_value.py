@@ -194,6 +194,17 @@ class KeyValueStore:
         for revision in self.history.revisions():
             transaction.persist(self._cluster, records.CHANGE, str(revision), None)
 
+    def advance(self, revision: int, transaction: Transaction) -> None:
+        """Lets revisions go on behind one that an earlier store has used; no watch can start before it."""
+        if revision <= self.revision:
+            return
+        for forgotten in self.history.revisions():
+            transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
+        self.history = History(self._limits.watch_history, self._limits.watch_history_bytes)
+        self.revision = revision
+        self.history.append(revision, ())
+        transaction.persist(self._cluster, records.CHANGE, str(revision), records.NO_EVENTS)
+
     def _holds(self, condition: Condition) -> bool:
         kv = self.keys.get(condition.key)
         operand = condition.operand

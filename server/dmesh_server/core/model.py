@@ -166,6 +166,22 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class LastTold:
+    """What a client was last told, by whichever server."""
+
+    store: int
+    """Identity of the server's store."""
+    cluster_incarnation: int
+    """Incarnation of the client's cluster."""
+    server_incarnation: int
+    """Incarnation of the server."""
+    epoch: int
+    """The highest epoch."""
+    revision: int
+    """The highest revision of the key-value store."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyValue:
     """A key, its value and its revisions."""
 

@@ -43,7 +43,7 @@ from dmesh_server.core.replies import Remembered, RememberedAnswer
 
 T = TypeVar("T")
 
-FORMAT = 4
+FORMAT = 5
 """Version of the encoding."""
 
 CLUSTER = "cluster"
@@ -61,6 +61,8 @@ REPLY = "reply"
 
 _KEY_HEAD = struct.Struct("<QQ")
 _EVENT_HEAD = struct.Struct("<BIIQQ")
+NO_EVENTS = b"\0"
+"""Changes of a revision that changed nothing: the store went on behind an earlier one's revisions."""
 _REPLY_HEAD = struct.Struct("<QQHH")
 """Incarnation, sequence, lengths of the call and the request id."""
 _ANSWER_HEAD = struct.Struct("<BqqI")
@@ -331,6 +333,8 @@ def decode_change(record: Record) -> tuple[int, tuple[KeyEvent, ...]]:
     """Decodes a revision and its changes."""
 
     def decode(value: bytes) -> tuple[int, tuple[KeyEvent, ...]]:
+        if value == NO_EVENTS:
+            return int(record.key), ()
         events = tuple(_decode_events(value))
         if not events:
             raise ValueError("it is empty")

@@ -12,19 +12,22 @@ from dmesh_server.core.model import MemberState
 from dmesh_server.core.records import RecordError
 from dmesh_server.core.replies import Remembered, Replies
 from dmesh_server.core.roster import TaskSlot
+from dmesh_server.core.store_loss import STORE
 
 FLOOR = "floor"
 """Key of the server's floor of epochs."""
 
 
-def restore_all(durable: Iterable[Record], now: float, shared: ServerState) -> tuple[int, dict[str, Cluster]]:
+def restore_all(
+    durable: Iterable[Record], now: float, shared: ServerState
+) -> tuple[int, int, dict[str, Cluster]]:
     """Rebuilds all clusters.
 
     Members that had not departed come back as REGISTERED, and have a full lease to attach again. Records
     must come in the order in which they were last written.
 
     Returns:
-        The floor of epochs, and the clusters by name.
+        The store's identity, 0 if it has none yet; the floor of epochs; and the clusters by name.
 
     Raises:
         RecordError: A record cannot be understood, or one is missing.
@@ -32,7 +35,7 @@ def restore_all(durable: Iterable[Record], now: float, shared: ServerState) -> t
     grouped: dict[str, dict[str, list[Record]]] = {}
     for record in durable:
         grouped.setdefault(record.cluster, {}).setdefault(record.kind, []).append(record)
-    floor = 0
+    of_server = {FLOOR: 0, STORE: 0}
     clusters = {}
     for name, kinds in grouped.items():
         if unknown := kinds.keys() - _KINDS:
@@ -40,8 +43,10 @@ def restore_all(durable: Iterable[Record], now: float, shared: ServerState) -> t
         if name:
             clusters[name] = _restore(name, kinds, now, shared)
         else:
-            floor = max(records.decode_number(record) for record in kinds[records.CLUSTER])
-    return floor, clusters
+            of_server |= {record.key: records.decode_number(record) for record in kinds[records.CLUSTER]}
+    if clusters and not of_server[STORE]:
+        raise RecordError("the record of the store's identity is missing from the store; it is damaged")
+    return of_server[STORE], of_server[FLOOR], clusters
 
 
 _KINDS = {records.CLUSTER, records.MEMBER, records.KEY, records.CHANGE, records.BARRIER, records.REPLY}
@@ -61,6 +66,7 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
         cluster.store.revision = revision
     for record in kinds.get(records.BARRIER, ()):
         cluster.table.finished[record.key] = records.decode_barrier(record)
+    cluster.restored, cluster.restored_revision = True, cluster.store.revision
     cluster.table.restored_at, cluster.table.restored_epoch = now, epoch
     return cluster
 

@@ -20,6 +20,7 @@ from dmesh_server.core.model import (
     Device,
     KeyEvent,
     KeyValue,
+    LastTold,
     Member,
     PassedBarrier,
     Process,
@@ -33,6 +34,8 @@ _MAX_PASSED = 1024
 _MAX_FRAMES = 50
 _LONGEST_FRAME = 300
 _LONGEST_OPERATION = 200
+_LARGEST_COUNT = 1 << 62
+"""Of an epoch or revision that a client may present: the server goes on behind it."""
 _LONGEST_TIMEOUT_MS = 10 * 365 * 24 * 3600 * 1000
 
 
@@ -106,6 +109,20 @@ def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tup
             message.epoch,
         )
         for message in messages
+    )
+
+
+def last_told(
+    request: coordination_pb2.RegisterRequest | coordination_pb2.Attach | key_value_pb2.WatchRequest,
+) -> LastTold | None:
+    """Reads what a client was last told; None if it does not say."""
+    if not request.HasField("last_told"):
+        return None
+    told = request.last_told
+    if not 0 <= told.epoch <= _LARGEST_COUNT or not 0 <= told.revision <= _LARGEST_COUNT:
+        raise invalid(f"the client cannot have been told epoch {told.epoch} and revision {told.revision}")
+    return LastTold(
+        told.store_id, told.cluster_incarnation, told.server_incarnation, told.epoch, told.revision
     )
 
 

@@ -96,6 +96,7 @@ class CoordinationServicer:
             runtime.random_incarnation(),
             runtime.random_secret(),
             convert.cluster_settings(request.settings),
+            convert.last_told(request),
         )
         await self._admission.enter(caller)
         try:
@@ -128,6 +129,7 @@ class CoordinationServicer:
             rejoined=answer.rejoined,
             max_request_bytes=self._limits.request_bytes,
             task=convert.task_to_proto(answer.task),
+            store_id=answer.store,
         )
 
     async def cancel_barrier(
@@ -211,7 +213,7 @@ class CoordinationServicer:
         attach = await self._read_attach(read)
         caller = convert.caller(attach.caller, attach.HasField("caller"))
         await self._present(caller, attach.passed)
-        session, attached = await self._runtime.open_session(caller)
+        session, attached = await self._runtime.open_session(caller, convert.last_told(attach))
         self._admission.leave(caller)
         said = SessionInput(self._runtime, session, self._limits.messages_per_second, self._traces)
         try:

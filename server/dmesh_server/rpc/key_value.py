@@ -61,7 +61,8 @@ class KeyValueServicer:
                 f"from_revision is {request.from_revision}; revisions count from 1, 0 is from now on"
             )
         event = events.KvWatch(
-            self._runtime.next_number(), _caller(request), request.prefix, request.from_revision
+            self._runtime.next_number(), _caller(request), request.prefix, request.from_revision,
+            convert.last_told(request),
         )  # fmt: skip
         watch = await self._runtime.open_watch(event)
         try:

@@ -1,0 +1,91 @@
+"""Stores that lack what clients were told: empty ones, older copies, and those of other servers.
+
+Every store has an identity, drawn when the first cluster begins in it. A client presents what it was last
+told, and by which store. If that is another store, or if this server began with less than the client was
+told, the client has to register again; the answer has the store's identity, by which it learns of the loss.
+A store that turns out to be an older copy gets a new identity, so that all clients learn of it, whether or
+not they were told anything that is missing.
+"""
+
+from __future__ import annotations
+
+from dmesh_server.core import messages
+from dmesh_server.core.cluster import Cluster
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.model import LastTold
+from dmesh_server.core.transaction import Transaction
+
+STORE = "store"
+"""Key of the store's identity, a record of no cluster."""
+
+_TAKEN = frozenset(
+    {
+        ErrorKind.FENCED,
+        ErrorKind.TASK_TAKEN,
+        ErrorKind.SPEC_MISMATCH,
+        ErrorKind.UNKNOWN_TASK,
+        ErrorKind.CLUSTER_ENDING,
+    }
+)
+"""Refusals of a registration that have another meaning for a client that comes from another store."""
+
+
+def is_older(cluster: Cluster, told: LastTold, server_incarnation: int) -> bool:
+    """Tells whether this server began with less of a cluster than an earlier one had told a client."""
+    if told.server_incarnation == server_incarnation:
+        return False
+    same = told.cluster_incarnation == cluster.generation.incarnation
+    return told.epoch > cluster.restored_epoch or (same and told.revision > cluster.restored_revision)
+
+
+def check(cluster: Cluster, told: LastTold | None, store: int, server_incarnation: int) -> None:
+    """Refuses a client that was told something by another store, or by a later state of this one.
+
+    Raises:
+        CoreError: NOT_REGISTERED.
+    """
+    if told is None:
+        return
+    if told.store != store or is_older(cluster, told, server_incarnation):
+        raise CoreError(
+            ErrorKind.NOT_REGISTERED,
+            f"this server does not have the store of cluster {messages.quote(cluster.name)} in which the "
+            "caller registered: register again",
+        )
+
+
+def check_place(cluster: Cluster, told: LastTold) -> None:
+    """Refuses a client of another store in a cluster that came from this server's store.
+
+    A cluster that has begun since this server's start is the successor of the client's.
+
+    Raises:
+        CoreError: STORE_LOST.
+    """
+    if cluster.restored and cluster.generation.incarnation != told.cluster_incarnation:
+        raise lost(
+            f"its cluster {messages.quote(cluster.name)} is another cluster of the same name, whose members "
+            "have not departed"
+        )
+
+
+def translated(error: CoreError) -> CoreError:
+    """Returns the refusal of a registration as a client from another store must understand it."""
+    return lost(f"in it, {error.message}") if error.kind in _TAKEN else error
+
+
+def lost(what: str) -> CoreError:
+    """Returns the error for a client that has no place in this store."""
+    return CoreError(
+        ErrorKind.STORE_LOST,
+        f"this server was started with the store of another cluster, or with an older one: {what}. Start it "
+        "with the right data directory, or start the job again.",
+    )
+
+
+def go_on(cluster: Cluster, told: LastTold, transaction: Transaction) -> None:
+    """Lets epochs and revisions go on behind those that a client was told, so that none is used twice."""
+    if told.epoch >= cluster.epoch:
+        cluster.roster.epoch = told.epoch
+        cluster.advance_epoch(transaction)
+    cluster.store.advance(told.revision, transaction)
