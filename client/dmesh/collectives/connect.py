@@ -15,7 +15,7 @@ import itertools
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,45 +55,35 @@ class _Card(NamedTuple):
     tuning: bytes
 
 
-Counts = tuple[int, int]
-"""Number of transfers to a member, and from it."""
 _VERDICT = struct.Struct("!BQQ")
 _ODD = struct.Struct("!i")
 
 
+@dataclass(eq=False)
 class Exchange:
-    """Messages among members of a group before its first call; see `base.Exchange`.
+    """Messages among members of a group before its first call; see `base.Exchange`."""
 
-    `freeze` returns the counts for each member: no later transfer may begin before the group has chosen. It
-    is None if transfers are none of this exchange's concern. `steps` are the step numbers of the messages.
-    """
-
-    def __init__(
-        self,
-        channel: Channel,
-        ranks: Sequence[int],
-        position: int,
-        freeze: Callable[[], Sequence[Counts]] | None = None,
-        steps: Iterator[int] | None = None,
-    ) -> None:
-        self._channel = channel
-        self.ranks = ranks
-        self.position = position
-        self._freeze = freeze
-        self._steps = steps or itertools.count()
+    channel: Channel
+    ranks: Sequence[int]
+    position: int
+    freeze: Callable[[], Sequence[tuple[int, int]]] | None = None
+    """Returns the transfers to and from each member, after which none may begin before the group has chosen;
+    None if transfers are none of this exchange's concern."""
+    steps: Iterator[int] = field(default_factory=itertools.count)
+    """Step numbers of the messages."""
 
     def among(self, positions: Sequence[int]) -> Exchange:
         """Return an exchange among some of the members, while all others make as many rounds."""
         ranks = [self.ranks[at] for at in positions]
-        return Exchange(self._channel, ranks, positions.index(self.position), None, self._steps)
+        return Exchange(self.channel, ranks, positions.index(self.position), None, self.steps)
 
     def check(self) -> None:
         """Raise the group's failure, if it has failed."""
-        self._channel.wait((), 0.0)
+        self.channel.wait((), 0.0)
 
     def swap(self, messages: Sequence[bytes]) -> Waits[list[bytes]]:
         """Send each member a message, all of equal length; return the members' messages for this one."""
-        channel, step = self._channel, next(self._steps)
+        channel, step = self.channel, next(self.steps)
         found = [bytearray(message) for message in messages]
         others = [(rank, at) for at, rank in enumerate(self.ranks) if at != self.position]
         receives = [channel.receive(rank, step, memoryview(found[at])) for rank, at in others]
@@ -105,7 +95,7 @@ class Exchange:
 
     def agree(self, level: int) -> Waits[Agreement]:
         """Find out how far all members go along; on level 0 a member does not."""
-        counts = [(0, 0)] * len(self.ranks) if self._freeze is None else self._freeze()
+        counts = [(0, 0)] * len(self.ranks) if self.freeze is None else self.freeze()
         answers = yield from self.swap([_VERDICT.pack(level, *count) for count in counts])
         verdicts = [_VERDICT.unpack(answer) for answer in answers]
         levels = [theirs for theirs, _, _ in verdicts]
@@ -122,8 +112,8 @@ class Exchange:
 
         All messages go to the first member, which answers: so large groups do not need all connections.
         """
-        channel, ranks, others = self._channel, self.ranks, range(1, len(self.ranks))
-        step, answer_step = next(self._steps), next(self._steps)
+        channel, ranks, others = self.channel, self.ranks, range(1, len(self.ranks))
+        step, answer_step = next(self.steps), next(self.steps)
         answer = bytearray(_ODD.size)
         if self.position == 0:
             found = [bytearray(len(mine)) for _ in others]
@@ -151,16 +141,14 @@ def connect(
     made = generation()
     assert made is not None  # its first call is under way
     channel = members.services.transport.message_queue.open(members.group, 0, text.encode(), made.number)
-    return Connecting(channel, _settle(members, made, messages, channel))
 
+    def steps() -> Waits[None]:
+        exchange = Exchange(channel, members.ranks, members.rank, made.freeze)
+        connection = yield from _choose(members, made.number, exchange)
+        messages.tuning = connection.tuning
+        made.settle(connection)
 
-def _settle(
-    members: Members, generation: Generation, messages: MessageBackend, channel: Channel
-) -> Waits[None]:
-    exchange = Exchange(channel, members.ranks, members.rank, generation.freeze)
-    connection = yield from _choose(members, generation.number, exchange)
-    messages.tuning = connection.tuning
-    generation.settle(connection)
+    return Connecting(channel, steps())
 
 
 def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Connection]:

@@ -151,7 +151,7 @@ def test_events_before_the_switch_concern_the_former_process(succeeded):
     seen: list[object] = []
 
     def switch() -> None:
-        assert transport._loop.is_current
+        assert threading.get_ident() == transport._loop._inbox.reader
         seen.append(transport.message_queue.generation)
         seen.append(transport.message_queue.gone(1))
 

@@ -85,13 +85,13 @@ class SendQueue:
         self._last: Frame | None = None
         self._socket: Stream | None = None
         self._blocked = False
-        self._ended = False
+        self._closed = False
         self._interrupted = False
 
     def put(self, frame: Frame, send: Send | None = None, payload: bytes | None = None) -> bool:
         """Append a frame; return True if `write` should be called for it now."""
         with self._lock:
-            if self._ended or self._last is not None or (send is not None and send.withdrawn):
+            if self._closed or self._last is not None or (send is not None and send.withdrawn):
                 return False
             data = payload if send is None else send.data
             pieces = [] if frame.kind is Kind.CHUNK else [encode(frame), *([data] if data else [])]
@@ -105,27 +105,29 @@ class SendQueue:
                 self._last = last
                 self._blocked = False
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._entries)
+    @property
+    def idle(self) -> bool:
+        """True if nothing waits to be written."""
+        return not self._entries
 
     def attach(self, sock: Stream) -> None:
         """Set the socket to write to."""
         with self._lock:
             self._socket = sock
 
-    def detach(self) -> None:
-        """End the queue and drop its frames; the socket is not used after it returns."""
+    def detach(self) -> Stream | None:
+        """End the queue and drop its frames; return the socket, which is not used any more."""
         with self._lock:
-            self._ended = True
-            self._socket = None
+            self._closed = True
+            sock, self._socket = self._socket, None
             self._entries.clear()
+            return sock
 
     def write(self) -> tuple[WriteResult, Iterable[Send]]:
         """Write as much as the socket takes; return the outcome, and the sends that are complete."""
         finished: list[Send] = []
         with self._lock:
-            result = self._write(finished)
+            result = self._write_frames(finished)
             self._blocked = result is WriteResult.BLOCKED
         return result, finished
 
@@ -149,7 +151,7 @@ class SendQueue:
             self._entries.remove(entry)
             return False
 
-    def _write(self, finished: list[Send]) -> WriteResult:
+    def _write_frames(self, finished: list[Send]) -> WriteResult:
         sock = self._socket
         if sock is None:
             return WriteResult.EMPTY
@@ -159,9 +161,9 @@ class SendQueue:
             if not self._entries:
                 if self._last is None:
                     return WriteResult.EMPTY
-                if self._ended:
+                if self._closed:
                     return WriteResult.ENDED
-                self._ended = True
+                self._closed = True
                 self._entries.append(_Entry(self._last, None, [encode(self._last)]))
             pieces: list[bytes | memoryview] = []
             size = 0
@@ -183,7 +185,7 @@ class SendQueue:
                 return WriteResult.BROKEN
             self._advance(written, finished)
             self._interrupted = False
-        if self._entries or (self._last is not None and not self._ended):
+        if self._entries or (self._last is not None and not self._closed):
             return WriteResult.BLOCKED
         return WriteResult.EMPTY if self._last is None else WriteResult.ENDED
 
@@ -204,33 +206,21 @@ class SendQueue:
                 finished.append(entry.send)
 
 
-class Connection:
+class Connection(SendQueue):
     """A connection with a peer, on which the dialing side sends all frames but the goodbye.
 
     `send` and `withdraw` may be used by any thread; frames wait in the queue until the socket is there.
-    Everything else happens on the loop's thread. `on_goodbye` takes the other side's goodbye on this
-    connection, `on_ended` the reason for which it has ended or broken, also after a goodbye.
+    Everything else happens on the loop's thread.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        message_queue: MessageQueue,
-        peer: int,
-        dialed: bool,
-        on_goodbye: Callable[[Connection, Frame], None],
-        on_ended: Callable[[Connection, str], None],
-    ) -> None:
+    def __init__(self, owner: PeerConnections, peer: int, dialed: bool) -> None:
+        super().__init__()
         self.peer = peer
         self.dialed = dialed
         self.ended = False
         self.goodbye = False
-        self._loop = loop
-        self._message_queue = message_queue
-        self._tell_goodbye = on_goodbye
-        self._tell_end = on_ended
-        self._queue = SendQueue()
-        self._socket: Stream | None = None
+        self._owner = owner
+        self._loop = owner.loop
         self._reader: FrameReader | None = None
         self._events = 0
         self._leaving = False
@@ -241,14 +231,9 @@ class Connection:
         """True while there is a proven connection."""
         return self._socket is not None
 
-    @property
-    def idle(self) -> bool:
-        """True if nothing waits to be written."""
-        return len(self._queue) == 0
-
     def send(self, frame: Frame, send: Send | None = None, payload: bytes | None = None) -> None:
         """Queue a frame, and write at once as much as the socket takes."""
-        if self._queue.put(frame, send, payload):
+        if self.put(frame, send, payload):
             result = None
             try:
                 result = self._write()
@@ -256,17 +241,12 @@ class Connection:
                 if result is not WriteResult.EMPTY:
                     self._loop.call(self._flush)  # after Ctrl-C, too: the loop's thread is safe from it
 
-    def withdraw(self, send: Send) -> bool:
-        """Stop using the memory of a send; see `FrameSender.withdraw`."""
-        return self._queue.withdraw(send)
-
     def adopt(self, sock: Stream) -> None:
         """Take the proven socket: begin to read, and to write the queued frames."""
-        self._socket = sock
         self._reader = FrameReader(
-            sock, self.peer, self._message_queue, self._on_goodbye, only_goodbye=self.dialed
+            sock, self.peer, self._owner.message_queue, self._on_goodbye, only_goodbye=self.dialed
         )
-        self._queue.attach(sock)
+        self.attach(sock)
         self._watch(selectors.EVENT_READ)
         self._read_on(sock)
         self._flush()
@@ -286,7 +266,7 @@ class Connection:
 
         `other_follows` tells the peer that this client's other connection with it says its own goodbye.
         """
-        self._queue.finish(Frame(Kind.GOODBYE, sequence=int(other_follows)))
+        self.finish(Frame(Kind.GOODBYE, sequence=int(other_follows)))
         self._leaving = True
         if self._socket is not None:
             self._watch(self._events | selectors.EVENT_READ)
@@ -295,15 +275,13 @@ class Connection:
     def drop(self) -> None:
         """Close the connection at once, without telling the owner."""
         self.ended = True
-        self._queue.detach()
-        sock, self._socket = self._socket, None
-        if sock is not None:
+        if (sock := self.detach()) is not None:
             self._loop.watch(sock, 0, self._on_ready)
             sock.close()
 
     def _on_goodbye(self, frame: Frame) -> None:
         self.goodbye = True
-        self._tell_goodbye(self, frame)
+        self._owner.on_goodbye(self, frame)
 
     def _on_ready(self, events: int) -> None:
         if events & selectors.EVENT_READ:
@@ -374,7 +352,7 @@ class Connection:
                 self._end("its connection broke")
 
     def _write(self) -> WriteResult:
-        result, finished = self._queue.write()
+        result, finished = self.write()
         for send in finished:
             send.channel.sent(send)
         return result
@@ -385,17 +363,17 @@ class Connection:
             self._loop.watch(self._socket, events, self._on_ready)
 
     def _end(self, reason: str) -> None:
-        if self.ended:
-            return
-        self.drop()
-        self._tell_end(self, reason)
+        if not self.ended:
+            self.drop()
+            self._owner.on_ended(self, reason)
 
 
-class Connections:
+class PeerConnections:
     """Connections of a client with its peers, and the frame sender of its message queue; see `FrameSender`.
 
-    A connection that sends is made at the first need, and dialed by the loop's thread. `dial` takes it there;
-    `on_goodbye` and `on_ended` see `Connection`.
+    A connection that sends is made at the first need, and dialed by the loop's thread, on which `dial` takes
+    it. `on_goodbye` takes the other side's goodbye on a connection, `on_ended` the reason for which one has
+    ended or broken, also after a goodbye.
     """
 
     def __init__(
@@ -414,11 +392,11 @@ class Connections:
         self.accepted: dict[int, Connection] = {}
         self.closing = False
         """True if no more connections are made."""
-        self._loop = loop
+        self.loop = loop
+        self.on_goodbye = on_goodbye
+        self.on_ended = on_ended
         self._lock = threading.Lock()
         self._dial = dial
-        self._on_goodbye = on_goodbye
-        self._on_ended = on_ended
 
     def __iter__(self) -> Iterator[Connection]:
         return itertools.chain(tuple(self.dialed.values()), tuple(self.accepted.values()))
@@ -439,7 +417,7 @@ class Connections:
     def resume(self, peer: int) -> None:
         """Read a peer again; see `FrameSender.resume`."""
         if (connection := self.accepted.get(peer)) is not None:
-            self._loop.call(connection.resume)
+            self.loop.call(connection.resume)
 
     def to(self, peer: int) -> Connection | None:
         """Return the connection that carries frames to a peer, a new one if need be; None if it is gone."""
@@ -447,13 +425,13 @@ class Connections:
         with self._lock:
             connection = self.dialed.get(peer)
             if connection is None and not gone and not self.closing:
-                made = connection = self.dialed[peer] = self._make(peer, dialed=True)
-                self._loop.call(lambda: self._dial(made))
+                made = connection = self.dialed[peer] = Connection(self, peer, dialed=True)
+                self.loop.call(lambda: self._dial(made))
         return connection
 
     def accept(self, peer: int, sock: Stream) -> None:
         """Take a connection that a peer has dialed. The loop's thread."""
-        connection = self.accepted[peer] = self._make(peer, dialed=False)
+        connection = self.accepted[peer] = Connection(self, peer, dialed=False)
         connection.adopt(sock)
 
     def drop(self, peers: Collection[int]) -> None:
@@ -469,9 +447,6 @@ class Connections:
         with self._lock:
             first, self.closing = not self.closing, True
         return first
-
-    def _make(self, peer: int, *, dialed: bool) -> Connection:
-        return Connection(self._loop, self.message_queue, peer, dialed, self._on_goodbye, self._on_ended)
 
 
 OnDialed = Callable[[socket.socket | None, str], None]

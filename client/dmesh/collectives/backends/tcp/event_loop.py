@@ -54,11 +54,6 @@ class EventLoop:
         self._started = True
         self._thread.start()
 
-    @property
-    def is_current(self) -> bool:
-        """True on the loop's own thread."""
-        return threading.get_ident() == self._inbox.reader
-
     def stop(self) -> None:
         """End the thread after its current action."""
         self._ended = True

@@ -6,7 +6,7 @@ all its connections, and the first that ends tells its peers within milliseconds
 goodbye on each first.
 
 ```
-caller's thread: Channel -> Connections -> Connection -> socket   (writes at once what the socket takes)
+caller's thread: Channel -> PeerConnections -> Connection -> socket   (writes at once what the socket takes)
 loop's thread:   socket -> FrameReader -> MessageQueue -> posted memory   (and the rest of the writing)
                  listener -> Admission -> Connection;   Dial -> Connection
 ```
@@ -24,7 +24,7 @@ from dmesh._log import announce
 from dmesh.collectives.backends.tcp.admission import Admission
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import Dial, TcpConnector, TcpOptions
-from dmesh.collectives.backends.tcp.connection import Connection, Connections
+from dmesh.collectives.backends.tcp.connection import Connection, PeerConnections
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import Frame
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
@@ -62,7 +62,7 @@ class TcpTransport(Transport):
         self.rank = rank
         self.options = options = options or TcpOptions()
         self._loop = loop = EventLoop(f"dmesh-tcp-{rank}", self._on_crash, self._on_end)
-        self._connections = connections = Connections(
+        self._connections = connections = PeerConnections(
             rank, options.unexpected_limit, loop, self._dial, self._on_goodbye, self._on_ended
         )
         self.message_queue = connections.message_queue
