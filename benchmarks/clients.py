@@ -1,4 +1,4 @@
-"""Many clients on one server: register, meet twice, send heartbeats, be gone. Prints one line of JSON.
+"""Many clients on one server: register, meet, send heartbeats, be reset, be gone. Prints one line of JSON.
 
 Every client has a TCP connection and a session of its own and sends its heartbeats; a few processes share the
 load of running them. They speak the protocol over grpc.aio: the SDK's own agent has a few threads each, made
@@ -58,18 +58,8 @@ class Client:
     """One client, with what it needs of the protocol."""
 
     def __init__(self, address: str, index: int, jobs: list[common.Job], jobs_digest: bytes) -> None:
-        options = [
-            ("grpc.use_local_subchannel_pool", 1),  # or all of a process would share one connection
-            ("grpc.max_receive_message_length", 64 << 20),
-            # What a channel does to find and judge its server costs more than to talk to it.
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.service_config_disable_resolution", 1),
-            ("grpc.enable_retries", 0),
-            ("grpc.enable_channelz", 0),
-            ("grpc.http2.bdp_probe", 0),
-        ]
-        self._channel = grpc.aio.insecure_channel(f"ipv4:{address}", options=options)
-        self._stub = coordination_pb2_grpc.CoordinationServiceStub(self._channel)
+        self._address = address
+        self._connect()
         task = common.Task(job=JOB, index=index)
         self._caller = common.Caller(cluster="load", task=task, incarnation=secrets.randbits(63) + 1)
         self._jobs = jobs
@@ -90,6 +80,20 @@ class Client:
         """How long each heartbeat took to be acknowledged, seconds."""
         self.released_at = 0.0
 
+    def _connect(self) -> None:
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),  # or all of a process would share one connection
+            ("grpc.max_receive_message_length", 64 << 20),
+            # What a channel does to find and judge its server costs more than to talk to it.
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.service_config_disable_resolution", 1),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_channelz", 0),
+            ("grpc.http2.bdp_probe", 0),
+        ]
+        self._channel = grpc.aio.insecure_channel(f"ipv4:{self._address}", options=options)
+        self._stub = coordination_pb2_grpc.CoordinationServiceStub(self._channel)
+
     async def exist(self) -> None:
         """Does nothing: its process has started."""
 
@@ -106,13 +110,39 @@ class Client:
             request.ClearField("jobs_digest")
             request.jobs.extend(self._jobs)
             answer = await self._register(request)
+        self._interval = answer.heartbeat_interval_ms / 1000
+        await self._attach()
+
+    async def _attach(self) -> None:
+        self._outgoing = asyncio.Queue()
         self._outgoing.put_nowait(pb.SessionRequest(attach=pb.Attach(caller=self._caller)))
         self._call = self._stub.Session(self._requests(), metadata=self._metadata)
         first = await self._call.read()
-        assert first is not grpc.aio.EOF, await self._call.details()
+        if first is grpc.aio.EOF:
+            raise ConnectionError(await self._call.details())
         assert first.WhichOneof("kind") == "attached", first
-        interval = answer.heartbeat_interval_ms / 1000
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat(interval))]
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat(self._interval))]
+
+    async def reset(self) -> None:
+        """Loses its connection, and attaches again as the SDK does: at once, then after growing waits."""
+        self._check()
+        for task in self._tasks:
+            task.cancel()
+        await self._channel.close()
+        delay, deadline = 0.1, time.monotonic() + LIMIT
+        while True:
+            self._connect()
+            try:
+                await self._attach()
+            except (ConnectionError, grpc.aio.AioRpcError) as error:
+                fenced = "not a member" in str(error)
+                if fenced or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            await self._channel.close()
+            await asyncio.sleep(delay * self._random.uniform(0.8, 1.2))
+            delay = min(1.0, delay * 1.5)
 
     async def _register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         return await self._stub.Register(request, timeout=LIMIT, wait_for_ready=True, metadata=self._metadata)
@@ -312,6 +342,8 @@ class Load:
         report["connections"] = sum(one.status == psutil.CONN_ESTABLISHED for one in connections)
         if options.heartbeat:
             self._heartbeats(options.heartbeat)
+        if options.resets:
+            self._resets(options.resets)
         used = self._server.memory_info().rss
         report["server_rss_mib"] = round(used / 2**20, 1)
         report["server_kib_per_client"] = round((used - idle) / 1024 / options.clients, 1)
@@ -326,6 +358,16 @@ class Load:
             self.phase("leave", 0, WITNESSES, title="leave")
         else:
             self.phase("leave", title="leave")
+
+    def _resets(self, times: int) -> None:
+        took = []
+        for _ in range(times):
+            started = time.monotonic()
+            self.phase("reset")
+            took.append(round(time.monotonic() - started, 2))
+            self.phase("barrier")
+            self.phase("state", 0, 1)
+        self.report["resets_s"] = took
 
     def close(self) -> None:
         """Ends the processes."""
@@ -390,6 +432,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--heartbeat", type=float, default=0.0, help="seconds of nothing but heartbeats")
+    parser.add_argument("--resets", type=int, default=0, help="how often all connections are reset at once")
     parser.add_argument("--ending", choices=("leave", "vanish"), default="leave")
     parser.add_argument("--check", action="store_true", help="hold the project's limits, too")
     parser.add_argument("--data-dir", help="keep the server's state there; default: in memory")

@@ -23,6 +23,7 @@ from dmesh_server.core.effects import (
     HeartbeatAck,
     KvRevision,
     Noted,
+    Probe,
     Push,
     Reply,
     WatchPush,
@@ -33,6 +34,7 @@ from dmesh_server.core.events import (
     Attach,
     CancelBarrier,
     DropKey,
+    EndSession,
     EnterBarrier,
     Event,
     Evict,
@@ -52,10 +54,12 @@ from dmesh_server.core.events import (
     PresentBarriers,
     Register,
     ReportError,
+    ReportProcess,
     ReportStatus,
     ReportWaiting,
     SessionClosed,
     Shutdown,
+    Stalled,
     StopBarrier,
     Tick,
 )
@@ -63,6 +67,7 @@ from dmesh_server.core.log_events import BarrierEnded
 from dmesh_server.core.model import Caller, LastTold, Limits
 from dmesh_server.core.views import ClusterViews
 from dmesh_server.event_log import PREEMPTION_NOTICES, EventLog, ServerNote, preemption
+from dmesh_server.probes import Prober
 from dmesh_server.progress import ProgressBook
 from dmesh_server.sessions import OutgoingMessage, Session, Watch, describe_caller
 from dmesh_server.store.base import Store
@@ -93,7 +98,7 @@ AnsweredEvent = (
 )
 """The events that are answered."""
 
-Said = Heartbeat | EnterBarrier | ReportStatus | ReportWaiting
+Said = Heartbeat | EnterBarrier | ReportStatus | ReportWaiting | ReportProcess | EndSession
 """What sessions say that is not answered, or not by a reply."""
 
 Sink = Callable[[object], None]
@@ -101,6 +106,9 @@ Sink = Callable[[object], None]
 
 SHUTTING_DOWN = "the coordination server is shutting down; reconnect to its successor, if there is one"
 """What everybody is told who still asks a stopping server."""
+
+_PULSE = 0.25
+"""Seconds between two looks at whether the event loop runs; a stall is what comes later by as much again."""
 
 _AFTER_FAILED_TICK = 1.0
 """Seconds until time is looked at again after it could not be dealt with."""
@@ -148,6 +156,9 @@ class Runtime:
         self._sessions: dict[int, Session] = {}
         self._watches: dict[int, Watch] = {}
         self._last_number = 0
+        self._prober = Prober(self._apply, self._core.is_suspected)
+        self._pulse: asyncio.TimerHandle | None = None
+        self._pulse_at = float("inf")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._not_ready: str | None = "starting"
@@ -161,6 +172,7 @@ class Runtime:
         self._not_ready = None
         logs.info("runtime_started", incarnation=f"{self.server_incarnation:016x}", records=len(found))
         self.event_log.note(ServerNote("server_started", f"{len(found)} records were taken up"))
+        self._beat()
         self._schedule()
         self._readiness_changed()
 
@@ -169,6 +181,9 @@ class Runtime:
         if self._stopping:
             return
         self._cancel_timer()
+        if self._pulse is not None:
+            self._pulse.cancel()
+        self._prober.close()
         self._apply(Shutdown())
         self._stopping = True
         self._not_ready = "shutting down"
@@ -291,17 +306,20 @@ class Runtime:
         self._pending.pop(token, None)
         self._apply(Abandon(token))
 
-    async def open_session(self, caller: Caller, told: LastTold | None = None) -> tuple[Session, Attached]:
+    async def open_session(
+        self, caller: Caller, told: LastTold | None = None, remote: str = ""
+    ) -> tuple[Session, Attached]:
         """Attaches a new session to the caller's task slot. Pair with `close_session`.
 
         Args:
             caller: Whose task slot it is.
             told: What the caller was last told, if it says.
+            remote: Address from which the session comes; empty if it is not known.
 
         Raises:
             CoreError: The task slot is not the caller's.
         """
-        session = Session(self.next_number(), caller, self._session_queue)
+        session = Session(self.next_number(), caller, self._session_queue, remote=remote)
         self._sessions[session.number] = session
         try:
             attached = await self.request(Attach(self.next_number(), caller, session.number, told), Attached)
@@ -316,7 +334,7 @@ class Runtime:
         if self._sessions.pop(session.number, None) is not None:
             session.send_queue.close()
             self.measures.sessions_dropped += session.dropped
-            self._apply(SessionClosed(session.number))
+            self._apply(SessionClosed(session.number, session.remote))
             logs.debug("session_closed", **describe_caller(session.caller), session=session.number)
 
     def send(self, event: Said) -> None:
@@ -404,11 +422,28 @@ class Runtime:
             # died.
             return
         failpoints.hit("runtime.before_apply")
+        self._note_stall()
         effects = self._core.apply(event, self._clock())
         failpoints.hit("runtime.after_apply")
         if effects:
             self._pipeline.submit(effects)
         self._schedule()
+
+    def _beat(self) -> None:
+        """Measures stalls: it is called every `_PULSE`, unless the loop does not run."""
+        self._note_stall()
+        loop = asyncio.get_running_loop()
+        self._pulse_at = loop.time() + _PULSE
+        self._pulse = loop.call_at(self._pulse_at, self._beat)
+
+    def _note_stall(self) -> None:
+        """Tells the core of a stall that is over before it judges anybody by the time that has passed."""
+        now = asyncio.get_running_loop().time()
+        stall = now - self._pulse_at
+        if stall > _PULSE:
+            self._pulse_at = now
+            logs.warning("stalled", seconds=round(stall, 3))
+            self._core.apply(Stalled(stall), self._clock())
 
     def _schedule(self) -> None:
         deadline = self._core.next_deadline()
@@ -459,6 +494,8 @@ class Runtime:
                     watch.send_queue.put(effect, effect.size)
             elif isinstance(effect, Noted):
                 self._note(effect)
+            elif isinstance(effect, Probe):
+                self._prober.begin(effect)
 
     def _note(self, noted: Noted) -> None:
         log_event = noted.log_event
@@ -478,7 +515,7 @@ class Runtime:
             if isinstance(effect, Reply):
                 answer = effect.answer if isinstance(effect.answer, CoreError) else failed
                 self._release([Reply(effect.token, answer)])
-            elif isinstance(effect, Push | Noted):
+            elif isinstance(effect, Push | Noted | Probe):
                 # Who is gone is gone, and survivors must know it even when the disk is full.
                 self._release([effect])
             else:

@@ -31,6 +31,7 @@ class Session:
     Attributes:
         number: Names the session to the core.
         caller: Whose it is.
+        remote: Address from which it came; empty if it is not known.
         send_queue: What the client is to be told: messages, and answers that are encoded already.
         express: A faster way for all but acknowledged heartbeats and the session's end, once there is one.
         fault: Why the server ends the session, if it does.
@@ -39,11 +40,17 @@ class Session:
     """
 
     def __init__(
-        self, number: int, caller: Caller, queue_limit: int, max_bytes: int = MAX_SESSION_BYTES
+        self,
+        number: int,
+        caller: Caller,
+        queue_limit: int,
+        max_bytes: int = MAX_SESSION_BYTES,
+        remote: str = "",
     ) -> None:
         """Makes a session that may fall `queue_limit` messages, or `max_bytes` of answers behind."""
         self.number = number
         self.caller = caller
+        self.remote = remote
         self.send_queue: SendQueue[OutgoingMessage | bytes] = SendQueue(queue_limit, max_bytes)
         self.express: Callable[[OutgoingMessage | bytes], None] | None = None
         self.fault: CoreError | None = None

@@ -117,7 +117,6 @@ class ServerSettings:
             limits = Limits(
                 lease=lease,
                 heartbeat_interval=_seconds("--heartbeat-interval", flags.heartbeat_interval, interval),
-                session_grace=_seconds("--session-grace", flags.session_grace, standard.session_grace),
                 max_clusters=_count("--max-clusters", flags.max_clusters, standard.max_clusters),
                 max_tasks=_count("--max-tasks", flags.max_tasks, standard.max_tasks),
                 max_key_bytes=_size("--max-key-size", flags.max_key_size, standard.max_key_bytes),
@@ -190,7 +189,7 @@ _FLAGS = {
     "shutdown_grace": "shutdown_grace",
     "log_format": "log_format", "verbose": "verbose", "open_metrics": "open_metrics", "otel": "otel",
     "limits.lease": "lease", "limits.heartbeat_interval": "heartbeat_interval",
-    "limits.session_grace": "session_grace", "limits.max_clusters": "max_clusters",
+    "limits.max_clusters": "max_clusters",
     "limits.max_tasks": "max_tasks", "limits.max_key_bytes": "max_key_size",
     "limits.max_value_bytes": "max_value_size", "limits.max_store_bytes": "max_store_size",
     "peer_limits.connections": "max_connections",

@@ -79,7 +79,7 @@ def test_calls_barriers_and_waiting_reads(join, server, busy, background):
 
 
 # Whoever does not come back within the grace is dead, which is not what this is about.
-@pytest.mark.parametrize("limits", [Limits(lease=120.0, session_grace=PATIENCE)])
+@pytest.mark.parametrize("limits", [Limits(lease=120.0, suspicion=PATIENCE)])
 def test_a_connection_that_breaks_costs_no_call_and_repeats_none(join, server, busy, background, monkeypatch):
     """Every increment counts once, every barrier passes once, however often it breaks."""
     monkeypatch.setattr(session, "_EXPRESS_AGAIN", 0.0)

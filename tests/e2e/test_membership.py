@@ -14,7 +14,7 @@ LOST = Member("worker", 1, 7, MemberState.LOST, Process("host"), reason="killed 
 class Session:
     """What a client asks of its agent when it leaves."""
 
-    session_grace = LIMIT
+    suspicion = LIMIT
 
     def __init__(self):
         self.left = threading.Event()

@@ -20,7 +20,7 @@ async def test_a_server_can_be_looked_at_and_operated(tmp_path: Path) -> None:
     path = write_tokens(
         tmp_path / "t", f"{worker} role=worker", f"{viewer} role=viewer", f"{admin} role=admin name=ops"
     )
-    arguments = ("--data-dir", str(tmp_path / "data"), "--token-file", str(path), "--session-grace", "0.1")
+    arguments = ("--data-dir", str(tmp_path / "data"), "--token-file", str(path), "--lease", "6")
     with serving(*arguments) as server:
         looker = httpx.AsyncClient(
             base_url=server.http, timeout=DEADLINE, trust_env=False,
@@ -56,8 +56,8 @@ async def test_a_server_can_be_looked_at_and_operated(tmp_path: Path) -> None:
         assert facts["store"]["commit"]["count"] > 0
         assert facts["loop_lag"]["count"] > 0
         origins = {one["name"]: one["origin"] for one in facts["settings"]}
-        assert origins["limits.session_grace"] == "--session-grace"
-        assert origins["limits.lease"] == "default"
+        assert origins["limits.lease"] == "--lease"
+        assert origins["limits.heartbeat_interval"] == "default"
         metrics = {
             one.name: one for one in text_string_to_metric_families((await looker.get("/metrics")).text)
         }

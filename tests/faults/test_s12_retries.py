@@ -12,7 +12,7 @@ from dmesh.testing import FaultProxy
 from dmesh.v1 import coordination_pb2 as coordination
 from dmesh.v1 import key_value_pb2 as key_value
 
-PATIENT = ("--session-grace", "60", "--lease", "600")
+PATIENT = ("--lease", "600")
 """Raw clients send no heartbeats; what is tested is not who is lost."""
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]

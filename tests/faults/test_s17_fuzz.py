@@ -160,7 +160,7 @@ async def test_every_call(make_server, chance, figures):
 
 async def test_session_stream(make_server, chance, figures):
     # The member is not to be lost whenever a stream of its ends: then it would be refused at the door.
-    target = Target(make_server("--session-grace", "60", data_dir=None).start(), chance)
+    target = Target(make_server(data_dir=None).start(), chance)
     await target.client.register()
 
     async def one() -> None:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 MIB = 1 << 20
 KEYS = int(os.environ.get("DMESH_FAULTS_KEYS") or 20_000)
 """Small keys; 1,000,000 in the long form."""
-PATIENT = ("--session-grace", "60", "--lease", "3600")
+PATIENT = ("--lease", "3600")
 
 
 @pytest.mark.parametrize("kept", ["sqlite", "memory"])

@@ -15,7 +15,7 @@ from dmesh.v1 import key_value_pb2 as pb
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-PATIENT = ("--session-grace", "60", "--lease", "3600")
+PATIENT = ("--lease", "3600")
 VALUE = 64 << 10
 CHANGES = 2500
 """More than a watch may fall behind, and far more bytes than the network's buffers hold."""

@@ -140,7 +140,7 @@ def break_things(
 def test_what_clients_are_told_can_be_true(broken, make_server, writers, artefacts, chance, seed, figures):
     """Linearizable operations; ordered, unique, complete and resumable watches."""
     # Who is cut off for some seconds is to come back, and not to be replaced each time.
-    server = make_server("--session-grace", "8").start()
+    server = make_server().start()
     proxies = [FaultProxy(server.address).start() for _ in range(3)]
     try:
         writers.append(Writer(server.address, 0, artefacts, 0, seed))

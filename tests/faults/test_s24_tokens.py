@@ -166,7 +166,7 @@ def test_a_revoked_token_ends_streams_and_a_new_one_brings_them_back(tmp_path: P
     old, new = tokens.generate(), tokens.generate()
     path = write_tokens(tmp_path / "server", f"{old} name=old")
     own = write_tokens(tmp_path / "client", old)
-    with serving("--memory", "--token-file", str(path), "--session-grace", "30") as server:
+    with serving("--memory", "--token-file", str(path)) as server:
         agent = join(server.grpc, TokenSource("client", own))
         fixed = join(server.grpc, TokenSource("fixed", value=old), index=1, patience=Patience(give_up=2.0))
         agent.key_value_set("a", "1")

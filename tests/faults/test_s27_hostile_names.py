@@ -81,7 +81,7 @@ def served(
 ) -> Iterator[Served]:
     path: Path = write_tokens(tmp_path_factory.mktemp("tokens") / "t", f"{token} role=admin")
     options = ("--memory", "--token-file", str(path), "--log-format", request.param, "--lease", "600")
-    with serving(*options, "--session-grace", "600") as server:
+    with serving(*options) as server:
         yield server
 
 

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 @pytest.mark.parametrize("restart", [False, True], ids=["same-server", "killed-and-restarted"])
 async def test_changes_without_an_answer_are_made_once(restart, make_server, make_cluster, figures):
     """The server makes all changes, the client receives no answer, and sends all of them again."""
-    server = make_server("--session-grace", "60").start()
+    server = make_server().start()
     observer = RawClient(server.address, None, cluster="default")
     with FaultProxy(server.address) as proxy:
         (client,) = make_cluster(1, proxy.address)

@@ -19,7 +19,7 @@ PATIENCE = 60.0
 """Seconds after which a test gives up; the machine may be very busy."""
 
 
-PATIENT = Limits(session_grace=0.1, lease=600.0)
+PATIENT = Limits(suspicion=0.1, lease=600.0)
 """Notices closed connections soon, but silent clients never: raw clients send no heartbeats of their own."""
 
 

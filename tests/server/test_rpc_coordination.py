@@ -38,7 +38,7 @@ async def test_register_tells_the_times_and_the_secret(make_client: Make, served
     assert first.cluster_incarnation == second.cluster_incarnation != 0
     assert len(first.peer_secret) == 32
     assert first.peer_secret == second.peer_secret
-    assert (first.heartbeat_interval_ms, first.lease_ms, first.session_grace_ms) == (3000, 600_000, 100)
+    assert (first.heartbeat_interval_ms, first.lease_ms, first.suspicion_ms) == (3000, 600_000, 100)
     assert second.epoch > first.epoch
 
 
@@ -286,7 +286,7 @@ async def test_hung_up_client_is_lost_after_the_grace(make_client: Make) -> None
     assert (member.task.index, member.state) == (1, common_pb2.MEMBER_STATE_LOST)
 
 
-@pytest.mark.parametrize("limits", [replace(PATIENT, session_grace=600.0)])
+@pytest.mark.parametrize("limits", [replace(PATIENT, suspicion=600.0)])
 async def test_session_may_come_back_within_the_grace(make_client: Make) -> None:
     clients = [make_client(index) for index in range(2)]
     streams = [await client.join() for client in clients]

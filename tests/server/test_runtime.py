@@ -316,7 +316,7 @@ async def test_shutdown_answers_everybody(driver: Driver) -> None:
 
 
 async def test_shutdown_takes_nobody_for_dead(store: GatedStore) -> None:
-    runtime = Runtime(store, replace(PATIENT, session_grace=0.0))
+    runtime = Runtime(store, replace(PATIENT, suspicion=0.0))
     await runtime.start()
     session = await Driver(runtime).join(0)
     await runtime.shutdown()
@@ -354,7 +354,7 @@ async def test_time_is_the_injected_clocks(store: GatedStore) -> None:
 
 
 async def test_timer_wakes_the_core_by_itself(store: GatedStore) -> None:
-    runtime = Runtime(store, replace(PATIENT, session_grace=0.05))
+    runtime = Runtime(store, replace(PATIENT, suspicion=0.05))
     await runtime.start()
     driver = Driver(runtime)
     survivor, victim = await driver.join(0), await driver.join(1)
@@ -367,7 +367,7 @@ async def test_timer_wakes_the_core_by_itself(store: GatedStore) -> None:
 
 
 async def test_timer_survives_a_fault(store: GatedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = Runtime(store, replace(PATIENT, session_grace=0.01))
+    runtime = Runtime(store, replace(PATIENT, suspicion=0.01))
     await runtime.start()
     driver = Driver(runtime)
     survivor, victim = await driver.join(0), await driver.join(1)

@@ -88,11 +88,11 @@ def serve() -> Iterator[Callable[..., Serving]]:
 
 
 async def test_serves_until_sigterm(serve: Callable[..., Serving]) -> None:
-    server = serve("--memory", "--log-format", "json", "--lease", "9", "--session-grace", "0.2")
+    server = serve("--memory", "--log-format", "json", "--lease", "9")
     client = RawClient(server.address)
     registered = await client.register()
-    times = (registered.lease_ms, registered.heartbeat_interval_ms, registered.session_grace_ms)
-    assert times == (9000, 1800, 200)
+    times = (registered.lease_ms, registered.heartbeat_interval_ms, registered.suspicion_ms)
+    assert times == (9000, 1800, 5000)
     stream = await client.attach()
     assert get(server, "/readyz") == {"status": "ok"}
     assert get(server, "/api/v1/clusters/c/members")["members"][0]["state"] == "CONNECTED"

@@ -58,9 +58,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "--heartbeat-interval", metavar="S", help="how often clients give a sign of life, seconds (default 3)"
     )
     add(
-        "--session-grace", metavar="S", help="time to reconnect before anybody is told, seconds (default 0.3)"
-    )
-    add(
         "--shutdown-grace",
         metavar="S",
         help="time for calls under way when the server stops, seconds (default 2)",

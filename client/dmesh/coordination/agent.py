@@ -238,6 +238,7 @@ class Agent(KeyValueMethods):
         self._pending_calls.wake()
         for watch in self._open_watches():
             watch.close()
+        self._session.hang_up()
         self._link.close()
         self._session.join()
         self._dispatcher.close()
@@ -292,9 +293,9 @@ class Agent(KeyValueMethods):
         return self._session.registration.epoch if self._joined is None else self._joined.epoch
 
     @property
-    def session_grace(self) -> float:
-        """Seconds for which a member whose session has broken may come back before it is lost."""
-        return self._session.registration.session_grace
+    def suspicion(self) -> float:
+        """Seconds for which a member whose session broke may come back, whatever the reason."""
+        return self._session.registration.suspicion
 
     @property
     def cluster_settings(self) -> ClusterSettings:

@@ -106,6 +106,10 @@ class Process:
     """Version of the Python interpreter."""
     started_at_unix_ms: int = 0
     """Wall-clock start, milliseconds since the Unix epoch. For display only."""
+    pid_namespace: str = ""
+    """Identity of the pid namespace, in which alone the process id means something; empty if unknown."""
+    start_ticks: int = 0
+    """Start in the kernel's clock ticks, which tells it from others of its process id; 0 if unknown."""
 
     def to_proto(self) -> common_pb2.Process:
         """Converts for the wire."""
@@ -117,6 +121,8 @@ class Process:
             dmesh_version=self.dmesh_version,
             python_version=self.python_version,
             started_at_unix_ms=self.started_at_unix_ms,
+            pid_namespace=self.pid_namespace,
+            start_ticks=self.start_ticks,
         )
 
     @classmethod
@@ -130,6 +136,8 @@ class Process:
             message.dmesh_version,
             message.python_version,
             message.started_at_unix_ms,
+            message.pid_namespace,
+            message.start_ticks,
         )
 
 

@@ -35,8 +35,8 @@ class Registration:
     """Seconds between heartbeats."""
     lease: float
     """Seconds of silence after which a client is blocked, or lost."""
-    session_grace: float = 0.0
-    """Seconds for which a client whose session has broken may come back before it is lost."""
+    suspicion: float = 0.0
+    """Seconds for which a client whose session broke may come back although nothing else is heard of it."""
     epoch: int = 0
     """The cluster's epoch at the registration."""
     settings: ClusterSettings = NO_WISHES
@@ -59,7 +59,7 @@ class Registration:
             peer_secret=response.peer_secret,
             heartbeat_interval=max(response.heartbeat_interval_ms, 1) / 1000,
             lease=max(response.lease_ms, 1) / 1000,
-            session_grace=response.session_grace_ms / 1000,
+            suspicion=response.suspicion_ms / 1000,
             epoch=response.epoch,
             settings=ClusterSettings.from_proto(response.settings),
             rejoined=response.rejoined,

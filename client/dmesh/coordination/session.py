@@ -18,6 +18,7 @@ from dmesh.coordination.express import Express
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
+from dmesh.coordination.neighbors import NeighborWatch
 from dmesh.coordination.registration import Registration, request_task, too_old
 from dmesh.coordination.retry import Patience
 from dmesh.coordination.send_queue import SendQueue
@@ -31,6 +32,8 @@ from dmesh.v1.progress_pb2 import ProgressReport
 
 _JOIN = 10.0
 """Seconds that the thread may take to end."""
+_ENDING = 1.0
+"""Seconds for the coordinator to hear that this process ends its session without leaving."""
 _SETTLED = 1.0
 """Seconds after which a session that breaks counts as having worked: its successor is tried for at once."""
 _EXPRESS_AGAIN = 10.0
@@ -119,6 +122,7 @@ class Session:
         self._describe = describe
         self._listener = listener
         self._patience = patience
+        self._neighbors = NeighborWatch()
         self._lock = threading.Lock()
         self._bell = Bell()
         self._registration: Registration | None = None
@@ -291,12 +295,25 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Ends the stream and makes the thread end. Idempotent."""
+        """Ends the session; `hang_up` ends its stream. Idempotent.
+
+        A server that hears of it need not find out by itself that nobody will come back.
+        """
         with self._lock:
+            goodbye = self._attached and not (self._closed or self._leaving or self._failure)
             self._closed = True
             stream = self._stream
         self._bell.ring()
+        if stream is not None and goodbye:
+            stream[0].put(pb.SessionRequest(ending=pb.Ending()))
+
+    def hang_up(self) -> None:
+        """Ends the stream of a closed session, after a moment for the server to end it. Idempotent."""
+        with self._lock:
+            stream, heard = self._stream, self._attached and not (self._leaving or self._failure)
         if stream is not None:
+            if heard:
+                self._worker.join(_ENDING)
             stream[0].close()
             self._link.cancel(stream[1])
 
@@ -419,6 +436,8 @@ class Session:
         elif kind == "status_request":
             status = pb.Status(id=response.status_request.id, activity=self._listener.on_status_request())
             send_queue.put(pb.SessionRequest(status=status))
+        elif kind == "process_query":
+            self._neighbors.ask(response.process_query, send_queue.put)
         elif kind == "liveness_change":
             self._listener.on_liveness([Member.from_proto(m) for m in response.liveness_change.members])
         elif kind == "membership_change":

@@ -124,7 +124,7 @@ class Client:
             return
         lost = set(failure.ranks) - {self.settings.client_id}
         if not any(hosts_server(self.settings, rank) for rank in lost):
-            patience = self.agent.session_grace + LAST_WORDS
+            patience = self.agent.suspicion + LAST_WORDS
             self._bell.wait_for(lambda: lost <= self._told_of, patience)
 
     # What is heard of the others ----------------------------------------------------------------------------

@@ -304,6 +304,8 @@ class Process(_message.Message):
     DMESH_VERSION_FIELD_NUMBER: _builtins.int
     PYTHON_VERSION_FIELD_NUMBER: _builtins.int
     STARTED_AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    PID_NAMESPACE_FIELD_NUMBER: _builtins.int
+    START_TICKS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     """Host name, as the process sees it."""
     pid: _builtins.int
@@ -318,6 +320,10 @@ class Process(_message.Message):
     """Version of the Python interpreter."""
     started_at_unix_ms: _builtins.int
     """Wall-clock start of the process, milliseconds since the Unix epoch. For display only."""
+    pid_namespace: _builtins.str
+    """Identity of the process's pid namespace, in which alone its id means something; empty if unknown."""
+    start_ticks: _builtins.int
+    """Start of the process in clock ticks since the boot, which tells it from others of its id; 0 if unknown."""
     def __init__(
         self,
         *,
@@ -328,10 +334,12 @@ class Process(_message.Message):
         dmesh_version: _builtins.str = ...,
         python_version: _builtins.str = ...,
         started_at_unix_ms: _builtins.int = ...,
+        pid_namespace: _builtins.str = ...,
+        start_ticks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "dmesh_version", b"dmesh_version", "host", b"host", "pid", b"pid", "program", b"program", "python_version", b"python_version", "started_at_unix_ms", b"started_at_unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "dmesh_version", b"dmesh_version", "host", b"host", "pid", b"pid", "pid_namespace", b"pid_namespace", "program", b"program", "python_version", b"python_version", "start_ticks", b"start_ticks", "started_at_unix_ms", b"started_at_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

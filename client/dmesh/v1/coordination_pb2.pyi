@@ -4,7 +4,7 @@ isort:skip_file
 Membership, sessions and barriers.
 
 A client registers, then opens one session stream and keeps it open for life. A session that breaks may be
-opened again by the same incarnation; until `session_grace_ms` has passed nobody notices.
+opened again by the same incarnation: a closed connection is a suspicion, no verdict.
 """
 
 from collections import abc as _abc
@@ -173,12 +173,12 @@ class RegisterResponse(_message.Message):
     PEER_SECRET_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
-    SESSION_GRACE_MS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     REJOINED_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
+    SUSPICION_MS_FIELD_NUMBER: _builtins.int
     server_incarnation: _builtins.int
     """Random number that the server drew when it started."""
     cluster_incarnation: _builtins.int
@@ -195,8 +195,6 @@ class RegisterResponse(_message.Message):
     """How often to send a heartbeat, milliseconds."""
     lease_ms: _builtins.int
     """Silence after which the server declares the client lost, milliseconds."""
-    session_grace_ms: _builtins.int
-    """Time within which a broken session may be opened again unnoticed, milliseconds."""
     rejoined: _builtins.bool
     """The seat had an earlier holder in this life of the cluster: the others have started already. Only with the
     restart policy REJOIN.
@@ -208,6 +206,10 @@ class RegisterResponse(_message.Message):
     store_id: _builtins.int
     """Random number of the server's store. If it differs from that of an earlier registration, the store is another one or
     turned out to be an older copy: keys are gone or older. `cluster_incarnation` tells which.
+    """
+    suspicion_ms: _builtins.int
+    """Time within which a broken session may be opened again although nothing else is heard of the client, milliseconds;
+    less only if its process is known to be gone, or if it was silent for long before.
     """
     @_builtins.property
     def settings(self) -> Global___ClusterSettings:
@@ -226,16 +228,16 @@ class RegisterResponse(_message.Message):
         peer_secret: _builtins.bytes = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
-        session_grace_ms: _builtins.int = ...,
         settings: Global___ClusterSettings | None = ...,
         rejoined: _builtins.bool = ...,
         max_request_bytes: _builtins.int = ...,
         task: _common_pb2.Task | None = ...,
         store_id: _builtins.int = ...,
+        suspicion_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "max_request_bytes", b"max_request_bytes", "peer_secret", b"peer_secret", "rejoined", b"rejoined", "server_incarnation", b"server_incarnation", "session_grace_ms", b"session_grace_ms", "settings", b"settings", "store_id", b"store_id", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "epoch", b"epoch", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "max_request_bytes", b"max_request_bytes", "peer_secret", b"peer_secret", "rejoined", b"rejoined", "server_incarnation", b"server_incarnation", "settings", b"settings", "store_id", b"store_id", "suspicion_ms", b"suspicion_ms", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -255,6 +257,8 @@ class SessionRequest(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     EXPRESS_BEGINS_FIELD_NUMBER: _builtins.int
+    PROCESS_REPORT_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach:
         """First message of a stream, and only there."""
@@ -289,6 +293,14 @@ class SessionRequest(_message.Message):
         connection.
         """
 
+    @_builtins.property
+    def process_report(self) -> Global___ProcessReport:
+        """Answers `process_query`."""
+
+    @_builtins.property
+    def ending(self) -> Global___Ending:
+        """Ends the session for good without leaving: the client is lost, and need not be looked for."""
+
     def __init__(
         self,
         *,
@@ -300,12 +312,14 @@ class SessionRequest(_message.Message):
         status: Global___Status | None = ...,
         waiting: Global___Waiting | None = ...,
         express_begins: Global___ExpressBegins | None = ...,
+        process_report: Global___ProcessReport | None = ...,
+        ending: Global___Ending | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "ending", b"ending", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "process_report", b"process_report", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "ending", b"ending", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "process_report", b"process_report", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier", "key_value_call", "abandon_call", "status", "waiting", "express_begins"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier", "key_value_call", "abandon_call", "status", "waiting", "express_begins", "process_report", "ending"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -745,6 +759,7 @@ class SessionResponse(_message.Message):
     STATUS_REQUEST_FIELD_NUMBER: _builtins.int
     LIVENESS_CHANGE_FIELD_NUMBER: _builtins.int
     EXPRESS_BEGINS_FIELD_NUMBER: _builtins.int
+    PROCESS_QUERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached:
         """Answers `attach`."""
@@ -781,6 +796,10 @@ class SessionResponse(_message.Message):
     def express_begins(self) -> Global___ExpressBegins:
         """What the server says from here on, but for HeartbeatAck and SessionEnd, comes through the express connection."""
 
+    @_builtins.property
+    def process_query(self) -> Global___ProcessQuery:
+        """Asks whether another process of the client's host is there."""
+
     def __init__(
         self,
         *,
@@ -793,16 +812,104 @@ class SessionResponse(_message.Message):
         status_request: Global___StatusRequest | None = ...,
         liveness_change: Global___LivenessChange | None = ...,
         express_begins: Global___ExpressBegins | None = ...,
+        process_query: Global___ProcessQuery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "process_query", b"process_query", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "process_query", b"process_query", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end", "key_value_reply", "status_request", "liveness_change", "express_begins"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end", "key_value_reply", "status_request", "liveness_change", "express_begins", "process_query"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class ProcessQuery(_message.Message):
+    """Asks whether a process of the client's pid namespace is there: its session broke. Answered by `process_report` as soon
+    as that is certain.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    START_TICKS_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    """To be sent back."""
+    pid: _builtins.int
+    """Process id."""
+    start_ticks: _builtins.int
+    """Its start in clock ticks since the boot; 0 if unknown."""
+    @_builtins.property
+    def task(self) -> _common_pb2.Task:
+        """Of the process."""
+
+    def __init__(
+        self,
+        *,
+        task: _common_pb2.Task | None = ...,
+        lease: _builtins.int = ...,
+        pid: _builtins.int = ...,
+        start_ticks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "pid", b"pid", "start_ticks", b"start_ticks", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessQuery: _TypeAlias = ProcessQuery  # noqa: Y015
+
+@_typing.final
+class Ending(_message.Message):
+    """The client goes without leaving. Answered by `session_end`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ending: _TypeAlias = Ending  # noqa: Y015
+
+@_typing.final
+class ProcessReport(_message.Message):
+    """Says what was found out about a process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    """As it was asked."""
+    gone: _builtins.bool
+    """True: it has certainly ended. False: it certainly exists."""
+    @_builtins.property
+    def task(self) -> _common_pb2.Task:
+        """Of the process, as it was asked."""
+
+    def __init__(
+        self,
+        *,
+        task: _common_pb2.Task | None = ...,
+        lease: _builtins.int = ...,
+        gone: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "lease", b"lease", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessReport: _TypeAlias = ProcessReport  # noqa: Y015
 
 @_typing.final
 class Attached(_message.Message):

@@ -4,7 +4,7 @@ isort:skip_file
 Membership, sessions and barriers.
 
 A client registers, then opens one session stream and keeps it open for life. A session that breaks may be
-opened again by the same incarnation; until `session_grace_ms` has passed nobody notices.
+opened again by the same incarnation: a closed connection is a suspicion, no verdict.
 """
 
 from collections import abc as _abc

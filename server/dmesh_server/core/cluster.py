@@ -42,6 +42,7 @@ class Cluster:
         self.name = name
         self.limits = shared.limits
         self.deadlines = shared.deadlines
+        self.leases = shared.leases
         self._shared = shared
         self.restored = False
         """Whether the current generation began before this start of the server."""
@@ -82,8 +83,6 @@ class Cluster:
         """Whether any of them did not leave in good order."""
         self.quiet_until = float("-inf")
         """Until when departures are held back to be told together."""
-        self.floor = float("-inf")
-        """When leases and graces began at the earliest, after a stall of the server."""
 
     @property
     def epoch(self) -> int:

@@ -9,9 +9,8 @@ Time comes in as `now`, seconds of one monotonic clock, and must not go back. De
 `Tick`: an event that was on its way when its deadline passed is still in time if it is applied before the
 Tick.
 
-**Stalls.** If the server itself was held up (suspended, overloaded) so that an event comes more than a
-heartbeat interval after a deadline that should have been served, signs of life may be waiting unread. All
-leases and session graces then start anew: nobody is declared lost for the server's own absence.
+**Stalls.** If the server itself was held up (suspended, overloaded), signs of life may be waiting unread.
+`Stalled` says for how long and extends all leases: nobody is declared lost for the server's own absence.
 
 **Sessions.** A `Heartbeat` or `EnterBarrier` on a session that is not attached (never, not any more, or
 replaced) is answered by `SessionEnd` with NOT_REGISTERED: attach again. `SessionEnd` with FENCED or
@@ -29,7 +28,6 @@ from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.cluster_settings import decide
 from dmesh_server.core.deadlines import (
     BarrierDue,
-    GraceDue,
     LeaseDue,
     LivenessDue,
     NoticeDue,
@@ -52,9 +50,11 @@ from dmesh_server.core.events import (
     Attach,
     CancelBarrier,
     DropKey,
+    EndSession,
     EnterBarrier,
     Event,
     Evict,
+    Evidence,
     GetClusterState,
     Heartbeat,
     KvDelete,
@@ -70,11 +70,13 @@ from dmesh_server.core.events import (
     PresentBarriers,
     Register,
     ReportError,
+    ReportProcess,
     ReportStatus,
     ReportWaiting,
     Request,
     SessionClosed,
     Shutdown,
+    Stalled,
     StopBarrier,
     Tick,
 )
@@ -107,8 +109,6 @@ class Core:
         """Clusters without a life, in order of their ends: the first to make room."""
         self._shared = ServerState(limits)
         self._deadlines = self._shared.deadlines
-        self._shortest_interval = limits.heartbeat_interval
-        """The shortest heartbeat interval of any cluster so far."""
         self.views = ClusterViews(self._clusters)
         """What there is to see of them."""
         self._store = 0
@@ -121,9 +121,6 @@ class Core:
     def apply(self, event: Event, now: float) -> list[Effect]:
         """Changes the state as `event` demands and returns what is to be done about it, in order."""
         transaction = Transaction(now)
-        due = self._deadlines.next()
-        if due is not None and now - due > self._shortest_interval:
-            self._forgive(now - due, now)
         self._dispatch(event, transaction)
         while transaction.unsettled:
             self._settle(self._clusters[transaction.unsettled.pop()], transaction)
@@ -142,8 +139,6 @@ class Core:
         assert not self._clusters, "only a new core can be restored"
         self._store, self._epoch_floor, restored = restore_all(durable, now, self._shared)
         self._clusters.update(restored)
-        for cluster in self._clusters.values():
-            self._note_interval(cluster)
         self._ended = {name: None for name, cluster in self._clusters.items() if cluster.ended}
 
     def clusters(self) -> tuple[str, ...]:
@@ -155,11 +150,9 @@ class Core:
         cluster = self._clusters.get(name)
         return cluster.state() if cluster else None
 
-    def _forgive(self, delay: float, now: float) -> None:
-        """Lets leases and graces begin anew where the server itself was held up for too long."""
-        for cluster in self._clusters.values():
-            if delay > cluster.settings.heartbeat_interval:
-                cluster.floor = now
+    def is_suspected(self, lease: int) -> bool:
+        """Returns whether the owner of a lease is suspected, so that its process is worth looking for."""
+        return self._shared.leases.suspect_of(lease) is not None
 
     # What can happen, the most frequent first.
 
@@ -204,7 +197,13 @@ class Core:
             case SessionClosed():
                 cluster = self._shared.sessions.get(event.session)
                 if cluster is not None:
-                    membership.session_closed(cluster, cluster.roster.sessions[event.session], transaction)
+                    slot = cluster.roster.sessions[event.session]
+                    membership.session_closed(cluster, slot, event, transaction)
+            case Evidence():
+                if event.cluster in self._clusters:
+                    membership.take_evidence(self._clusters[event.cluster], event, transaction)
+            case Stalled():
+                self._shared.leases.note_stall(event.seconds)
             case Register():
                 self._answer(event, transaction, self._register)
             case CancelBarrier():
@@ -227,7 +226,7 @@ class Core:
                     transaction,
                     lambda cluster, slot: self._report_error(cluster, slot, event, transaction),
                 )
-            case ReportStatus() | ReportWaiting():
+            case ReportStatus() | ReportWaiting() | ReportProcess() | EndSession():
                 self._report(event, transaction)
             case StopBarrier() | Evict() | DropKey():
                 self._answer(event, transaction, self._operate)
@@ -250,7 +249,9 @@ class Core:
         slot.beat_at = transaction.now
         transaction.push((event.session,), HeartbeatAck(event.sequence, cluster.epoch))
 
-    def _report(self, event: ReportStatus | ReportWaiting, transaction: Transaction) -> None:
+    def _report(
+        self, event: ReportStatus | ReportWaiting | ReportProcess | EndSession, transaction: Transaction
+    ) -> None:
         cluster = self._shared.sessions.get(event.session)
         if cluster is None:
             self._refuse_session(event.session, transaction)
@@ -259,6 +260,10 @@ class Core:
         membership.seen(cluster, slot, transaction)
         if isinstance(event, ReportStatus):
             cluster.watchdog.report_status(slot, event.id, event.activity, transaction)
+        elif isinstance(event, ReportProcess):
+            membership.take_report(cluster, slot, event, transaction)
+        elif isinstance(event, EndSession):
+            membership.depart(cluster, slot, MemberState.LOST, membership.ENDED, transaction)
         else:
             cluster.watchdog.report_waiting(slot, event.operation, event.tasks, event.age, transaction)
 
@@ -353,12 +358,8 @@ class Core:
                 self._make_room(name, transaction)
                 cluster = self._clusters[name] = Cluster(name, generation, self._epoch_floor, self._shared)
             cluster.begin(generation, transaction)
-            self._note_interval(cluster)
             self._ended.pop(name, None)
         return registration.registered(cluster, registration.admit(cluster, event, task, transaction))
-
-    def _note_interval(self, cluster: Cluster) -> None:
-        self._shortest_interval = min(self._shortest_interval, cluster.settings.heartbeat_interval)
 
     def _make_room(self, name: str, transaction: Transaction) -> None:
         """Forgets the cluster that ended first, if there are as many as there may be."""
@@ -551,12 +552,8 @@ class Core:
     def _tick(self, transaction: Transaction) -> None:
         while (due := self._deadlines.pop(transaction.now)) is not None:
             match due:
-                case LeaseDue(name, task):
-                    cluster = self._clusters[name]
-                    membership.lease_due(cluster, cluster.roster.slots[task], transaction)
-                case GraceDue(name, task):
-                    cluster = self._clusters[name]
-                    membership.grace_due(cluster, cluster.roster.slots[task], transaction)
+                case LeaseDue(lease):
+                    self._shared.leases.due(lease, transaction)
                 case NoticeDue(name):
                     membership.tell_changes(self._clusters[name], transaction)
                 case StuckDue(name):

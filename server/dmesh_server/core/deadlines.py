@@ -5,23 +5,12 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from dmesh_server.core.model import Task
-
 
 @dataclass(frozen=True, slots=True)
 class LeaseDue:
-    """A member's lease may have run out."""
+    """A lease may have run out."""
 
-    cluster: str
-    task: Task
-
-
-@dataclass(frozen=True, slots=True)
-class GraceDue:
-    """A member's broken session was not attached again in time."""
-
-    cluster: str
-    task: Task
+    lease: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +49,7 @@ class WaitDue:
     token: int
 
 
-Due = LeaseDue | GraceDue | NoticeDue | BarrierDue | StuckDue | LivenessDue | WaitDue
+Due = LeaseDue | NoticeDue | BarrierDue | StuckDue | LivenessDue | WaitDue
 """Everything that can fall due."""
 
 _SLACK = 64

@@ -17,6 +17,7 @@ from dmesh_server.core.model import (
     KeyEvent,
     KeyValue,
     Member,
+    Process,
     Task,
 )
 
@@ -184,6 +185,17 @@ class StatusRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessQuery:
+    """Asks a session whether another process of its host is there. Answered by `ReportProcess`."""
+
+    task: Task
+    """Task of the process, and number of its lease: to be sent back."""
+    lease: int
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
 class BarrierResult:
     """Tells a session that a barrier is over."""
 
@@ -201,7 +213,15 @@ class SessionEnd:
     error: CoreError
 
 
-Message = HeartbeatAck | MembershipChange | LivenessChange | StatusRequest | BarrierResult | SessionEnd
+Message = (
+    HeartbeatAck
+    | MembershipChange
+    | LivenessChange
+    | StatusRequest
+    | ProcessQuery
+    | BarrierResult
+    | SessionEnd
+)
 """What a session can be told."""
 
 
@@ -235,5 +255,19 @@ class Noted:
     log_event: LogEvent
 
 
-Effect = Persist | Reply | Push | WatchPush | Noted
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Look for the process of a suspected member, as long as `Core.is_suspected`. Answered by `Evidence`."""
+
+    cluster: str
+    task: Task
+    lease: int
+    """Number of its lease."""
+    process: Process
+    peer_addresses: tuple[str, ...]
+    remote: str
+    """Address from which its session came; empty if it is not known."""
+
+
+Effect = Persist | Reply | Push | WatchPush | Noted | Probe
 """Everything that can be asked of the runtime."""

@@ -113,6 +113,47 @@ class SessionClosed:
     """A session's stream ended. Unknown or replaced sessions are ignored."""
 
     session: int
+    remote: str = ""
+    """Address from which it came, for `Probe`; empty if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A suspected member's process was looked for. Ignored if the member is not suspected any more."""
+
+    cluster: str
+    task: Task
+    lease: int
+    """Number of its lease."""
+    gone: bool
+    """True: the process has certainly ended; False: it certainly exists."""
+    source: str = ""
+    """How that is known, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportProcess:
+    """Answers a `ProcessQuery`, on the session that it was pushed to. Answered by nothing."""
+
+    session: int
+    task: Task
+    lease: int
+    gone: bool
+    """True: the process has certainly ended; False: it certainly exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """A member ends its session for good, without leaving: it is lost. Answered by a `SessionEnd`."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The server itself did not run for a while: signs of life may be waiting unread."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +351,10 @@ Event = (
     | Attach
     | PresentBarriers
     | SessionClosed
+    | Evidence
+    | ReportProcess
+    | EndSession
+    | Stalled
     | Heartbeat
     | ReportStatus
     | ReportWaiting

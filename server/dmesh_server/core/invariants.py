@@ -7,7 +7,6 @@ from dmesh_server.core.core import Core
 from dmesh_server.core.deadlines import (
     BarrierDue,
     Deadlines,
-    GraceDue,
     LeaseDue,
     LivenessDue,
     StuckDue,
@@ -56,11 +55,12 @@ def _check_members(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> No
         assert (slot.state is MemberState.CONNECTED) == (slot.session is not None), f"{label}: wrong state"
         if slot.session is not None:
             assert roster.sessions[slot.session] is slot, f"{label}: its session belongs to another"
-        grace, lease = GraceDue(cluster.name, task) in deadlines, LeaseDue(cluster.name, task) in deadlines
-        if not stopping:
-            assert grace == (slot.closed_at is not None), f"{label}: grace without a broken session, or none"
-            leased = not slot.state.departed and slot.liveness is not Liveness.BLOCKED
-            assert lease == leased, f"{label}: a member without a lease, or the reverse"
+        lease = slot.lease
+        assert lease.ended == slot.state.departed, f"{label}: a member without a lease, or the reverse"
+        assert not (lease.suspected and slot.session), f"{label}: suspected, but attached"
+        if not stopping and not lease.ended:
+            waits = slot.liveness is Liveness.BLOCKED and slot.session is not None
+            assert (LeaseDue(lease.number) in deadlines) != waits, f"{label}: wrong deadline"
         assert slot.incarnation not in slot.former, f"{label}: its holder was declared gone before"
         assert not slot.former or cluster.rejoin, f"{label}: taken again"
         assert 0 < slot.epoch <= cluster.epoch, f"{label}: came in with no epoch"

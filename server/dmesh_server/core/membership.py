@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import islice
+
 from dmesh_server.core import messages, validation
 from dmesh_server.core.cluster import Cluster
-from dmesh_server.core.deadlines import GraceDue, LeaseDue, NoticeDue
-from dmesh_server.core.effects import MembershipChange, SessionEnd
+from dmesh_server.core.deadlines import NoticeDue
+from dmesh_server.core.effects import MembershipChange, Probe, ProcessQuery, SessionEnd
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.events import Attach
+from dmesh_server.core.events import Attach, Evidence, ReportProcess, SessionClosed
 from dmesh_server.core.log_events import MemberDeparted
 from dmesh_server.core.model import Caller, Liveness, MemberState
 from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.transaction import Transaction
+
+ENDED = "it ended its session without a goodbye"
+_CLOSED = "its connection closed without a goodbye"
+_ASKED = 2
+"""Members of its host that are asked whether a suspected member's process exists."""
+_LOOKED_AT = 16
+"""Members of its host that are looked at to find those."""
 
 
 def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot:
@@ -63,13 +73,11 @@ def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> Tas
 
 
 def seen(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Notes a sign of life; without a session it does not prolong the lease, within which to attach."""
+    """Notes a sign of life, whichever way it came."""
     slot.last_seen_at = transaction.now
-    if slot.session is not None:
-        slot.lease_from = transaction.now
-        if slot.liveness is Liveness.BLOCKED:
-            cluster.watchdog.unblock(slot, transaction)
-            cluster.deadlines.set(LeaseDue(cluster.name, slot.task), transaction.now + cluster.settings.lease)
+    cluster.leases.renew(slot.lease, transaction.now)
+    if slot.liveness is Liveness.BLOCKED:
+        cluster.watchdog.unblock(slot, transaction)
 
 
 def fenced(cluster: Cluster, slot: TaskSlot) -> CoreError:
@@ -114,69 +122,88 @@ def attach(cluster: Cluster, slot: TaskSlot, event: Attach, transaction: Transac
             ),
         )
     slot.state = MemberState.CONNECTED
-    slot.closed_at = None
     slot.restored = False
+    cluster.leases.clear(slot.lease, transaction.now)
     seen(cluster, slot, transaction)
-    cluster.deadlines.cancel(GraceDue(cluster.name, slot.task))
     cluster.watchdog.attached(event.session, transaction)
 
 
-def session_closed(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Notes that a task slot's session broke; its holder has a moment to come back."""
+def grant_lease(cluster: Cluster, slot: TaskSlot, now: float) -> None:
+    """Grants the holder of a task slot its lease."""
+    owner = f"{slot.task} of cluster {messages.quote(cluster.name)}"
+    expired = partial(lease_expired, cluster, slot)
+    slot.lease = cluster.leases.grant(owner, cluster.settings.lease, now, expired)
+
+
+def session_closed(cluster: Cluster, slot: TaskSlot, event: SessionClosed, transaction: Transaction) -> None:
+    """Suspects a member whose session broke, and has its process looked for."""
     cluster.unbind(slot)
     slot.state = MemberState.REGISTERED
-    slot.closed_at = transaction.now
     cluster.watchdog.detached(slot, transaction)
-    cluster.deadlines.set(GraceDue(cluster.name, slot.task), transaction.now + cluster.limits.session_grace)
+    lease, process = slot.lease, slot.process
+    if slot.liveness is Liveness.BLOCKED:
+        # Its transport has answered until now, or the session would have broken before.
+        cluster.leases.renew(lease, transaction.now)
+    cluster.leases.suspect(lease, transaction.now)
+    transaction.probe(
+        Probe(cluster.name, slot.task, lease.number, process, slot.peer_addresses, event.remote)
+    )
+    if process.pid > 0:
+        nearby = islice(cluster.roster.neighbors(slot), _LOOKED_AT)
+        sessions = [other.session for other in nearby if other.session is not None][:_ASKED]
+        query = ProcessQuery(slot.task, lease.number, process.pid, process.start_ticks)
+        transaction.push(sessions, query)
 
 
-def grace_due(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Declares a member lost whose session was not attached again in time.
-
-    The time counts from the cluster's floor at the earliest.
-    """
-    assert slot.closed_at is not None
-    grace = cluster.limits.session_grace
-    end = max(slot.closed_at, cluster.floor) + grace
-    if end > transaction.now:
-        cluster.deadlines.set(GraceDue(cluster.name, slot.task), end)
+def take_evidence(cluster: Cluster, event: Evidence, transaction: Transaction) -> None:
+    """Ends the lease of a suspected member whose process is gone; restores it if the process exists."""
+    slot = cluster.roster.slots.get(event.task)
+    if slot is None or slot.lease.number != event.lease or not slot.lease.suspected:
         return
-    heard_at = max(slot.last_seen_at, min(cluster.floor, slot.closed_at))
-    if slot.closed_at - heard_at > 2 * cluster.settings.heartbeat_interval + grace:
-        silence = messages.seconds(transaction.now - heard_at)
-        reason = f"no sign of life for {silence}: it was stopped, or its network is cut"
+    if event.gone:
+        depart(cluster, slot, MemberState.LOST, f"{_CLOSED}, and {event.source}", transaction)
     else:
-        reason = "its connection closed without a goodbye"
-    depart(cluster, slot, MemberState.LOST, reason, transaction)
+        cluster.leases.vouch(slot.lease)
 
 
-def lease_due(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Judges a member whose lease may have run out; it counts from the cluster's floor at the earliest.
+def take_report(cluster: Cluster, reporter: TaskSlot, event: ReportProcess, transaction: Transaction) -> None:
+    """Takes the word of a member on a process of its own host."""
+    slot = cluster.roster.slots.get(event.task)
+    if slot is not None and reporter in cluster.roster.neighbors(slot):
+        source = f"its process is gone, says {messages.name(reporter.snapshot())}"
+        evidence = Evidence(cluster.name, event.task, event.lease, event.gone, source)
+        take_evidence(cluster, evidence, transaction)
 
-    Leases are renewed without touching their deadline; whether one has really run out is judged only here. A
-    member whose session is attached is there (what is gone does not answer its transport's pings, and loses
-    the session), but its interpreter does not run: it is BLOCKED. Any other is lost.
+
+def lease_expired(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
+    """Judges a member whose lease has run out.
+
+    A member whose session is attached is there (what is gone does not answer its transport's pings, and loses
+    the session), but its interpreter does not run: it is BLOCKED. A member without a session that waits for
+    the answer of a call is there as well. Any other is lost.
     """
-    lease = cluster.settings.lease
-    end = max(slot.lease_from, cluster.floor) + lease
-    if end > transaction.now:
-        cluster.deadlines.set(LeaseDue(cluster.name, slot.task), end)
-        return
-    silence = f"no heartbeat for {messages.seconds(transaction.now - slot.lease_from)}"
+    lease, now = slot.lease, transaction.now
+    silence = messages.seconds(now - slot.last_seen_at)
     if slot.session is not None:
         cluster.watchdog.block(
             slot,
-            f"{silence} although its connection answers: its interpreter does not run (something holds the "
-            "GIL, or the process is starved)",
+            f"no heartbeat for {silence} although its connection answers: its interpreter does not run "
+            "(something holds the GIL, or the process is starved)",
             transaction,
         )
         return
-    if slot.closed_at is not None:
-        reason = silence
+    if slot.tokens:
+        cluster.leases.renew(lease, now)
+        return
+    if lease.suspected_at is not None:
+        silent_before = lease.suspected_at - lease.renewed_at > 2 * cluster.settings.heartbeat_interval
+        reason = f"no sign of life for {silence}: it was stopped, or its network is cut"
+        if not silent_before:
+            reason = f"{_CLOSED} and was not built up again"
     elif slot.restored:
-        reason = f"it did not come back within {messages.seconds(lease)} of the server's restart"
+        reason = f"it did not come back within {messages.seconds(lease.ttl)} of the server's restart"
     else:
-        reason = f"it did not open a session within {messages.seconds(lease)} of its registration"
+        reason = f"no sign of life for {silence}, and no session"
     depart(cluster, slot, MemberState.LOST, reason, transaction)
 
 
@@ -187,10 +214,8 @@ def depart(
     cluster.watchdog.departed(slot)
     slot.state = state
     slot.reason = reason
-    slot.closed_at = None
     cluster.roster.depart(slot)
-    cluster.deadlines.cancel(LeaseDue(cluster.name, slot.task))
-    cluster.deadlines.cancel(GraceDue(cluster.name, slot.task))
+    cluster.leases.revoke(slot.lease, transaction)
     cluster.persist_slot(slot, transaction)
     cluster.advance_epoch(transaction)
     transaction.note(MemberDeparted(cluster.name, slot.outline(), cluster.epoch))

@@ -113,6 +113,10 @@ class Process:
     """Version of its interpreter."""
     started_at_unix_ms: int = 0
     """Wall-clock start, for display only."""
+    pid_namespace: str = ""
+    """Identity of the pid namespace, in which alone the process id means something; empty if not known."""
+    start_ticks: int = 0
+    """Start in the kernel's clock ticks, which tells it from others of its process id; 0 if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +315,11 @@ class Limits:
     """The shortest lease that a client may set for its cluster, seconds."""
     max_lease: float = 3_600.0
     """The longest, seconds."""
-    session_grace: float = 0.3
-    """Time within which a broken session may be attached again unnoticed, seconds."""
+    suspicion: float = 5.0
+    """Time within which a broken session may be attached again although nothing else is heard of its member,
+    seconds: a flap of a second, the client's longest wait between attempts, and as much again."""
+    suspicion_per_client: float = 0.002
+    """The same, for every member whose session is broken at the same time: they are attached one by one."""
     departure_batch: float = 0.05
     """Changes of members within this time of the last notice are announced together, seconds."""
     departure_quiet_per_session: float = 0.0003

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from dmesh_server.core import cluster_settings, messages, validation
 from dmesh_server.core.cluster import Cluster
-from dmesh_server.core.deadlines import LeaseDue
 from dmesh_server.core.effects import Registered
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import Register
 from dmesh_server.core.log_events import MemberJoined
-from dmesh_server.core.membership import fenced, fenced_predecessor
+from dmesh_server.core.membership import fenced, fenced_predecessor, grant_lease, seen
 from dmesh_server.core.model import Job, Limits, MemberState, Task
 from dmesh_server.core.replies import Replies
 from dmesh_server.core.roster import TaskSlot
@@ -140,7 +139,7 @@ def is_member(cluster: Cluster, slot: TaskSlot, event: Register, transaction: Tr
     if slot.incarnation != event.caller.incarnation:
         return False
     if not slot.state.departed:
-        slot.last_seen_at = slot.lease_from = transaction.now
+        seen(cluster, slot, transaction)
     elif event.request_id != slot.request_id:
         raise fenced(cluster, slot)
     return True
@@ -229,7 +228,6 @@ def admit(cluster: Cluster, event: Register, task: Task, transaction: Transactio
         event.request_id,
         registered_at=transaction.now,
         last_seen_at=transaction.now,
-        lease_from=transaction.now,
         replies=Replies(cluster.limits.replies_per_member),
         epoch=cluster.epoch + 1,
         former=former,
@@ -238,7 +236,7 @@ def admit(cluster: Cluster, event: Register, task: Task, transaction: Transactio
     cluster.persist_slot(slot, transaction)
     cluster.advance_epoch(transaction)
     transaction.note(MemberJoined(cluster.name, slot.outline(), cluster.epoch, bool(former)))
-    cluster.deadlines.set(LeaseDue(cluster.name, task), transaction.now + cluster.settings.lease)
+    grant_lease(cluster, slot, transaction.now)
     if former:
         cluster.untold_rejoined[task] = slot
         transaction.unsettled.add(cluster.name)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dmesh_server.core import records
+from dmesh_server.core import membership, records
 from dmesh_server.core.cluster import Cluster, ServerState
-from dmesh_server.core.deadlines import LeaseDue
 from dmesh_server.core.effects import Record
 from dmesh_server.core.model import MemberState
 from dmesh_server.core.records import RecordError
@@ -89,7 +88,6 @@ def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
             holder.request_id,
             registered_at=now,
             last_seen_at=now,
-            lease_from=now,
             replies=Replies(cluster.limits.replies_per_member),
             epoch=holder.epoch,
             former=holder.former,
@@ -98,7 +96,7 @@ def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
         )
         cluster.roster.add(slot)
         if not slot.state.departed:
-            cluster.deadlines.set(LeaseDue(cluster.name, slot.task), now + cluster.settings.lease)
+            membership.grant_lease(cluster, slot, now)
     kept: dict[Replies, list[Remembered]] = {}
     for task, incarnation, remembered in map(records.decode_reply, kinds.get(records.REPLY, ())):
         holding = None if task is None else cluster.roster.slots.get(task)

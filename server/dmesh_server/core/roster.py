@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from dmesh_server.core.lease import OVER, Lease
 from dmesh_server.core.model import (
     Activity,
     Device,
@@ -34,8 +35,6 @@ class TaskSlot:
     """Of the registration, so that a retry of it is known."""
     registered_at: float
     last_seen_at: float
-    lease_from: float
-    """Time at which the lease last began, seconds of the server's monotonic clock."""
     replies: Replies
     epoch: int = 0
     """The cluster's, with which the holder came in."""
@@ -45,8 +44,8 @@ class TaskSlot:
     """Reason of the holder's departure."""
     session: int | None = None
     """The attached session."""
-    closed_at: float | None = None
-    """Time at which the last session broke, if none is attached and there was one."""
+    lease: Lease = OVER
+    """Lease of the holder; over once it has departed."""
     restored: bool = False
     """True from the server's restart until the holder attaches again."""
     liveness: Liveness = Liveness.LIVE
@@ -82,6 +81,12 @@ class TaskSlot:
         return replace(self.snapshot(), devices=(), peer_addresses=())
 
 
+def _place(slot: TaskSlot) -> tuple[str, str]:
+    """Returns where the holder's process id means something; empty texts if that is not known."""
+    process = slot.process
+    return (process.boot_id, process.pid_namespace) if process.boot_id and process.pid_namespace else ("", "")
+
+
 def _order(slot: TaskSlot) -> tuple[str, int]:
     return slot.task.job, slot.task.index
 
@@ -102,6 +107,8 @@ class Roster:
         """Task slots whose holders are gone, in order of departure."""
         self.fallen: dict[Task, TaskSlot] = {}
         """Departed slots whose holders were lost or failed."""
+        self._hosts: dict[tuple[str, str], dict[Task, TaskSlot]] = {}
+        """The slots of each host's members, where boot id and pid namespace are known."""
         self._held: dict[int, Task] = {}
         """The task slot of each incarnation that has ever held one."""
         self._sizes = {job.name: len(job.addresses) for job in jobs}
@@ -137,12 +144,23 @@ class Roster:
             self._ordered[bisect_left(self._ordered, _order(slot), key=_order)] = slot
         if slot.state.departed:
             self.depart(slot)
+        elif any(place := _place(slot)):
+            self._hosts.setdefault(place, {})[slot.task] = slot
 
     def depart(self, slot: TaskSlot) -> None:
         """Notes that a holder is gone."""
         self.departed[slot.task] = slot
         if slot.state is not MemberState.LEFT:
             self.fallen[slot.task] = slot
+        place = _place(slot)
+        neighbors = self._hosts.get(place, {})
+        neighbors.pop(slot.task, None)
+        if not neighbors:
+            self._hosts.pop(place, None)
+
+    def neighbors(self, slot: TaskSlot) -> Iterator[TaskSlot]:
+        """Yields the other members in the pid namespace of a slot's holder."""
+        yield from (other for other in self._hosts.get(_place(slot), {}).values() if other is not slot)
 
     def bind(self, slot: TaskSlot, session: int) -> None:
         """Attaches a session to a task slot that has none."""

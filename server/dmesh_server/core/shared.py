@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dmesh_server.core.deadlines import Deadlines
+from dmesh_server.core.lease import Leases
 from dmesh_server.core.model import Limits
 
 if TYPE_CHECKING:
@@ -33,5 +34,10 @@ class Shared:
     """Bounds and times."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """Everything that must happen at a time."""
+    leases: Leases = field(init=False)
+    """All leases."""
     waiting: dict[int, WaitingCalls] = field(default_factory=dict)
     """The store in which each blocked token waits."""
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.limits, self.deadlines)

@@ -10,6 +10,7 @@ from dmesh_server.core.effects import (
     Message,
     Noted,
     Persist,
+    Probe,
     Push,
     Record,
     Reply,
@@ -54,6 +55,10 @@ class Transaction:
     def watch_push(self, push: WatchPush) -> None:
         """Tells a watch something."""
         self._effects.append(push)
+
+    def probe(self, probe: Probe) -> None:
+        """Has a suspected member's process looked for."""
+        self._effects.append(probe)
 
     def note(self, log_event: LogEvent) -> None:
         """Lets people read later what happened."""

@@ -75,6 +75,8 @@ def process(message: common_pb2.Process) -> Process:
         dmesh_version=message.dmesh_version,
         python_version=message.python_version,
         started_at_unix_ms=message.started_at_unix_ms,
+        pid_namespace=message.pid_namespace,
+        start_ticks=message.start_ticks,
     )
 
 
@@ -224,6 +226,8 @@ def member_to_proto(value: Member, now: float) -> common_pb2.Member:
                 dmesh_version=facts.dmesh_version,
                 python_version=facts.python_version,
                 started_at_unix_ms=facts.started_at_unix_ms,
+                pid_namespace=facts.pid_namespace,
+                start_ticks=facts.start_ticks,
             )
         )
     return message
@@ -314,6 +318,15 @@ def session_message_to_proto(message: effects.Message, now: float) -> coordinati
             response.membership_change.rejoined.extend(member_to_proto(m, now) for m in message.rejoined)
         case effects.LivenessChange():
             response.liveness_change.members.extend(member_to_proto(m, now) for m in message.members)
+        case effects.ProcessQuery():
+            response.process_query.CopyFrom(
+                coordination_pb2.ProcessQuery(
+                    task=task_to_proto(message.task),
+                    lease=message.lease,
+                    pid=message.pid,
+                    start_ticks=message.start_ticks,
+                )
+            )
         case effects.StatusRequest():
             response.status_request.id = message.id
         case effects.BarrierResult():

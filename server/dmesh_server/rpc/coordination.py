@@ -26,6 +26,7 @@ from dmesh_server.rpc.member_table import MemberTable
 from dmesh_server.rpc.session_input import SessionInput
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.limits import PeerLimits
+from dmesh_server.security.refusals import host_of
 from dmesh_server.sessions import Session, describe_caller
 from dmesh_server.telemetry import logs
 
@@ -124,7 +125,7 @@ class CoordinationServicer:
             peer_secret=answer.peer_secret,
             heartbeat_interval_ms=round(settings.heartbeat_interval * 1000),
             lease_ms=round(settings.lease * 1000),
-            session_grace_ms=round(limits.session_grace * 1000),
+            suspicion_ms=round(limits.suspicion * 1000),
             settings=convert.cluster_settings_to_proto(settings),
             rejoined=answer.rejoined,
             max_request_bytes=self._limits.request_bytes,
@@ -213,7 +214,9 @@ class CoordinationServicer:
         attach = await self._read_attach(read)
         caller = convert.caller(attach.caller, attach.HasField("caller"))
         await self._present(caller, attach.passed)
-        session, attached = await self._runtime.open_session(caller, convert.last_told(attach))
+        session, attached = await self._runtime.open_session(
+            caller, convert.last_told(attach), host_of(context.peer())
+        )
         self._admission.leave(caller)
         said = SessionInput(self._runtime, session, self._limits.messages_per_second, self._traces)
         try:

@@ -72,6 +72,13 @@ class SessionInput:
             case "status":
                 activity = convert.activity(request.status.activity)
                 runtime.send(events.ReportStatus(number, request.status.id, activity))
+            case "process_report":
+                report = request.process_report
+                runtime.send(
+                    events.ReportProcess(number, convert.task(report.task), report.lease, report.gone)
+                )
+            case "ending":
+                runtime.send(events.EndSession(number))
             case "waiting":
                 runtime.send(convert.waiting(number, request.waiting))
             case "express_begins" if self.express is not None:

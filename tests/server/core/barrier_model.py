@@ -19,12 +19,17 @@ class Client:
     index: int
     incarnation: int
     last_sign: float
+    """In served time, as all times here: without those in which the server did not run."""
     born: int
     """Its place in the order of all registrations and first results."""
     rejoined: bool = False
     """Whether its task slot was another's before."""
     session: int | None = None
     closed_at: float | None = None
+    vouched: bool = False
+    """Whether its process is known to exist, since its session broke."""
+    killed: bool = False
+    """Whether its process is known to be gone."""
     speaks: bool = True
     """Whether the server, since its last crash, was told what this client knows; then or when it departed."""
     finished: dict[str, int] = field(default_factory=dict)

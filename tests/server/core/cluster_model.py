@@ -24,6 +24,7 @@ from dmesh_server.core.effects import (
     LivenessChange,
     MembershipChange,
     Persist,
+    Probe,
     Push,
     Reply,
     SessionEnd,
@@ -79,7 +80,8 @@ class ClusterModel(RuleBasedStateMachine):
         self.incarnations = 1000
         self.generation = 0
         self.epoch = 0
-        self.floor = self.d.now
+        self.stalled = 0.0
+        self.probes: dict[int, Probe] = {}
         self.unanswered: dict[int, str] = {}
         self.answered: set[int] = set()
         self.watches: dict[int, Watching] = {}
@@ -174,9 +176,11 @@ class ClusterModel(RuleBasedStateMachine):
         if result.error is None:
             client.passed[name] = passed(result, tuple(map(worker, PARTICIPANTS[name])))
 
-    def sign(self, client: Client, *, always: bool = False) -> None:
-        if always or client.session is not None:
-            client.last_sign = self.d.now
+    def served(self) -> float:
+        return self.d.now - self.stalled
+
+    def sign(self, client: Client) -> None:
+        client.last_sign = self.served()
 
     def someone(self, index: int) -> Client | None:
         return self.clients.get(index)
@@ -317,12 +321,12 @@ class ClusterModel(RuleBasedStateMachine):
             elif client is not None and client.incarnation == member.incarnation:
                 if member.state is MemberState.LOST:
                     assert client.session is None, "lost although its connection answers"
-                    silence = self.d.now - max(client.last_sign, self.floor)
-                    away = (
-                        self.d.now - max(client.closed_at, self.floor) if client.closed_at is not None else 0
-                    )
-                    lease, grace = self.d.limits.lease, self.d.limits.session_grace
-                    assert silence >= lease - MARGIN or away >= grace - MARGIN, "lost too early"
+                    silence, away = self.served() - client.last_sign, 0.0
+                    if client.closed_at is not None:
+                        away = self.served() - max(client.closed_at, client.last_sign)
+                    over = silence >= self.d.limits.lease - MARGIN
+                    suspect = away >= self.d.limits.suspicion - MARGIN and not client.vouched
+                    assert over or suspect or client.killed, "lost too early"
                 del self.clients[client.index]
                 self.departed[client.index] = member.state
                 self.former.setdefault(client.index, []).append(client.incarnation)

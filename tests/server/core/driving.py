@@ -19,6 +19,7 @@ from dmesh_server.core.effects import (
     MembershipChange,
     Message,
     Persist,
+    Probe,
     Push,
     Record,
     Reply,
@@ -32,6 +33,7 @@ from dmesh_server.core.events import (
     CancelBarrier,
     EnterBarrier,
     Event,
+    Evidence,
     GetClusterState,
     Heartbeat,
     KvDelete,
@@ -48,6 +50,7 @@ from dmesh_server.core.events import (
     Register,
     ReportError,
     SessionClosed,
+    Stalled,
     Tick,
 )
 from dmesh_server.core.model import (
@@ -255,9 +258,25 @@ class Driver:
         return BarrierResult(name, instance, None, state.epoch)
 
     def lose(self, index: int) -> list[Effect]:
-        """Breaks a worker's connection and lets its grace pass."""
+        """Breaks a worker's connection, and tells that its process is gone."""
         self.close(index)
-        return self.advance(self.limits.session_grace + 0.01)
+        return self.evidence(index, gone=True)
+
+    def stall(self, seconds: float) -> list[Effect]:
+        """Lets time pass in which the server does not run."""
+        self.now += seconds
+        self.apply(Stalled(seconds))
+        return self.apply(Tick())
+
+    def probes(self) -> list[Probe]:
+        """Whom the last event had looked for."""
+        return [effect for effect in self.effects if isinstance(effect, Probe)]
+
+    def evidence(self, index: int, *, gone: bool) -> list[Effect]:
+        """Tells what was found out about a suspected worker's process."""
+        (probe,) = self.probes()
+        assert probe.task == worker(index)
+        return self.apply(Evidence(probe.cluster, probe.task, probe.lease, gone, "its process is gone"))
 
     def enter(
         self,

@@ -175,7 +175,7 @@ def test_a_participants_departure_fails_the_barrier_for_all(arrived: bool) -> No
     assert error.kind is ErrorKind.BARRIER_FAILED
     assert (
         "barrier 'b' (instance 0) failed: /job:worker/task:1 (host host1, pid 71) was lost: its connection "
-        "closed without a goodbye." in error.message
+        "closed without a goodbye, and its process is gone." in error.message
     )
     assert [member.task for member in error.members] == [worker(1)]
     assert not d.pushed(session=session)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh_server.core.deadlines import Deadlines, GraceDue, LeaseDue, WaitDue
-from dmesh_server.core.model import Task
+from dmesh_server.core.deadlines import Deadlines, LeaseDue, WaitDue
 
 
 def test_the_latest_time_set_counts() -> None:
@@ -23,12 +22,12 @@ def test_the_latest_time_set_counts() -> None:
     deadlines.cancel(WaitDue(1))
 
 
-def test_different_deadlines_of_one_member_do_not_mix() -> None:
-    deadlines, task = Deadlines(), Task("worker", 0)
-    deadlines.set(LeaseDue("c", task), 5.0)
-    deadlines.set(GraceDue("c", task), 1.0)
-    deadlines.cancel(GraceDue("c", task))
-    assert deadlines.pop(9.0) == LeaseDue("c", task)
+def test_different_deadlines_of_one_number_do_not_mix() -> None:
+    deadlines = Deadlines()
+    deadlines.set(LeaseDue(1), 5.0)
+    deadlines.set(WaitDue(1), 1.0)
+    deadlines.cancel(WaitDue(1))
+    assert deadlines.pop(9.0) == LeaseDue(1)
 
 
 def test_moving_a_deadline_for_ever_takes_no_room() -> None:

@@ -124,7 +124,7 @@ def test_a_lease_is_the_clusters() -> None:
     d.apply(d.attach(1))
     d.advance(2.0)
     assert d.state_of(0) is MemberState.LOST
-    assert d.member(0).reason == "it did not open a session within 2.0 s of its registration"
+    assert d.member(0).reason == "no sign of life for 2.0 s, and no session"
 
 
 def test_settings_outlive_a_restart() -> None:

@@ -55,9 +55,10 @@ def test_all_are_told_who_is_blocked_and_who_is_live_again() -> None:
 def test_a_blocked_member_whose_connection_breaks_is_lost() -> None:
     d = joined(2)
     d.beat(16.0, 1)
-    d.lose(0)
+    d.close(0)
+    d.advance(5.1)
     assert d.state_of(0) is MemberState.LOST
-    assert "no sign of life for 16.3 s" in d.member(0).reason
+    assert "its connection closed" in d.member(0).reason
     assert d.member(0).liveness is Liveness.LIVE
 
 
