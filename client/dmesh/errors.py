@@ -31,8 +31,9 @@ DMeshError
 │   ├── StoreLostError (LookupError)
 │   ├── BarrierError: BarrierTimeoutError (TimeoutError), BarrierCancelledError,
 │   │   BarrierMismatchError (ValueError)
-│   └── KeyExistsError (ValueError), KeyNotFoundError (KeyError), KeyTypeError (TypeError),
-│       KeyWaitTimeoutError (TimeoutError), WatchCompactedError
+│   ├── KeyExistsError (ValueError), KeyNotFoundError (KeyError), KeyTypeError (TypeError),
+│   │   KeyWaitTimeoutError (TimeoutError), WatchCompactedError
+│   └── WaitTimeoutError (TimeoutError)
 ├── CollectiveError (RuntimeError)
 │   ├── CollectiveMismatchError (ValueError), CollectiveTimeoutError (TimeoutError)
 │   ├── CollectiveTypeError (TypeError), CollectiveValueError (ValueError)
@@ -345,6 +346,10 @@ class KeyWaitTimeoutError(CoordinationError, TimeoutError):
     """The key did not appear in time."""
 
 
+class WaitTimeoutError(CoordinationError, TimeoutError):
+    """What was waited for did not happen in time."""
+
+
 class WatchCompactedError(CoordinationError):
     """The server no longer keeps the revision that the watch should start from."""
 
@@ -489,5 +494,6 @@ __all__ = [
     "TpuNotFoundError",
     "UnshardableSourceError",
     "VersionMismatchError",
+    "WaitTimeoutError",
     "WatchCompactedError",
 ]

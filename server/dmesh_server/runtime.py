@@ -38,7 +38,9 @@ from dmesh_server.core.events import (
     EnterBarrier,
     Event,
     Evict,
+    GetBarrier,
     GetClusterState,
+    GetMember,
     Heartbeat,
     KvDelete,
     KvGet,
@@ -81,6 +83,8 @@ AnsweredEvent = (
     | Leave
     | ReportError
     | GetClusterState
+    | GetMember
+    | GetBarrier
     | Attach
     | PresentBarriers
     | CancelBarrier

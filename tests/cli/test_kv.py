@@ -33,6 +33,19 @@ def test_put_get_list_and_delete(dmesh, agent) -> None:
     assert dmesh("kv", "delete", "config/seed").code == 3
 
 
+def test_increment(dmesh, agent) -> None:
+    assert dmesh("kv", "increment", "runs").out == "1\n"
+    assert dmesh("kv", "increment", "runs", "41", "--json").json == {
+        "key": "runs",
+        "value": 42,
+        "revision": 2,
+    }
+    assert agent.key_value_get("runs") == b"42"
+    assert dmesh("kv", "put", "word", "x").code == 0
+    assert dmesh("kv", "increment", "word").code == 1
+    assert dmesh("kv", "increment", "runs", "-50").out == "-8\n"
+
+
 def test_put_from_standard_input(dmesh, agent, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"\x00\x01")))
     assert dmesh("kv", "put", "k", "-").code == 0
@@ -59,7 +72,7 @@ def test_a_key_that_comes_is_waited_for(dmesh, agent) -> None:
 
 
 def test_keys_of_dmesh_itself_are_not_written(dmesh) -> None:
-    for words in (("put", "dmesh/x", "1"), ("delete", "dmesh/x")):
+    for words in (("put", "dmesh/x", "1"), ("delete", "dmesh/x"), ("increment", "dmesh/x")):
         answer = dmesh("kv", *words)
         assert answer.code == 2
         assert "dmesh's own" in answer.err

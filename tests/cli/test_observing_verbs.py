@@ -127,6 +127,20 @@ def test_barriers_and_who_is_missing(dmesh, join) -> None:
     assert dmesh("why").code == 0
 
 
+def test_single_members_and_waiting_for_the_next_epoch(dmesh, join) -> None:
+    join(0, 3)
+    found = dmesh("members", "0", "/job:worker/task:2", "--json").json["members"]
+    assert [(one["rank"], one["state"]) for one in found] == [(0, "connected"), (2, "vacant")]
+    assert dmesh("members", "3").code == 2
+    epoch = dmesh("members", "--json").json["epoch"]
+    answer = dmesh("members", "--after", str(epoch), "--timeout", "0.05")
+    assert answer.code == 3
+    assert "nobody came or went within 0.05 s" in answer.err
+    join(1, 3)
+    found = dmesh("members", "--after", str(epoch), "--json").json
+    assert (found["epoch"], len(found["members"])) == (epoch + 1, 3)
+
+
 def test_members_and_status(dmesh, join, server) -> None:
     agent = join(0)
     answer = dmesh("members", "--json").json

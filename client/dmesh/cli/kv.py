@@ -1,4 +1,4 @@
-"""`dmesh kv`: looks at the keys of a cluster, and sets and deletes them."""
+"""`dmesh kv`: looks at the keys of a cluster, and changes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Looks at the keys that the programs of a cluster share, and sets and deletes them. Keys that begin with dmesh/
+Looks at the keys that the programs of a cluster share, and changes them. Keys that begin with dmesh/
 are dmesh's own: they can be looked at."""
 _EPILOG = """\
 exit code: 0; 3 if `get` or `delete` finds no such key, or `put` an existing one; 1 if the server cannot be
@@ -43,6 +43,9 @@ def add_parser(subparsers: Subparsers) -> None:
     delete = _verb(verbs, "delete", "delete a key")
     delete.add_argument("key", metavar="KEY")
     delete.add_argument("--prefix", action="store_true", help="delete all keys that begin with KEY")
+    increment = _verb(verbs, "increment", "add to a key whose value is an integer, and print the sum")
+    increment.add_argument("key", metavar="KEY")
+    increment.add_argument("amount", metavar="N", type=int, nargs="?", default=1, help="what to add (1)")
     watch = _verb(verbs, "watch", "print every change of keys, until Ctrl-C")
     watch.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only keys that begin with it")
     watch.add_argument(
@@ -71,7 +74,10 @@ def execute(args: argparse.Namespace) -> int:
     """
     from dmesh.cli.observing import Observer
 
-    action = {"get": _get, "put": _put, "list": _list, "delete": _delete, "watch": _watch}[args.kv_verb]
+    actions = {
+        "get": _get, "put": _put, "list": _list, "delete": _delete, "increment": _increment, "watch": _watch,
+    }  # fmt: skip
+    action = actions[args.kv_verb]
     with Observer.of(args) as observer:
         return action(observer, args)
 
@@ -159,6 +165,22 @@ def _delete(observer: Observer, args: argparse.Namespace) -> int:
     else:
         tell(f"{answer.deleted} key{'' if answer.deleted == 1 else 's'} deleted")
     return 0 if answer.deleted else BAD_NEWS
+
+
+def _increment(observer: Observer, args: argparse.Namespace) -> int:
+    from dmesh.cli.output import tell, tell_json
+    from dmesh.v1 import key_value_pb2 as pb
+
+    _refuse_own(args.key)
+    request = pb.IncrementRequest(
+        caller=observer.caller, request_id=secrets.token_hex(16), key=args.key, amount=args.amount
+    )
+    answer = observer.ask(observer.link.key_value.Increment, request)
+    if args.json:
+        tell_json({"key": args.key, "value": answer.value, "revision": answer.revision})
+    else:
+        tell(str(answer.value))
+    return 0
 
 
 def _watch(observer: Observer, args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dmesh.coordination.members import Member
+    from dmesh.coordination.members import Member, Task
     from dmesh.v1 import progress_pb2
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -15,7 +15,8 @@ _DESCRIPTION = """\
 Shows the members of a cluster, the departed ones included: host and process, when the server last heard of
 them, when their programs got on last, and where their main threads stand."""
 _EPILOG = """\
-exit code: 0; 1 if the server cannot be asked; 2 for a command line or an environment that cannot work."""
+exit code: 0; 3 if --after waited in vain; 1 if the server cannot be asked; 2 for a command line or an
+environment that cannot work."""
 _BAD = ("blocked", "stuck", "lost", "failed")
 
 
@@ -28,6 +29,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_verb(subparsers, "members", _DESCRIPTION, _EPILOG, execute)
     add_target(parser)
     add_json(parser)
+    parser.add_argument(
+        "tasks", metavar="TASK", nargs="*", help="only these: /job:NAME/task:N, or a rank of job worker"
+    )
+    parser.add_argument("--after", metavar="EPOCH", type=int, help="wait until the cluster's epoch is larger")
+    parser.add_argument(
+        "--timeout", metavar="S", type=float, default=60.0, help="how long --after waits, seconds (60)"
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -38,17 +46,31 @@ def execute(args: argparse.Namespace) -> int:
         DMeshError: The server does not answer, or refuses.
     """
     from dmesh.cli.observing import Observer
-    from dmesh.cli.output import tell_json, tell_table
+    from dmesh.cli.output import BAD_NEWS, tell_failure, tell_json, tell_table
     from dmesh.coordination.members import Task
+    from dmesh.errors import WaitTimeoutError
 
     with Observer.of(args) as observer:
-        picture = observer.look()
-    told = [
-        _view(member, picture.reports.get(Task(member.job, member.index))) for member in picture.state.members
-    ]
-    vacant = [{"rank": task.index, "task": str(task), "state": "vacant"} for task in picture.state.vacant]
+        if args.after is not None and not observer.wait_for_epoch(args.after, args.timeout):
+            message = f"nobody came or went within {args.timeout:g} s"
+            tell_failure("members", message, WaitTimeoutError, as_json=args.json)
+            return BAD_NEWS
+        cluster = observer.cluster
+        if args.tasks:  # cheap, however large the cluster is
+            found = [observer.member(_task(name)) for name in args.tasks]
+            told = [_view(member, None) for member in found if member.incarnation]
+            vacant = [_vacant(Task(member.job, member.index)) for member in found if not member.incarnation]
+            epoch: dict[str, object] = {}
+        else:
+            picture = observer.look()
+            told = [
+                _view(member, picture.reports.get(Task(member.job, member.index)))
+                for member in picture.state.members
+            ]
+            vacant = [_vacant(task) for task in picture.state.vacant]
+            epoch = {"epoch": picture.state.epoch}
     if args.json:
-        tell_json({"cluster": picture.cluster, "members": told + vacant})
+        tell_json({"cluster": cluster, **epoch, "members": told + vacant})
         return 0
     tell_table(
         ("RANK", "STATE", "HOST", "PID", "SEEN", "GOT ON", "WHERE", "REASON"),
@@ -68,6 +90,17 @@ def execute(args: argparse.Namespace) -> int:
         [view["state"] in _BAD for view in (*told, *vacant)],
     )
     return 0
+
+
+def _task(name: str) -> Task:
+    """Reads the name of a task; a number is a rank of job worker."""
+    from dmesh.coordination.members import Task
+
+    return Task("worker", int(name)) if name.isdecimal() else Task.parse(name)
+
+
+def _vacant(task: Task) -> dict[str, object]:
+    return {"rank": task.index, "task": str(task), "state": "vacant"}
 
 
 def state_of(member: Member) -> str:

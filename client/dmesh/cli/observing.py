@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from dmesh.coordination import faults
 from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.link import Link
-from dmesh.coordination.members import ClusterState, Task
+from dmesh.coordination.members import ClusterState, Member, Task
 from dmesh.errors import ConfigurationError, DMeshError
 from dmesh.security.tokens import TokenSource
 from dmesh.v1 import common_pb2, coordination_pb2, progress_pb2
@@ -197,6 +198,25 @@ class Observer:
         """Asks for members, vacant tasks and barriers."""
         request = coordination_pb2.GetClusterStateRequest(caller=self.caller)
         return ClusterState.from_proto(self.ask(self.link.coordination.GetClusterState, request))
+
+    def member(self, task: Task) -> Member:
+        """Asks for one member; one without incarnation if nobody took the task."""
+        request = coordination_pb2.GetMemberRequest(caller=self.caller, task=task.to_proto())
+        return Member.from_proto(self.ask(self.link.coordination.GetMember, request).member)
+
+    def wait_for_epoch(self, after: int, timeout: float) -> bool:
+        """Waits until the cluster's epoch is larger than `after`; returns whether it is."""
+        deadline = time.monotonic() + max(0.0, timeout)
+        while True:
+            wait = min(max(0.0, deadline - time.monotonic()), self.patience)
+            request = coordination_pb2.GetClusterStateRequest(
+                caller=self.caller, known_epoch=after, wait_ms=math.ceil(wait * 1000)
+            )
+            state = self.ask(self.link.coordination.GetClusterState, request, self.patience + wait)
+            if state.epoch > after:
+                return True
+            if time.monotonic() >= deadline:
+                return False
 
     def look(self) -> Picture:
         """Asks for all that is known of the cluster."""

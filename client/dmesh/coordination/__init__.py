@@ -18,15 +18,27 @@ be ended by Ctrl-C, and survives a restart of the coordinator.
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import overload
 
 from dmesh.coordination.activity import TRACKER, Activity
 from dmesh.coordination.agent_source import current_agent as _agent
+from dmesh.coordination.barrier_methods import PendingBarrier
 from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.key_value import CompareAndSetResult
-from dmesh.coordination.members import Device, Liveness, Member, MemberState, Process, Task
+from dmesh.coordination.members import (
+    BarrierProgress,
+    BarrierStatus,
+    Device,
+    Liveness,
+    Member,
+    MemberState,
+    Participant,
+    Process,
+    Task,
+)
 from dmesh.coordination.preemption import PreemptionNotice
 from dmesh.coordination.preemption_signals import SignalHook, announce_in_background
 from dmesh.coordination.transactions import (
@@ -45,13 +57,20 @@ from dmesh.errors import ConfigurationError
 __all__ = [
     "Activity",
     "add_preemption_listener",
+    "alive_barrier",
     "announce_preemption",
+    "arrive",
     "barrier",
+    "barrier_progress",
+    "BarrierProgress",
+    "BarrierStatus",
     "cancel_barrier",
     "CompareAndSetResult",
     "Condition",
     "Delete",
     "Device",
+    "double_barrier",
+    "epoch",
     "Get",
     "handle_preemption_signals",
     "Increment",
@@ -66,9 +85,12 @@ __all__ = [
     "KeyEvent",
     "Liveness",
     "Member",
+    "member",
     "members",
     "MemberState",
     "Operation",
+    "Participant",
+    "PendingBarrier",
     "PreemptionNotice",
     "Process",
     "progress",
@@ -80,6 +102,7 @@ __all__ = [
     "Task",
     "transaction",
     "TransactionResult",
+    "wait_for_epoch",
     "Watch",
     "watch",
 ]
@@ -109,6 +132,109 @@ def barrier(
     """
     _refuse_reserved(name, "barrier names")
     _agent().barrier(name, participants, timeout)
+
+
+def alive_barrier(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> tuple[Participant, ...]:
+    """Waits until all participants that are alive have called it with the same name; returns who they are.
+
+    A participant that leaves, fails or is lost meanwhile is no longer waited for, and one that registers is
+    waited for. All callers get the same answer: the processes that came, with their incarnations.
+
+    ```python
+    from dmesh import coordination
+
+    [alive.rank for alive in coordination.alive_barrier("replan", timeout=60)]  # -> [0]
+    ```
+
+    Args:
+        name: 1-256 characters; all calls of one name are of this kind. A name may be used again.
+        participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
+            every call; None for every task of the cluster.
+        timeout: Seconds that the first caller gives the others; None for no limit.
+
+    Returns:
+        The processes that came, sorted by task.
+
+    Raises:
+        BarrierTimeoutError: Time ran out; `members` has everyone alive who did not come.
+        BarrierCancelledError: A participant cancelled it.
+        BarrierMismatchError: The callers name different participants, or another kind of barrier.
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    _refuse_reserved(name, "barrier names")
+    return _agent().alive_barrier(name, participants, timeout)
+
+
+def arrive(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> PendingBarrier:
+    """Arrives at a barrier without waiting: the work that follows overlaps with the others' arrival.
+
+    ```python
+    from dmesh import coordination
+
+    loaded = coordination.arrive("loaded")
+    coordination.barrier_progress("loaded").finished  # -> 1
+    loaded.wait()
+    ```
+
+    Every arrival has to be waited for before this process comes to the same name again.
+
+    Args:
+        name: 1-256 characters, of a barrier at which others may wait with `barrier`.
+        participants: As in `barrier`.
+        timeout: Seconds that the first caller gives the others; None for no limit.
+
+    Returns:
+        An object that says whether all have come (`done`), and waits for them (`wait`).
+
+    Raises:
+        ConfigurationError: The name or a participant cannot be.
+    """
+    _refuse_reserved(name, "barrier names")
+    return _agent().arrive(name, participants, timeout)
+
+
+def barrier_progress(name: str) -> BarrierProgress:
+    """Returns how far a barrier is: how many of its instances are over, and who has come to the next.
+
+    Args:
+        name: The barrier's name.
+
+    Raises:
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    return _agent().barrier_progress(name)
+
+
+@contextlib.contextmanager
+def double_barrier(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> Iterator[None]:
+    """Enters a stretch of work together, and leaves it together: a barrier before and one after the body.
+
+    ```python
+    from dmesh import coordination
+
+    with coordination.double_barrier("measurement", timeout=60):
+        pass  # everybody is here, and nobody goes on before all are done
+    ```
+
+    If the body raises, this process does not wait for the others: they learn of it when it departs.
+
+    Args:
+        name: 1-250 characters; `NAME/enter` and `NAME/leave` are barriers of their own.
+        participants: As in `barrier`.
+        timeout: Seconds that the first caller gives the others, each time; None for no limit.
+
+    Raises:
+        BarrierError: As `barrier`.
+    """
+    barrier(f"{name}/enter", participants, timeout)
+    yield
+    barrier(f"{name}/leave", participants, timeout)
 
 
 def cancel_barrier(name: str) -> None:
@@ -315,6 +441,58 @@ def members() -> tuple[Member, ...]:
     `activity` what it was doing.
     """
     return _agent().members()
+
+
+def member(task: int | str) -> Member:
+    """Returns one client as the coordinator sees it now: cheap, however large the cluster is.
+
+    ```python
+    from dmesh import coordination
+
+    coordination.member(0).state.name  # -> 'CONNECTED'
+    ```
+
+    Args:
+        task: A rank (client id), or a task such as `/job:worker/task:2`.
+
+    Returns:
+        The client; its `incarnation` is 0 if nobody has taken the task yet.
+
+    Raises:
+        ConfigurationError: There is no such task.
+    """
+    return _agent().member(task)
+
+
+def epoch() -> int:
+    """Returns the latest epoch of the cluster that this process has heard of.
+
+    Epochs grow whenever a client registers, leaves, fails or is lost.
+    """
+    return _agent().epoch
+
+
+def wait_for_epoch(after: int, timeout: float | None = None) -> int:
+    """Waits until the cluster's epoch is larger than `after`, and returns it: somebody has come or gone.
+
+    ```python
+    from dmesh import coordination
+
+    known = 0
+    known = coordination.wait_for_epoch(known)
+    present = [member for member in coordination.members() if not member.state.departed]
+    ```
+
+    Args:
+        after: An epoch: from `epoch`, from an earlier call, or 0.
+        timeout: Seconds to wait; 0 not to wait, None for no limit.
+
+    Raises:
+        WaitTimeoutError: Nobody came or went in time.
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    with TRACKER.during(f"waiting for the epoch after {after}"):
+        return _agent().wait_for_epoch(after, timeout).epoch
 
 
 def rejoined() -> bool:

@@ -7,14 +7,15 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from dmesh import _log
-from dmesh.coordination import barriers, joining
+from dmesh.coordination import joining
 from dmesh.coordination.activity import TRACKER, ActivityTracker
+from dmesh.coordination.barrier_methods import STATUS_TIMEOUT, BarrierMethods
 from dmesh.coordination.barrier_reconciliation import BarrierReconciliation
-from dmesh.coordination.barriers import Arrival, Barriers
-from dmesh.coordination.calls import Announcer, Calls
+from dmesh.coordination.barriers import Barriers
+from dmesh.coordination.calls import Calls
 from dmesh.coordination.cluster_settings import ClusterSettings
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.dispatcher import (
@@ -38,13 +39,13 @@ from dmesh.coordination.session import Session
 from dmesh.coordination.session_events import SessionEvents
 from dmesh.coordination.store_loss import OwnedKeys
 from dmesh.coordination.tracing import NO_TRACING, Tracing
-from dmesh.coordination.values import encode_key
+from dmesh.coordination.values import check_timeout, encode_key
 from dmesh.coordination.watches import Watch, WatchStream
 from dmesh.errors import (
-    BarrierTimeoutError,
     ConfigurationError,
     CoordinationError,
     CoordinatorUnavailableError,
+    WaitTimeoutError,
 )
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1 import progress_pb2
@@ -52,16 +53,11 @@ from dmesh.v1 import progress_pb2
 __all__ = ["Agent", "Identity"]
 
 _MAX_MESSAGE = 4096
-_STATUS_TIMEOUT = 5.0
 _GIVE_UP = 2.0
 """Seconds to tell the coordinator that this process gives up while joining."""
-_NAMED_AT_ONCE = 16
-"""Members that one line names; of the others it gives the number."""
-_LOOK = 1.0
-"""Seconds between two looks at the state of the session while a barrier is waited at."""
 
 
-class Agent(KeyValueMethods):
+class Agent(KeyValueMethods, BarrierMethods):
     """Joins a cluster, keeps the session alive in the background, and offers what the coordinator offers.
 
     Thread-safe. Every call that blocks can be ended by Ctrl-C in the main thread, says every
@@ -131,8 +127,10 @@ class Agent(KeyValueMethods):
         )
         self._session = Session(self._link, caller, identity.registration, self._events, patience)
         owned = OwnedKeys(self._session, self._quiet_store().put_again)
-        super().__init__(
-            Calls(self._link, self._session, self._pending_calls, patience, announce, owned.wait), owned
+        calls = Calls(self._link, self._session, self._pending_calls, patience, announce, owned.wait)
+        KeyValueMethods.__init__(self, calls, owned)
+        BarrierMethods.__init__(
+            self, identity, self._barriers, self._session, self._link, calls, tracker, tracing, self._learn
         )
         self._owned_keys = owned
         self._caller = caller
@@ -140,8 +138,6 @@ class Agent(KeyValueMethods):
         self._watches: set[Watch] = set()
         self._preemption: PreemptionSync | None = None
         self._joined: Registration | None = None
-        self._on_meeting: Callable[[int], None] | None = None
-        self._on_barrier: Callable[[Arrival], None] | None = None
         self._started = False
         self._closed = False
 
@@ -302,20 +298,6 @@ class Agent(KeyValueMethods):
         """The settings of the cluster."""
         return self._session.registration.settings
 
-    def set_meeting_listener(self, listener: Callable[[int], None]) -> None:
-        """Sets who is told of every barrier of all tasks that succeeds, with the cluster's epoch at its end.
-
-        Called on the thread of whoever waited, before `barrier` returns; `barrier` raises what it raises.
-        """
-        self._on_meeting = listener
-
-    def set_barrier_listener(self, listener: Callable[[Arrival], None]) -> None:
-        """Sets who is told of every barrier when this process does not wait at it any more.
-
-        Called on the thread of whoever waited; must not raise.
-        """
-        self._on_barrier = listener
-
     def add_departure_listener(self, listener: DepartureListener) -> None:
         """Adds somebody to tell of every other member that left, failed or was lost, once each.
 
@@ -356,6 +338,66 @@ class Agent(KeyValueMethods):
         """Asks for the members, the departed ones included, sorted by job and rank."""
         return self.cluster_state(timeout).members
 
+    def member(self, task: int | str, timeout: float | None = None) -> Member:
+        """Asks for one member, whatever the cluster's size; one without incarnation if nobody took the task.
+
+        Args:
+            task: A rank (client id) of this process's job, or a task (`/job:worker/task:2`).
+            timeout: Seconds after which to give up; None for the agent's usual patience.
+
+        Raises:
+            ConfigurationError: There is no such task.
+        """
+        wanted = Task.parse(task) if isinstance(task, str) else Task(self._identity.job, int(task))
+        request = pb.GetMemberRequest(caller=self._caller, task=wanted.to_proto())
+        response = self._calls.call(
+            self._link.coordination.GetMember,
+            request,
+            doing=f"asking for {wanted}",
+            timeout=timeout,
+            mutates=False,
+        )
+        return Member.from_proto(response.member)
+
+    def wait_for_epoch(self, after: int, timeout: float | None = None) -> ClusterState:
+        """Waits until the cluster's epoch is larger than `after`: a member has come, left or was lost.
+
+        Args:
+            after: An epoch.
+            timeout: Seconds; 0 not to wait, None for no limit.
+
+        Raises:
+            WaitTimeoutError: Nothing changed in time.
+        """
+        if isinstance(after, bool) or not isinstance(after, int):
+            raise ConfigurationError(f"after is an epoch, an integer; not {after!r}")
+        check_timeout(timeout)
+        started = time.monotonic()
+        announcer = self._calls.announcer()
+        while True:
+            waited = time.monotonic() - started
+            left = math.inf if timeout is None else timeout - waited
+            # Not longer than one attempt may take; one that does not come back is made again.
+            wait = max(0.0, min(left, announcer.left, self._patience.attempt / 2))
+            request = pb.GetClusterStateRequest(
+                caller=self._caller, known_epoch=after, wait_ms=math.ceil(wait * 1000)
+            )
+            response = self._calls.call(
+                self._link.coordination.GetClusterState,
+                request,
+                doing="waiting for the next epoch",
+                mutates=False,
+            )
+            if response.epoch > after:
+                return self._learn(response)
+            if time.monotonic() - started >= (math.inf if timeout is None else timeout):
+                raise WaitTimeoutError(
+                    f"the members of cluster {self._identity.cluster!r} have not changed within {timeout:g} "
+                    f"s: its epoch is {response.epoch}"
+                )
+            if announcer.due:
+                announcer.say(f"still waiting for the epoch after {after}, for {waited:.0f} s")
+
     def vacant(self, timeout: float | None = None) -> tuple[Task, ...]:
         """Asks for the task slots that nobody has taken yet, sorted."""
         return self.cluster_state(timeout).vacant
@@ -392,66 +434,6 @@ class Agent(KeyValueMethods):
     def announce_mesh(self, mesh: progress_pb2.AnnouncedMesh) -> None:
         """Notes a mesh that the program has made, for people who look at the cluster. Does not block."""
         self._reports.announce_mesh(mesh)
-
-    # Barriers -----------------------------------------------------------------------------------------------
-
-    @property
-    def barriers(self) -> Barriers:
-        """The barriers at which this process waits."""
-        return self._barriers
-
-    def past_barriers(self, most: int) -> list[Arrival]:
-        """Returns the last arrivals of this process at barriers, oldest first, those that wait included."""
-        return self._barriers.past(most)
-
-    def barrier(
-        self, name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
-    ) -> None:
-        """Waits until all participants have called it.
-
-        Args:
-            name: The barrier's name. It may be used again: instances are counted.
-            participants: Ranks or tasks, the same in every call; None for every task of the cluster.
-            timeout: Seconds that the first caller gives the others; None for no limit.
-
-        Raises:
-            BarrierTimeoutError: Time ran out; `members` has everyone who did not come.
-            BarrierError: A participant left, failed or was lost; `members` has it.
-            BarrierCancelledError: A participant cancelled it.
-            BarrierMismatchError: The callers name different participants, or this process is not one of them.
-            CollectiveMismatchError: A participant waits for this process in a collective, and cannot come.
-            CoordinatorUnavailableError: The coordinator has been silent for its lease and a margin.
-        """
-        limit_ms = barriers.timeout_ms(timeout)
-        job_size = len(self._identity.jobs[self._identity.job])
-        tasks = barriers.participant_tasks(participants, self._identity.task, job_size)
-        self._session.check()
-        with self._tracing.barrier(name, len(tasks)) as span:
-            arrival = self._barriers.enter(name, tasks, limit_ms, span.carried)
-            try:
-                with self._tracker.during(f"barrier {name!r}"):
-                    self._await(arrival, timeout)
-            finally:
-                self._barriers.give_up(arrival)
-                if self._on_barrier is not None:
-                    self._on_barrier(arrival)
-            if arrival.error is not None:
-                raise arrival.error
-            if arrival.fault is not None:
-                span.over(arrival.fault.status)
-                raise arrival.fault.exception()
-        if self._on_meeting is not None and (not tasks or tasks == self._identity.all_tasks):
-            self._on_meeting(arrival.epoch)
-
-    def cancel_barrier(self, name: str) -> None:
-        """Ends the barrier for all who wait at it, and for those who have still to come."""
-        request = pb.CancelBarrierRequest(
-            caller=self._caller,
-            request_id=secrets.token_hex(16),
-            name=name,
-            instance=self._barriers.instance(name),
-        )
-        self._calls.call(self._link.coordination.CancelBarrier, request, doing=f"cancelling barrier {name!r}")
 
     # Watching (what else there is of keys and values is in KeyValueMethods) ---------------------------------
 
@@ -508,54 +490,6 @@ class Agent(KeyValueMethods):
 
     # Inside -------------------------------------------------------------------------------------------------
 
-    def _await(self, arrival: Arrival, timeout: float | None) -> None:
-        """Waits for a barrier's outcome."""
-        started = time.monotonic()
-        announcer = Announcer(self._announce, self._patience.announce_interval)
-        number = f" (instance {arrival.instance})" if arrival.instance >= 0 else ""
-        title = f"barrier {arrival.name!r}{number}"
-        limit = math.inf if timeout is None else timeout + self._patience.slack
-        while True:
-            waited = time.monotonic() - started
-            if arrival.wait(max(0.0, min(_LOOK, announcer.left, limit - waited))):
-                return
-            self._session.check()
-            if self._session.gone:
-                raise self._session.unavailable(f"waiting at {title}")
-            waited = time.monotonic() - started
-            over = waited >= limit
-            if not over and not announcer.due:
-                continue
-            missing, names = self._missing(arrival)
-            if arrival.settled:
-                return
-            if over:
-                raise BarrierTimeoutError(
-                    f"{title} had no outcome within this process's limit of {timeout:g} s"
-                    f"{self._calls.absence()}; missing: {names}. The first to arrive set a longer limit, or "
-                    "none: the others may still wait. Give all callers the same timeout.",
-                    missing,
-                )
-            of = "" if timeout is None else f" of {timeout:g}"
-            announcer.say(
-                f"still waiting at {title}, for {waited:.0f}{of} s{self._calls.absence()}; missing: {names}"
-            )
-
-    def _missing(self, arrival: Arrival) -> tuple[tuple[Member, ...], str]:
-        """Asks who has not arrived at a barrier; an answer that does not come at once is done without."""
-        request = pb.GetClusterStateRequest(caller=self._caller)
-        response = self._calls.try_once(self._link.coordination.GetClusterState, request, _STATUS_TIMEOUT)
-        if response is None:
-            return (), "unknown, because the coordinator does not answer"
-        state = self._learn(response)
-        for status in state.barriers:
-            if status.name == arrival.name and arrival.instance in (status.instance, -1):
-                names = state.describe(status.missing[:_NAMED_AT_ONCE])
-                if len(status.missing) > _NAMED_AT_ONCE:
-                    names += f", and {len(status.missing) - _NAMED_AT_ONCE} more"
-                return state.holders(status.missing), names
-        return (), "unknown"
-
     def _learn(self, response: pb.GetClusterStateResponse) -> ClusterState:
         """Takes note of what an answer says about departures."""
         state = ClusterState.from_proto(response)
@@ -566,7 +500,7 @@ class Agent(KeyValueMethods):
 
     def _catch_up(self, known_epoch: int) -> None:
         request = pb.GetClusterStateRequest(caller=self._caller, known_epoch=known_epoch)
-        response = self._calls.try_once(self._link.coordination.GetClusterState, request, _STATUS_TIMEOUT)
+        response = self._calls.try_once(self._link.coordination.GetClusterState, request, STATUS_TIMEOUT)
         if response is not None:
             self._learn(response)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from dmesh.coordination import faults
 from dmesh.coordination.faults import Fault
-from dmesh.coordination.members import Task
+from dmesh.coordination.members import Participant, Task
 from dmesh.coordination.tracing import Carried
 from dmesh.coordination.waiting import take
 from dmesh.errors import BarrierMismatchError, ConfigurationError, DMeshError
@@ -121,6 +121,8 @@ class Arrival:
     """End of its wait, seconds of the monotonic clock; None while it waits."""
     thread: int = field(default_factory=threading.get_ident)
     """Id of the thread that waits."""
+    present: tuple[Participant, ...] = ()
+    """Who came to a barrier of those alive. Valid once settled."""
     error: DMeshError | None = None
     """Error with which this process ends the wait by itself. Valid once settled."""
     _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
@@ -196,7 +198,15 @@ class Barriers:
         with self._lock:
             return self._finished.get(name, self._first)
 
-    def enter(self, name: str, participants: Sequence[Task], limit_ms: int, carried: Carried = ()) -> Arrival:
+    def enter(
+        self,
+        name: str,
+        participants: Sequence[Task],
+        limit_ms: int,
+        carried: Carried = (),
+        *,
+        alive: bool = False,
+    ) -> Arrival:
         """Arrives: tells the server now, or as soon as the session is attached.
 
         Args:
@@ -204,6 +214,7 @@ class Barriers:
             participants: Who takes part; nobody for all.
             limit_ms: What the first to arrive gives the others; 0 for no limit.
             carried: Says where the barrier belongs in a trace.
+            alive: Wait only for the participants that are members.
 
         Raises:
             ConfigurationError: The name is not usable.
@@ -226,6 +237,7 @@ class Barriers:
                 participants=[task.to_proto() for task in participants],
                 timeout_ms=limit_ms,
                 trace_context=dict(carried),
+                alive=alive,
             )
             arrival = Arrival(name, instance, request)
             self._waiting[name] = arrival
@@ -288,9 +300,10 @@ class Barriers:
             if arrival is None or (arrival.instance >= 0 and result.instance not in (arrival.instance, -1)):
                 return
             del self._waiting[result.name]
+            arrival.present = tuple(Participant.from_proto(one) for one in result.present)
             instance = result.instance if arrival.instance < 0 else arrival.instance
             if instance >= 0:
-                if fault is None:
+                if fault is None and not arrival.request.alive:  # the server knows those by itself
                     self._pass(arrival, instance, result.epoch)
                 if fault is None or fault.ends_barrier:
                     self._count(result.name, instance + 1)

@@ -55,10 +55,15 @@ class Calls:
         self._link = link
         self._session = session
         self._pending_calls = pending_calls
-        self._patience = patience
+        self.patience = patience
+        """Limits, intervals and retries."""
         self._announce = announce
         self.witness = LossWitness(session, settle)
         """Tells who calls that the coordinator has lost its store."""
+
+    def announcer(self) -> Announcer:
+        """Returns what says to the user whom a call waits for, from time to time."""
+        return Announcer(self._announce, self.patience.announce_interval)
 
     def call(
         self,
@@ -87,15 +92,15 @@ class Calls:
                 unknown.
             DMeshError: The server refused.
         """
-        limit = self._patience.call if timeout is None else timeout
+        limit = self.patience.call if timeout is None else timeout
         started = time.monotonic()
-        delays = self._patience.retry.delays()
+        delays = self.patience.retry.delays()
         while True:
             self._session.check()
             generation = self._session.generation
             left = max(0.05, limit - (time.monotonic() - started))
             outcome = self._link.attempt(
-                method, request, min(left, self._patience.attempt), self._session.check
+                method, request, min(left, self.patience.attempt), self._session.check
             )
             if not isinstance(outcome, Fault):
                 return outcome
@@ -154,12 +159,12 @@ class Calls:
                 while (reply := pending.wait(_LOOK)) is None:
                     self._check(losses)
                     announcer = announcer or Announcer(
-                        self._announce, self._patience.announce_interval - _LOOK
+                        self._announce, self.patience.announce_interval - _LOOK
                     )
                     waited = time.monotonic() - started
                     if self._session.gone:
                         raise self._session.unavailable(doing + unknown)
-                    if waited >= self._patience.call and not self._link.contact.silent_for(waited / 2):
+                    if waited >= self.patience.call and not self._link.contact.silent_for(waited / 2):
                         raise self._reachable_but(waited, doing + unknown)
                     if announcer.due:
                         announcer.say(f"still {doing}, for {waited:.0f} s{self.absence()}")
@@ -172,10 +177,10 @@ class Calls:
                 waited = time.monotonic() - started
                 if not fault.transient:
                     raise self._refusal(fault)
-                if waited >= self._patience.call or self._session.gone:
+                if waited >= self.patience.call or self._session.gone:
                     raise self._too_long(fault, doing + unknown, waited)
-                delays = delays or self._patience.retry.delays()
-                self._session.pause(min(next(delays), self._patience.call - waited), generation)
+                delays = delays or self.patience.retry.delays()
+                self._session.pause(min(next(delays), self.patience.call - waited), generation)
         finally:
             self._pending_calls.withdraw(pending)
 
@@ -219,10 +224,10 @@ class Calls:
             return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
 
         pending = PendingCall(kind, lambda: request(left()), span.carried)
-        announcer = Announcer(self._announce, self._patience.announce_interval)
-        delays = self._patience.retry.delays()
+        announcer = self.announcer()
+        delays = self.patience.retry.delays()
         # The server's own limit comes first; this one is for a server that does not keep to it.
-        limit = math.inf if timeout is None else timeout + self._patience.slack
+        limit = math.inf if timeout is None else timeout + self.patience.slack
 
         def look() -> None:
             self._check(losses)

@@ -18,7 +18,15 @@ from dmesh.coordination import transactions
 from dmesh.coordination.calls import Calls
 from dmesh.coordination.store_loss import OwnedKeys
 from dmesh.coordination.transactions import Condition, Operation, TransactionResult
-from dmesh.coordination.values import Snapshot, Value, decode_value, encode_amount, encode_key, encode_value
+from dmesh.coordination.values import (
+    Snapshot,
+    Value,
+    check_timeout,
+    decode_value,
+    encode_amount,
+    encode_key,
+    encode_value,
+)
 from dmesh.errors import ConfigurationError, KeyNotFoundError, KeyWaitTimeoutError
 from dmesh.v1 import key_value_pb2 as pb
 
@@ -92,12 +100,7 @@ class KeyValueMethods:
     def key_value_get(self, key: str, timeout: float | None = None, *, encoding: str | None = None) -> Value:
         """Reads a key, waiting for it to exist."""
         encode_key(key)
-        if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf
-        ):
-            raise ConfigurationError(
-                f"timeout must be a number of seconds from 0, or None for no limit; not {timeout!r}"
-            )
+        check_timeout(timeout)
 
         def request(left: float | None) -> pb.GetRequest:
             # Rounded up: 0 would mean "do not wait", which is another question.

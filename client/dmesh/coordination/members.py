@@ -225,6 +225,26 @@ class Members(tuple[Member, ...]):
 
 
 @dataclass(frozen=True, slots=True)
+class Participant:
+    """Process that came to a barrier of those alive."""
+
+    task: Task
+    """Its task."""
+    incarnation: int
+    """Its random number: another process of the same task has another one."""
+
+    @property
+    def rank(self) -> int:
+        """The client id, by which collectives know it."""
+        return self.task.index
+
+    @classmethod
+    def from_proto(cls, message: coordination_pb2.Participant) -> Participant:
+        """Converts from the wire."""
+        return cls(Task.from_proto(message.task), message.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
 class BarrierStatus:
     """A barrier under way."""
 
@@ -240,6 +260,39 @@ class BarrierStatus:
     """Seconds since the first arrival."""
     remaining: float | None
     """Seconds until it fails; None for no limit."""
+
+    @classmethod
+    def from_proto(cls, message: coordination_pb2.Barrier) -> BarrierStatus:
+        """Converts from the wire."""
+        return cls(
+            name=message.name,
+            instance=message.instance,
+            arrived=tuple(Task.from_proto(task) for task in message.arrived),
+            missing=tuple(Task.from_proto(task) for task in message.missing),
+            age=message.age_ms / 1000,
+            remaining=None if message.remaining_ms < 0 else message.remaining_ms / 1000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierProgress:
+    """How far a barrier is."""
+
+    finished: int
+    """How many instances of its name are over, as far as the coordinator remembers."""
+    current: BarrierStatus | None
+    """The instance under way: who has come, who has not."""
+
+    @property
+    def arrived(self) -> int:
+        """How many have come to the instance under way."""
+        return 0 if self.current is None else len(self.current.arrived)
+
+    @classmethod
+    def from_proto(cls, message: coordination_pb2.GetBarrierResponse) -> BarrierProgress:
+        """Converts from the wire."""
+        current = BarrierStatus.from_proto(message.current) if message.HasField("current") else None
+        return cls(message.finished, current)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +344,5 @@ class ClusterState:
             epoch=message.epoch,
             members=tuple(Member.from_proto(member) for member in message.members),
             vacant=tuple(Task.from_proto(task) for task in message.vacant),
-            barriers=tuple(
-                BarrierStatus(
-                    name=barrier.name,
-                    instance=barrier.instance,
-                    arrived=tuple(Task.from_proto(task) for task in barrier.arrived),
-                    missing=tuple(Task.from_proto(task) for task in barrier.missing),
-                    age=barrier.age_ms / 1000,
-                    remaining=None if barrier.remaining_ms < 0 else barrier.remaining_ms / 1000,
-                )
-                for barrier in message.barriers
-            ),
+            barriers=tuple(BarrierStatus.from_proto(barrier) for barrier in message.barriers),
         )

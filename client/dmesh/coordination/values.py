@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -103,3 +104,17 @@ def encode_amount(amount: int) -> int:
     if (number := amount.__index__()) not in INT64:
         raise ConfigurationError(f"amount {number} does not fit 64 bits")
     return number
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Checks a time to wait; None for no limit.
+
+    Raises:
+        ConfigurationError: It is not a number of seconds from 0.
+    """
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf
+    ):
+        raise ConfigurationError(
+            f"timeout must be a number of seconds from 0, or None for no limit; not {timeout!r}"
+        )

@@ -710,6 +710,7 @@ class EnterBarrier(_message.Message):
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, 1-256 characters."""
     instance: _builtins.int
@@ -719,6 +720,10 @@ class EnterBarrier(_message.Message):
     """
     timeout_ms: _builtins.int
     """Time that the first arrival gives all the others, milliseconds from its arrival; 0 for no limit."""
+    alive: _builtins.bool
+    """Wait only for those of the participants that are members, as they come and go; the result says who came. The same in
+    all calls.
+    """
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
         """Who takes part. Empty: every task of the cluster. The caller must be one of them."""
@@ -735,10 +740,11 @@ class EnterBarrier(_message.Message):
         participants: _abc.Iterable[_common_pb2.Task] | None = ...,
         timeout_ms: _builtins.int = ...,
         trace_context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        alive: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "name", b"name", "participants", b"participants", "timeout_ms", b"timeout_ms", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "instance", b"instance", "name", b"name", "participants", b"participants", "timeout_ms", b"timeout_ms", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1139,6 +1145,7 @@ class BarrierResult(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    PRESENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     instance: _builtins.int
@@ -1149,6 +1156,10 @@ class BarrierResult(_message.Message):
     def error(self) -> _common_pb2.Error:
         """Unset: everybody arrived."""
 
+    @_builtins.property
+    def present(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
+        """Who came to a barrier of those alive that succeeded, sorted by task."""
+
     def __init__(
         self,
         *,
@@ -1156,14 +1167,43 @@ class BarrierResult(_message.Message):
         instance: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
         epoch: _builtins.int = ...,
+        present: _abc.Iterable[Global___Participant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "instance", b"instance", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "instance", b"instance", "name", b"name", "present", b"present"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BarrierResult: _TypeAlias = BarrierResult  # noqa: Y015
+
+@_typing.final
+class Participant(_message.Message):
+    """A process that came to a barrier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """Its incarnation."""
+    @_builtins.property
+    def task(self) -> _common_pb2.Task:
+        """Its task."""
+
+    def __init__(
+        self,
+        *,
+        task: _common_pb2.Task | None = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Participant: _TypeAlias = Participant  # noqa: Y015
 
 @_typing.final
 class SessionEnd(_message.Message):
@@ -1426,8 +1466,13 @@ class GetClusterStateRequest(_message.Message):
 
     CALLER_FIELD_NUMBER: _builtins.int
     KNOWN_EPOCH_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     known_epoch: _builtins.int
     """Epoch of the caller's copy; 0 if it has none."""
+    wait_ms: _builtins.int
+    """How long to wait for another epoch than the known one, milliseconds; 0: not at all; -1: as long as the call lives.
+    When the time is over, the answer is of the known epoch.
+    """
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who asks; observers may."""
@@ -1437,10 +1482,11 @@ class GetClusterStateRequest(_message.Message):
         *,
         caller: _common_pb2.Caller | None = ...,
         known_epoch: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "known_epoch", b"known_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "known_epoch", b"known_epoch", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1499,6 +1545,116 @@ class GetClusterStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetClusterStateResponse: _TypeAlias = GetClusterStateResponse  # noqa: Y015
+
+@_typing.final
+class GetMemberRequest(_message.Message):
+    """Asks for one member."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Who asks; observers may."""
+
+    @_builtins.property
+    def task(self) -> _common_pb2.Task:
+        """Which task."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        task: _common_pb2.Task | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "task", b"task"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMemberRequest: _TypeAlias = GetMemberRequest  # noqa: Y015
+
+@_typing.final
+class GetMemberResponse(_message.Message):
+    """One member."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def member(self) -> _common_pb2.Member:
+        """The member; of a task that nobody has taken, without incarnation and state."""
+
+    def __init__(
+        self,
+        *,
+        member: _common_pb2.Member | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMemberResponse: _TypeAlias = GetMemberResponse  # noqa: Y015
+
+@_typing.final
+class GetBarrierRequest(_message.Message):
+    """Asks how far a barrier is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The barrier's name."""
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Who asks; observers may."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBarrierRequest: _TypeAlias = GetBarrierRequest  # noqa: Y015
+
+@_typing.final
+class GetBarrierResponse(_message.Message):
+    """How far a barrier is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINISHED_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    finished: _builtins.int
+    """How many instances of the name are over, as far as the server remembers."""
+    @_builtins.property
+    def current(self) -> Global___Barrier:
+        """The instance under way, if there is one."""
+
+    def __init__(
+        self,
+        *,
+        finished: _builtins.int = ...,
+        current: Global___Barrier | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "finished", b"finished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBarrierResponse: _TypeAlias = GetBarrierResponse  # noqa: Y015
 
 @_typing.final
 class Barrier(_message.Message):

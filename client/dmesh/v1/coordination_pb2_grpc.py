@@ -71,6 +71,16 @@ class CoordinationServiceStub:
                 request_serializer=dmesh_dot_v1_dot_coordination__pb2.GetClusterStateRequest.SerializeToString,
                 response_deserializer=dmesh_dot_v1_dot_coordination__pb2.GetClusterStateResponse.FromString,
                 _registered_method=True)
+        self.GetMember = channel.unary_unary(
+                '/dmesh.v1.CoordinationService/GetMember',
+                request_serializer=dmesh_dot_v1_dot_coordination__pb2.GetMemberRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_coordination__pb2.GetMemberResponse.FromString,
+                _registered_method=True)
+        self.GetBarrier = channel.unary_unary(
+                '/dmesh.v1.CoordinationService/GetBarrier',
+                request_serializer=dmesh_dot_v1_dot_coordination__pb2.GetBarrierRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_coordination__pb2.GetBarrierResponse.FromString,
+                _registered_method=True)
         self.GetProgress = channel.unary_unary(
                 '/dmesh.v1.CoordinationService/GetProgress',
                 request_serializer=dmesh_dot_v1_dot_progress__pb2.GetProgressRequest.SerializeToString,
@@ -138,6 +148,20 @@ class CoordinationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMember(self, request, context):
+        """One member.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBarrier(self, request, context):
+        """How far a barrier is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetProgress(self, request, context):
         """What the members last said of their own progress.
         """
@@ -189,6 +213,16 @@ def add_CoordinationServiceServicer_to_server(servicer, server):
                     servicer.GetClusterState,
                     request_deserializer=dmesh_dot_v1_dot_coordination__pb2.GetClusterStateRequest.FromString,
                     response_serializer=dmesh_dot_v1_dot_coordination__pb2.GetClusterStateResponse.SerializeToString,
+            ),
+            'GetMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMember,
+                    request_deserializer=dmesh_dot_v1_dot_coordination__pb2.GetMemberRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_coordination__pb2.GetMemberResponse.SerializeToString,
+            ),
+            'GetBarrier': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBarrier,
+                    request_deserializer=dmesh_dot_v1_dot_coordination__pb2.GetBarrierRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_coordination__pb2.GetBarrierResponse.SerializeToString,
             ),
             'GetProgress': grpc.unary_unary_rpc_method_handler(
                     servicer.GetProgress,
@@ -391,6 +425,60 @@ class CoordinationService:
             '/dmesh.v1.CoordinationService/GetClusterState',
             dmesh_dot_v1_dot_coordination__pb2.GetClusterStateRequest.SerializeToString,
             dmesh_dot_v1_dot_coordination__pb2.GetClusterStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dmesh.v1.CoordinationService/GetMember',
+            dmesh_dot_v1_dot_coordination__pb2.GetMemberRequest.SerializeToString,
+            dmesh_dot_v1_dot_coordination__pb2.GetMemberResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBarrier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dmesh.v1.CoordinationService/GetBarrier',
+            dmesh_dot_v1_dot_coordination__pb2.GetBarrierRequest.SerializeToString,
+            dmesh_dot_v1_dot_coordination__pb2.GetBarrierResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,10 @@ class CoordinationServiceStub:
     """Declares the caller FAILED and tells every member why. Idempotent."""
     GetClusterState: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.GetClusterStateRequest, _coordination_pb2.GetClusterStateResponse]
     """The table of members, or nothing new if the caller's copy is of the current epoch."""
+    GetMember: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.GetMemberRequest, _coordination_pb2.GetMemberResponse]
+    """One member."""
+    GetBarrier: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.GetBarrierRequest, _coordination_pb2.GetBarrierResponse]
+    """How far a barrier is."""
     GetProgress: _grpc.UnaryUnaryMultiCallable[_progress_pb2.GetProgressRequest, _progress_pb2.GetProgressResponse]
     """What the members last said of their own progress."""
     ListClusters: _grpc.UnaryUnaryMultiCallable[_progress_pb2.ListClustersRequest, _progress_pb2.ListClustersResponse]
@@ -84,6 +88,10 @@ class CoordinationServiceAsyncStub(CoordinationServiceStub):
     """Declares the caller FAILED and tells every member why. Idempotent."""
     GetClusterState: _aio.UnaryUnaryMultiCallable[_coordination_pb2.GetClusterStateRequest, _coordination_pb2.GetClusterStateResponse]  # type: ignore[assignment]
     """The table of members, or nothing new if the caller's copy is of the current epoch."""
+    GetMember: _aio.UnaryUnaryMultiCallable[_coordination_pb2.GetMemberRequest, _coordination_pb2.GetMemberResponse]  # type: ignore[assignment]
+    """One member."""
+    GetBarrier: _aio.UnaryUnaryMultiCallable[_coordination_pb2.GetBarrierRequest, _coordination_pb2.GetBarrierResponse]  # type: ignore[assignment]
+    """How far a barrier is."""
     GetProgress: _aio.UnaryUnaryMultiCallable[_progress_pb2.GetProgressRequest, _progress_pb2.GetProgressResponse]  # type: ignore[assignment]
     """What the members last said of their own progress."""
     ListClusters: _aio.UnaryUnaryMultiCallable[_progress_pb2.ListClustersRequest, _progress_pb2.ListClustersResponse]  # type: ignore[assignment]
@@ -151,6 +159,22 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.GetClusterStateResponse, _abc.Awaitable[_coordination_pb2.GetClusterStateResponse]]:
         """The table of members, or nothing new if the caller's copy is of the current epoch."""
+
+    @_abc_1.abstractmethod
+    def GetMember(
+        self,
+        request: _coordination_pb2.GetMemberRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordination_pb2.GetMemberResponse, _abc.Awaitable[_coordination_pb2.GetMemberResponse]]:
+        """One member."""
+
+    @_abc_1.abstractmethod
+    def GetBarrier(
+        self,
+        request: _coordination_pb2.GetBarrierRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordination_pb2.GetBarrierResponse, _abc.Awaitable[_coordination_pb2.GetBarrierResponse]]:
+        """How far a barrier is."""
 
     @_abc_1.abstractmethod
     def GetProgress(

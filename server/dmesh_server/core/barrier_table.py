@@ -8,7 +8,7 @@ lazily, so that a barrier waits for no disk: should a crash undo it, those who w
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
 
 from dmesh_server.core import records
@@ -16,7 +16,7 @@ from dmesh_server.core.deadlines import BarrierDue
 from dmesh_server.core.effects import BarrierResult
 from dmesh_server.core.errors import CoreError
 from dmesh_server.core.log_events import barrier_ended
-from dmesh_server.core.model import BarrierStatus, Task
+from dmesh_server.core.model import BarrierStatus, Participant, Task
 from dmesh_server.core.records import FinishedBarrier
 from dmesh_server.core.roster import Roster, TaskSlot
 from dmesh_server.core.shared import Shared
@@ -41,13 +41,25 @@ class Instance:
     deadline: float | None = None
     blind: set[Task] = field(default_factory=set)
     """Who of them left the number to the server."""
+    alive: set[Task] | None = None
+    """Of a barrier of those alive: the participants that are members now."""
 
     def __str__(self) -> str:
-        return f"{len(self.arrived)} of {len(self.participants)} tasks"
+        return f"{len(self.arrived)} of {len(self.expected)} tasks"
 
-    def missing(self) -> frozenset[Task]:
+    @property
+    def expected(self) -> Set[Task]:
+        """Who has to come."""
+        return self.participants if self.alive is None else self.alive
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody is there."""
+        return len(self.arrived) == len(self.expected)
+
+    def missing(self) -> Set[Task]:
         """Returns who is not there."""
-        return self.participants - self.arrived.keys()
+        return self.expected - self.arrived.keys()
 
 
 class BarrierTable:
@@ -105,18 +117,20 @@ class BarrierTable:
         epoch = self.roster.epoch if epoch is None else epoch
         if error is not None:
             error.epoch = epoch
-        self.remember(name, instance.number, instance.participants, error, epoch, transaction)
-        slots = self.roster.slots
+        slots, present = self.roster.slots, None
+        if instance.alive is not None and error is None:
+            present = tuple(Participant(task, slots[task].incarnation) for task in sorted(instance.arrived))
+        self.remember(name, instance.number, instance.participants, error, epoch, transaction, present)
         sessions = [slots[task].session for task in instance.arrived if task not in without]
         transaction.push(
             (session for session in sessions if session is not None),
-            BarrierResult(name, instance.number, error, epoch),
+            BarrierResult(name, instance.number, error, epoch, present),
         )
         transaction.note(
             barrier_ended(
                 self.cluster, name, instance.number, len(instance.participants),
                 transaction.now - instance.started_at, error,
-                frozenset() if error is None else instance.missing(),
+                frozenset() if error is None else frozenset(instance.missing()),
             )
         )  # fmt: skip
         transaction.unsettled.add(self.cluster)
@@ -129,11 +143,13 @@ class BarrierTable:
         error: CoreError | None,
         epoch: int,
         transaction: Transaction,
+        present: tuple[Participant, ...] | None = None,
     ) -> None:
         """Keeps a result in place of the name's last one; forgets the oldest beyond the limit."""
         everyone = participants is self.roster.everyone
-        finished = FinishedBarrier(number, None if everyone else participants, error, epoch)
-        lazy = error is None
+        finished = FinishedBarrier(number, None if everyone else participants, error, epoch, present)
+        # Only who came to it can tell the successor of a server that was killed: it must know itself.
+        lazy = error is None and present is None
         self.finished.pop(name, None)
         self.finished[name] = finished
         transaction.persist(self.cluster, records.BARRIER, name, records.encode_barrier(finished), lazy=lazy)
@@ -164,16 +180,18 @@ class BarrierTable:
 
     def status(self) -> tuple[BarrierStatus, ...]:
         """Returns the barriers under way, oldest first."""
-        return tuple(
-            BarrierStatus(
-                name,
-                current.number,
-                tuple(current.arrived),
-                tuple(sorted(current.missing(), key=slot_order)),
-                current.started_at,
-                current.deadline,
-            )
-            for name, current in self.under_way.items()
+        return tuple(map(self.status_of, self.under_way))
+
+    def status_of(self, name: str) -> BarrierStatus:
+        """Returns a barrier under way."""
+        current = self.under_way[name]
+        return BarrierStatus(
+            name,
+            current.number,
+            tuple(current.arrived),
+            tuple(sorted(current.missing(), key=slot_order)),
+            current.started_at,
+            current.deadline,
         )
 
     def slots(self, instance: Instance) -> list[TaskSlot]:

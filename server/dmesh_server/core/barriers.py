@@ -10,6 +10,10 @@ away: the instance waits for the next holder of its slot. That one has not count
 number to the server ("blind") until it was told a result. An instance that ended after it had registered did
 so with it, or is a failure that concerns it: so the latest such instance is its own if it asks again. All
 others are over without it.
+
+A barrier *of those alive* waits only for the participants that are members, as they come and go: a departure
+takes the member out of it, whatever the policy, and a process that registers meanwhile is waited for. Its
+result names the processes that came.
 """
 
 from __future__ import annotations
@@ -115,7 +119,10 @@ class Barriers:
                 f"{messages.tasks(expected)}, but {messages.name(slot.snapshot())} called it for "
                 f"{messages.tasks(participants)}. Give barriers of different groups different names.",
             )
-        transaction.push((event.session,), BarrierResult(event.name, last.number, last.error, last.epoch))
+        if last.error is None and event.alive != (last.present is not None):
+            raise self._other_kind(slot, event, last.number)
+        result = BarrierResult(event.name, last.number, last.error, last.epoch, last.present)
+        transaction.push((event.session,), result)
 
     def _join(
         self,
@@ -139,6 +146,10 @@ class Barriers:
                 f"them and called it for {messages.tasks(participants)}. Give barriers of different "
                 "groups different names.",
             )
+        if event.alive != (current.alive is not None):
+            current.arrived[slot.task] = None
+            self._table.finish(event.name, self._other_kind(slot, event, current.number), transaction)
+            return
         if participants is not current.participants and participants != current.participants:
             first = self._roster.describe(next(iter(current.arrived)))
             error = CoreError(
@@ -160,7 +171,7 @@ class Barriers:
             current.blind.add(slot.task)
         if slot.liveness is Liveness.STUCK:
             transaction.unsettled.add(self._cluster)
-        if len(current.arrived) == len(current.participants):
+        if current.complete:
             self._table.finish(event.name, None, transaction)
 
     def _begin(
@@ -198,8 +209,11 @@ class Barriers:
         if event.instance < 0:
             instance.blind.add(slot.task)
         departed = [gone for task, gone in self._roster.departed.items() if task in participants]
+        if event.alive:
+            gone_or_vacant = self._roster.departed.keys() | set(self._roster.iterate_vacant())
+            instance.alive, departed = set(participants - gone_or_vacant), []
         departed = [gone for gone in departed if self._ends_barriers(gone)]
-        if not departed and event.timeout is not None and len(participants) > 1:
+        if not departed and event.timeout is not None and not instance.complete:
             instance.deadline = transaction.now + event.timeout
             if table.restored_at is not None:
                 instance.deadline = max(instance.deadline, table.restored_at + _RETURN)
@@ -213,7 +227,7 @@ class Barriers:
             )
             more = messages.tasks(member.task for member in members[messages.MAX_DESCRIBED :])
             self._fail(event.name, fates + (f"; also gone: {more}" if more else ""), members, transaction)
-        elif len(participants) == 1:
+        elif instance.complete:
             table.finish(event.name, None, transaction)
         else:
             self._watchdog.arm(transaction)
@@ -229,18 +243,27 @@ class Barriers:
     def member_departed(self, slot: TaskSlot, transaction: Transaction) -> None:
         """Fails every barrier that the departed member takes part in, or takes its arrivals away."""
         under_way = self._table.under_way
-        concerned = [name for name, current in under_way.items() if slot.task in current.participants]
-        if not self._ends_barriers(slot):
-            for name in concerned:
-                current = under_way[name]
-                current.arrived.pop(slot.task, None)
-                current.blind.discard(slot.task)
-                if not current.arrived:
-                    self._table.drop(name)
-            return
-        member = slot.snapshot()
-        for name in concerned:
-            self._fail(name, f"{messages.name(member)} {messages.fate_of(member)}", (member,), transaction)
+        ends, member = self._ends_barriers(slot), slot.snapshot()
+        for name in [name for name, current in under_way.items() if slot.task in current.participants]:
+            current = under_way[name]
+            if ends and current.alive is None:
+                cause = f"{messages.name(member)} {messages.fate_of(member)}"
+                self._fail(name, cause, (member,), transaction)
+                continue
+            current.arrived.pop(slot.task, None)
+            current.blind.discard(slot.task)
+            if current.alive is not None:
+                current.alive.discard(slot.task)
+            if not current.arrived:
+                self._table.drop(name)
+            elif current.complete:
+                self._table.finish(name, None, transaction)
+
+    def member_joined(self, slot: TaskSlot) -> None:
+        """Lets the barriers of those alive wait for a new member, too."""
+        for current in self._table.under_way.values():
+            if current.alive is not None and slot.task in current.participants:
+                current.alive.add(slot.task)
 
     def cancel(self, slot: TaskSlot, event: CancelBarrier, transaction: Transaction) -> None:
         """Ends a barrier for all its participants.
@@ -314,7 +337,7 @@ class Barriers:
         error = CoreError(
             ErrorKind.BARRIER_TIMEOUT,
             f"{_title(name, current.number)} timed out after {messages.seconds(current.timeout or 0.0)}: "
-            f"{len(missing)} of {len(current.participants)} tasks are missing: "
+            f"{len(missing)} of {len(current.expected)} tasks are missing: "
             f"{messages.listing(missing, transaction.now)}. " + " ".join(advice),
             _slim(missing),
         )
@@ -329,6 +352,16 @@ class Barriers:
             _slim(members),
         )
         self._table.finish(name, error, transaction)
+
+    def _other_kind(self, slot: TaskSlot, event: EnterBarrier, number: int) -> CoreError:
+        member, kinds = slot.snapshot(), ("all its participants", "those of its participants that are alive")
+        return CoreError(
+            ErrorKind.BARRIER_MISMATCH,
+            f"{_title(event.name, number)} failed: it was called for {kinds[not event.alive]}, but "
+            f"{messages.name(member)} called it for {kinds[event.alive]}. Give different barriers different "
+            "names.",
+            (member,),
+        )
 
     def _wrong_number(self, slot: TaskSlot, event: EnterBarrier, number: int, what: str) -> CoreError:
         return CoreError(

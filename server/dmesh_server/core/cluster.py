@@ -9,6 +9,7 @@ from dmesh_server.core.barrier_reconciliation import BarrierReconciliation
 from dmesh_server.core.barrier_table import BarrierTable
 from dmesh_server.core.barriers import Barriers
 from dmesh_server.core.deadlines import NoticeDue
+from dmesh_server.core.epoch_waits import EpochWaits
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import Mutation
 from dmesh_server.core.key_value import KeyValueStore
@@ -71,6 +72,8 @@ class Cluster:
         """What its members say that they have passed."""
         self.store = KeyValueStore(self.name, self._shared)
         """Its keys."""
+        self.epoch_waits = EpochWaits(self.name, self._shared, self.state)
+        """Calls that wait for the next epoch."""
         self.replies = Replies(self.limits.replies_to_observers)
         """Answers to callers without a task."""
         self.untold: list[TaskSlot] = []
@@ -93,6 +96,19 @@ class Cluster:
     def ended(self) -> bool:
         """True if all members have departed: the next registration begins a new generation."""
         return self.roster.active == 0
+
+    def check_task(self, task: Task) -> None:
+        """Refuses a task that is none of the cluster's.
+
+        Raises:
+            CoreError: UNKNOWN_TASK.
+        """
+        if not self.roster.knows(task):
+            raise CoreError(
+                ErrorKind.UNKNOWN_TASK,
+                f"{messages.label(task)} is not a task of cluster {messages.quote(self.name)}, which "
+                f"consists of {messages.tasks(self.roster.everyone)}",
+            )
 
     def begin(self, generation: Generation, transaction: Transaction) -> None:
         """Begins a new generation in place of one that has ended."""
@@ -161,10 +177,19 @@ class Cluster:
         for place in slot.replies.places():
             transaction.persist(self.name, records.REPLY, records.reply_key(slot.task, place), None)
 
+    def waits(self, token: int) -> bool:
+        """Returns whether a call with this token waits already, in whichever cluster."""
+        return token in self._shared.waiting
+
     def dismiss_waiters(self, error: CoreError, transaction: Transaction) -> None:
         """Answers every blocked read and ends every watch with an error."""
-        for token in self.store.waiters.tokens():
-            self.store.dismiss(token, error, transaction)
+        for token in (*self.store.waiters.tokens(), *self.epoch_waits.tokens()):
+            self._shared.waiting[token].dismiss(token, error, transaction)
+
+    def dismiss_waiters_of(self, slot: TaskSlot, error: CoreError, transaction: Transaction) -> None:
+        """Does the same to those of one member."""
+        for token in sorted(slot.tokens):
+            self._shared.waiting[token].dismiss(token, error, transaction)
 
     def bind(self, slot: TaskSlot, session: int) -> int | None:
         """Attaches a session to a task slot; returns the one that it replaces."""
@@ -183,6 +208,7 @@ class Cluster:
     def advance_epoch(self, transaction: Transaction) -> None:
         """Notes a change of membership."""
         self.roster.epoch += 1
+        transaction.unsettled.add(self.name)
         transaction.persist(self.name, records.CLUSTER, "epoch", records.encode_number(self.epoch))
 
     def persist_slot(self, slot: TaskSlot, transaction: Transaction) -> None:

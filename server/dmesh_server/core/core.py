@@ -23,7 +23,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from dmesh_server.core import membership, messages, operations, records, registration, store_loss, validation
+from dmesh_server.core import (
+    membership,
+    messages,
+    operations,
+    reads,
+    records,
+    registration,
+    store_loss,
+    validation,
+)
 from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.cluster_settings import decide
 from dmesh_server.core.deadlines import (
@@ -55,7 +64,9 @@ from dmesh_server.core.events import (
     Event,
     Evict,
     Evidence,
+    GetBarrier,
     GetClusterState,
+    GetMember,
     Heartbeat,
     KvDelete,
     KvGet,
@@ -162,28 +173,16 @@ class Core:
                 self._heartbeat(event, transaction)
             case EnterBarrier():
                 self._enter_barrier(event, transaction)
-            case KvGet():
-                self._answer(event, transaction, self._kv_get)
+            case (
+                KvGet() | KvGetMany() | KvList() | KvWatch() | GetClusterState() | GetMember() | GetBarrier()
+            ):
+                self._answer(event, transaction, self._read)
             case KvSet() | KvDelete() | KvIncrement():
                 self._write_keys(event, transaction, lambda cluster: cluster.store.write(event, transaction))
             case KvTransaction():
                 self._write_keys(
                     event, transaction, lambda cluster: cluster.store.transact(event, transaction)
                 )
-            case KvGetMany():
-                self._answer(
-                    event,
-                    transaction,
-                    lambda event, transaction: self._reader(event, transaction)[0].store.get_many(event),
-                )
-            case KvList():
-                self._answer(
-                    event,
-                    transaction,
-                    lambda event, transaction: self._reader(event, transaction)[0].store.list(event),
-                )
-            case KvWatch():
-                self._answer(event, transaction, self._kv_watch)
             case Tick():
                 self._tick(transaction)
             case Abandon():
@@ -211,12 +210,6 @@ class Core:
                     event,
                     transaction,
                     lambda cluster, slot: self._cancel_barrier(cluster, slot, event, transaction),
-                )
-            case GetClusterState():
-                self._answer(
-                    event,
-                    transaction,
-                    lambda event, transaction: self._reader(event, transaction)[0].state(event.known_epoch),
                 )
             case Leave():
                 self._answer(event, transaction, self._leave)
@@ -400,6 +393,7 @@ class Core:
     def _settle(self, cluster: Cluster, transaction: Transaction) -> None:
         """Draws the conclusions from what has happened, when all of this event's is known."""
         if not cluster.ended:
+            cluster.epoch_waits.release(transaction)
             membership.tell_changes(cluster, transaction)
             cluster.watchdog.settle(transaction)
         elif cluster.name not in self._ended:
@@ -422,27 +416,12 @@ class Core:
         cluster.barriers.cancel(slot, event, transaction)
         return Done()
 
-    def _kv_get(self, event: KvGet, transaction: Transaction) -> Answer | None:
+    def _read(self, event: reads.Read, transaction: Transaction) -> Answer | None:
+        if isinstance(event, KvWatch):
+            cluster = self._cluster(event.caller)
+            store_loss.check(cluster, event.told, self._store, self.server_incarnation)
         cluster, slot = self._reader(event, transaction)
-        if event.timeout != 0:
-            self._check_waiter(cluster, event.token)
-        return cluster.store.get(event, slot, transaction)
-
-    def _kv_watch(self, event: KvWatch, transaction: Transaction) -> None:
-        store_loss.check(self._cluster(event.caller), event.told, self._store, self.server_incarnation)
-        cluster, slot = self._reader(event, transaction)
-        self._check_waiter(cluster, event.token)
-        cluster.store.watch(event, slot, transaction)
-
-    def _check_waiter(self, cluster: Cluster, token: int) -> None:
-        if cluster.ended:
-            raise CoreError(
-                ErrorKind.CLUSTER_ENDING,
-                f"cluster {messages.quote(cluster.name)} has ended: all its members have departed, so there "
-                "is nothing to wait for",
-            )
-        if token in self._shared.waiting:
-            raise validation.invalid(f"token {token} waits already")
+        return reads.answer(cluster, slot, event, transaction)
 
     # Requests in general.
 

@@ -12,11 +12,13 @@ from dmesh_server.core.errors import CoreError
 from dmesh_server.core.log_events import LogEvent
 from dmesh_server.core.model import (
     NO_WISHES,
+    BarrierStatus,
     ClusterSettings,
     ClusterState,
     KeyEvent,
     KeyValue,
     Member,
+    Participant,
     Process,
     Task,
 )
@@ -65,6 +67,16 @@ class Attached:
     """Answers `Attach`."""
 
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierProgress:
+    """Answers `GetBarrier`."""
+
+    finished: int
+    """How many instances of the name are over, as far as is known."""
+    current: BarrierStatus | None
+    """The instance under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +142,8 @@ class Operated:
 Answer = (
     Registered
     | Attached
+    | BarrierProgress
+    | Member
     | Done
     | ClusterState
     | KeyValue
@@ -204,6 +218,8 @@ class BarrierResult:
     error: CoreError | None
     epoch: int = 0
     """The cluster's epoch when it was over, the same for all."""
+    present: tuple[Participant, ...] | None = None
+    """Who has come, sorted; only of a barrier of those alive that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)

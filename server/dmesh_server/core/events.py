@@ -85,6 +85,22 @@ class GetClusterState(Request):
 
     known_epoch: int = 0
     """Epoch of the caller's copy; if it is the current one, the reply has no members."""
+    timeout: float | None = 0
+    """Seconds to wait for another epoch than the known one; 0: not at all; None: until `Abandon`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetMember(Request):
+    """Reads one member. Reply: `Member`; of a vacant task, without an incarnation."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class GetBarrier(Request):
+    """Reads how far a barrier is. Reply: `BarrierProgress`."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +218,8 @@ class EnterBarrier:
     """Empty for every task of the cluster."""
     timeout: float | None
     """Seconds that the first arrival gives the others; None for no limit."""
+    alive: bool = False
+    """Wait only for the participants that are members, as they come and go; the result names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +366,8 @@ Event = (
     | Leave
     | ReportError
     | GetClusterState
+    | GetMember
+    | GetBarrier
     | Attach
     | PresentBarriers
     | SessionClosed

@@ -31,9 +31,10 @@ def check(core: Core) -> None:
         _check_liveness(cluster, shared.deadlines, core.stopping)
         _check_keys(cluster, shared.deadlines)
         sessions |= cluster.roster.sessions.keys()
-        waiting |= set(cluster.store.waiters.tokens())
+        waiting |= {*cluster.store.waiters.tokens(), *cluster.epoch_waits.tokens()}
         assert all(shared.sessions[session] is cluster for session in cluster.roster.sessions)
         assert all(shared.waiting[token] is cluster.store for token in cluster.store.waiters.tokens())
+        assert all(shared.waiting[token] is cluster.epoch_waits for token in cluster.epoch_waits.tokens())
     assert sessions == shared.sessions.keys(), "a session belongs to no cluster"
     assert waiting == shared.waiting.keys(), "a token waits in no cluster"
 
@@ -75,10 +76,13 @@ def _check_barriers(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> N
     for name, current in barriers.under_way.items():
         label = f"{cluster.name} barrier {name!r}"
         assert current.participants <= roster.everyone, f"{label}: strangers take part"
-        assert current.arrived.keys() < current.participants, f"{label}: all are there, but it goes on"
+        assert current.arrived.keys() < current.expected, f"{label}: all are there, but it goes on"
         assert current.arrived, f"{label}: nobody is there"
         assert current.blind <= current.arrived.keys(), f"{label}: somebody left no number, but is not there"
-        for gone in current.participants & roster.departed.keys():
+        if current.alive is not None:
+            active = {task for task, slot in roster.slots.items() if not slot.state.departed}
+            assert current.alive == current.participants & active, f"{label}: it waits for others"
+        for gone in current.participants & roster.departed.keys() if current.alive is None else ():
             assert cluster.rejoin, f"{label}: it waits for the departed"
             assert gone in roster.fallen, f"{label}: it waits for one that has left"
             assert gone not in current.arrived, f"{label}: the departed is there"

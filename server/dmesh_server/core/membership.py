@@ -35,12 +35,7 @@ def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot
     if slot is not None and slot.incarnation == caller.incarnation:
         return slot
     label = messages.label(task)
-    if not cluster.roster.knows(task):
-        raise CoreError(
-            ErrorKind.UNKNOWN_TASK,
-            f"{label} is not a task of cluster {messages.quote(cluster.name)}, which consists of "
-            f"{messages.tasks(cluster.roster.everyone)}",
-        )
+    cluster.check_task(task)
     if slot is not None and caller.incarnation in slot.former:
         raise fenced_predecessor(cluster, slot, caller, transaction.now)
     if slot is None or slot.state.departed:
@@ -223,8 +218,7 @@ def depart(
     cluster.barriers.member_departed(slot, transaction)
     error = fenced(cluster, slot)
     error.epoch = cluster.epoch
-    for token in sorted(slot.tokens):
-        cluster.store.dismiss(token, error, transaction)
+    cluster.dismiss_waiters_of(slot, error, transaction)
     if session is not None and state is not MemberState.LEFT:
         transaction.push((session,), SessionEnd(error))
     if not cluster.untold:

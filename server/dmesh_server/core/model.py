@@ -259,6 +259,16 @@ class PassedBarrier:
     """The cluster's epoch at the barrier's end, as the participant knows it; 0 if unknown."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Participant:
+    """A process that has come to a barrier."""
+
+    task: Task
+    """Its task."""
+    incarnation: int
+    """Its random number."""
+
+
 @dataclass(frozen=True, slots=True)
 class BarrierStatus:
     """A barrier under way."""

@@ -41,12 +41,7 @@ def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
     _who(event.by)
     validation.reason(event.reason, required=False)
     label = messages.label(event.task)
-    if not cluster.roster.knows(event.task):
-        raise CoreError(
-            ErrorKind.UNKNOWN_TASK,
-            f"{label} is not a task of cluster {messages.quote(cluster.name)}, which consists of "
-            f"{messages.tasks(cluster.roster.everyone)}",
-        )
+    cluster.check_task(event.task)
     slot = cluster.roster.slots.get(event.task)
     if slot is None or (slot.incarnation != event.incarnation and event.incarnation not in slot.former):
         holder = "nobody holds it" if slot is None else f"it is held by {messages.name(slot.snapshot())}"

@@ -35,6 +35,7 @@ from dmesh_server.core.model import (
     Liveness,
     Member,
     MemberState,
+    Participant,
     Process,
     RestartPolicy,
     Task,
@@ -112,6 +113,8 @@ class FinishedBarrier:
     error: CoreError | None
     epoch: int
     """The cluster's, when it was over."""
+    present: tuple[Participant, ...] | None = None
+    """Who had come, of a barrier of those alive that succeeded."""
 
 
 def slot_key(task: Task) -> str:
@@ -164,6 +167,8 @@ def encode_barrier(finished: FinishedBarrier) -> bytes:
     data: dict[str, Any] = {"number": finished.number, "epoch": finished.epoch}
     if finished.participants is not None:
         data["participants"] = ranges(finished.participants)
+    if finished.present is not None:
+        data["present"] = [[one.task.job, one.task.index, one.incarnation] for one in finished.present]
     if finished.error is not None:
         data["error"] = {
             "kind": finished.error.kind.value,
@@ -252,7 +257,7 @@ def decode_barrier(record: Record) -> FinishedBarrier:
 
     def decode(value: bytes) -> FinishedBarrier:
         data = json.loads(value)
-        participants, error = data.get("participants"), data.get("error")
+        participants, error, present = data.get("participants"), data.get("error"), data.get("present")
         return FinishedBarrier(
             int(data["number"]),
             None
@@ -272,6 +277,9 @@ def decode_barrier(record: Record) -> FinishedBarrier:
                 int(data["epoch"]),
             ),
             int(data["epoch"]),
+            None
+            if present is None
+            else tuple(Participant(Task(job, index), incarnation) for job, index, incarnation in present),
         )
 
     return _decoded(record, decode)

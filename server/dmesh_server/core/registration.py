@@ -235,6 +235,7 @@ def admit(cluster: Cluster, event: Register, task: Task, transaction: Transactio
     cluster.roster.add(slot)
     cluster.persist_slot(slot, transaction)
     cluster.advance_epoch(transaction)
+    cluster.barriers.member_joined(slot)
     transaction.note(MemberJoined(cluster.name, slot.outline(), cluster.epoch, bool(former)))
     grant_lease(cluster, slot, transaction.now)
     if former:

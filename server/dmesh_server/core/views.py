@@ -354,10 +354,10 @@ def _view(cluster: Cluster, name: str, instance: Instance, most: int) -> Barrier
     return BarrierView(
         name,
         instance.number,
-        len(instance.participants),
+        len(instance.expected),
         len(instance.arrived),
         missing,
-        len(instance.participants) - len(instance.arrived),
+        len(instance.expected) - len(instance.arrived),
         instance.started_at,
         instance.latest,
         instance.deadline,

@@ -158,9 +158,11 @@ def barrier_timeout(milliseconds: int) -> float | None:
 
 
 def wait_timeout(milliseconds: int) -> float | None:
-    """Reads how long to wait for a key: 0 is not at all, -1 as long as the call lives."""
+    """Reads how long to wait for something: 0 is not at all, -1 as long as the call lives."""
     if milliseconds < -1:
-        raise invalid(f"timeout_ms is {milliseconds}; it must be 0 (do not wait), -1 (no limit) or positive")
+        raise invalid(
+            f"the time to wait is {milliseconds} ms; it must be 0 (none), -1 (no limit) or positive"
+        )
     return None if milliseconds == -1 else _seconds(milliseconds)
 
 
@@ -333,6 +335,8 @@ def session_message_to_proto(message: effects.Message, now: float) -> coordinati
             response.barrier_result.name = message.name
             response.barrier_result.instance = message.instance
             response.barrier_result.epoch = message.epoch
+            for one in message.present or ():
+                response.barrier_result.present.add(task=task_to_proto(one.task), incarnation=one.incarnation)
             if message.error is not None:
                 response.barrier_result.error.CopyFrom(error_to_proto(message.error, now))
         case effects.SessionEnd():

@@ -13,9 +13,9 @@ from dmesh import protocol
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1 import progress_pb2
 from dmesh_server.core import events
-from dmesh_server.core.effects import Done, Registered
+from dmesh_server.core.effects import BarrierProgress, Done, Registered
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import Caller, ClusterState
+from dmesh_server.core.model import Caller, ClusterState, Member
 from dmesh_server.rpc import convert
 from dmesh_server.rpc.admission import Admission
 from dmesh_server.rpc.delivery import encoded, until_first_done
@@ -76,6 +76,8 @@ class CoordinationServicer:
             "Leave": unary(pb.LeaveRequest, self.leave, desk),
             "ReportError": unary(pb.ReportErrorRequest, self.report_error, desk),
             "GetClusterState": unary(pb.GetClusterStateRequest, self.get_cluster_state, desk),
+            "GetMember": unary(pb.GetMemberRequest, self.get_member, desk),
+            "GetBarrier": unary(pb.GetBarrierRequest, self.get_barrier, desk),
             "GetProgress": unary(progress_pb2.GetProgressRequest, self.get_progress, desk),
             "ListClusters": unary(progress_pb2.ListClustersRequest, self.list_clusters, desk),
         }
@@ -181,13 +183,35 @@ class CoordinationServicer:
     async def get_cluster_state(self, request: pb.GetClusterStateRequest, context: Context) -> bytes:
         """Returns the table of members, unless the caller has it."""
         runtime = self._runtime
-        event = events.GetClusterState(runtime.next_number(), _caller(request), request.known_epoch)
+        event = events.GetClusterState(
+            runtime.next_number(),
+            _caller(request),
+            request.known_epoch,
+            convert.wait_timeout(request.wait_ms),
+        )
         state = await runtime.request(event, ClusterState)
         now = runtime.now()
         header = convert.cluster_header_to_proto(state, runtime.server_incarnation, now).SerializeToString()
         if request.known_epoch == state.epoch:
             return header
         return header + self._table.encode(state, now)
+
+    async def get_member(self, request: pb.GetMemberRequest, context: Context) -> pb.GetMemberResponse:
+        """Returns one member."""
+        runtime = self._runtime
+        event = events.GetMember(runtime.next_number(), _caller(request), convert.task(request.task))
+        member = await runtime.request(event, Member)
+        return pb.GetMemberResponse(member=convert.member_to_proto(member, runtime.now()))
+
+    async def get_barrier(self, request: pb.GetBarrierRequest, context: Context) -> pb.GetBarrierResponse:
+        """Returns how far a barrier is."""
+        runtime = self._runtime
+        event = events.GetBarrier(runtime.next_number(), _caller(request), request.name)
+        progress = await runtime.request(event, BarrierProgress)
+        response = pb.GetBarrierResponse(finished=progress.finished)
+        if progress.current is not None:
+            response.current.CopyFrom(convert.barrier_to_proto(progress.current, runtime.now()))
+        return response
 
     async def get_progress(
         self, request: progress_pb2.GetProgressRequest, context: Context
@@ -280,6 +304,8 @@ def _caller(
     | pb.LeaveRequest
     | pb.ReportErrorRequest
     | pb.GetClusterStateRequest
+    | pb.GetMemberRequest
+    | pb.GetBarrierRequest
     | progress_pb2.GetProgressRequest,
 ) -> Caller:
     return convert.caller(request.caller, request.HasField("caller"))

@@ -121,5 +121,7 @@ class SessionInput:
         if self._barriers is not None:
             self._barriers.arrived(request.name, request.trace_context)
         self._runtime.send(
-            events.EnterBarrier(self._session.number, request.name, request.instance, participants, timeout)
+            events.EnterBarrier(
+                self._session.number, request.name, request.instance, participants, timeout, request.alive
+            )
         )

@@ -9,13 +9,14 @@ from dmesh.security.tokens import Role
 
 _COORDINATION = "/dmesh.v1.CoordinationService/"
 _KEY_VALUE = "/dmesh.v1.KeyValueService/"
+_VIEWERS_CALLS = ("GetClusterState", "GetMember", "GetBarrier", "GetProgress", "ListClusters")
 _MEMBERS_CALLS = ("Register", "Session", "PresentBarriers", "CancelBarrier", "Leave", "ReportError")
 _KEY_VALUE_CALLS = (
     "Set", "Get", "GetMany", "List", "Delete", "Increment", "CompareAndSet", "Transaction", "Watch",
 )  # fmt: skip
 
 RPC_ROLES: Mapping[str, Role | None] = {
-    **{_COORDINATION + name: Role.VIEWER for name in ("GetClusterState", "GetProgress", "ListClusters")},
+    **{_COORDINATION + name: Role.VIEWER for name in _VIEWERS_CALLS},
     **{_COORDINATION + name: Role.WORKER for name in _MEMBERS_CALLS},
     # Values may be secrets of the job, so that looking at clusters does not include looking at them.
     **{_KEY_VALUE + name: Role.WORKER for name in _KEY_VALUE_CALLS},
