@@ -22,7 +22,7 @@ from dmesh_server.listening import Address
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
-from dmesh_server.security.setup import kept_current, refuse_open_door
+from dmesh_server.security.setup import kept_current, refuse_exposure
 from dmesh_server.security.tls import ServerTls, TlsSettings
 from dmesh_server.store.base import Store
 from dmesh_server.store.memory import MemoryStore
@@ -137,7 +137,7 @@ def start(
         tokens: Which tokens callers must show; None: whoever can reach the address may do everything.
         certificates: Certificate and key of the server, and the authority that must have signed those of the
             clients; None for connections that are not encrypted.
-        insecure: Accept an address that other machines can reach although there are no tokens.
+        insecure: Accept an address that other machines can reach without tokens, or without certificates.
         traces: Where spans of what it is asked go; None for none. Who passes it closes it, afterwards.
 
     Raises:
@@ -146,12 +146,16 @@ def start(
             read; other machines could reach a server without tokens.
     """
     address = Address.parse(listen, "the address to listen on")
-    if tokens is None and not insecure:
-        refuse_open_door(
+    if not insecure and (tokens is None or certificates is None):
+        missing = "DMESH_TLS_CA, DMESH_TLS_CERT and DMESH_TLS_KEY (see `dmesh certs`)"
+        if tokens is None:
+            missing = f"the same DMESH_TOKEN (or DMESH_TOKEN_FILE), and {missing}"
+        refuse_exposure(
             address,
             "where the coordination server inside client 0 would listen",
-            "Give all clients the same DMESH_TOKEN (or DMESH_TOKEN_FILE), or set DMESH_INSECURE=1 in "
-            "client 0 if you trust everybody who can reach this address.",
+            f"Give all clients {missing}; or set DMESH_INSECURE=1 in client 0 if you trust everybody on this "
+            "network.",
+            tokens=tokens is not None,
         )
     access = None if tokens is None else Access(tokens)
     tls = None

@@ -19,7 +19,7 @@ from dmesh_server import event_loop, failpoints
 from dmesh_server.core.records import RecordError
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
-from dmesh_server.security.setup import kept_current, server_access
+from dmesh_server.security.setup import kept_current, names_token, server_access
 from dmesh_server.security.tls import ServerTls
 from dmesh_server.settings import ServerSettings, Setting
 from dmesh_server.store.base import Store, StoreError, StoreRefusedError
@@ -90,7 +90,8 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         web = _web_server(settings)
         if web is not None:
             undo.push_async_callback(web.stop)
-        access = None if settings.insecure else server_access(settings.token_file, os.environ)
+        asks = not settings.insecure or names_token(settings.token_file, os.environ)
+        access = server_access(settings.token_file, os.environ) if asks else None
         tls = None if settings.tls is None else ServerTls(settings.tls)
         runtime = Runtime(_open_store(settings), settings.limits)
         undo.push_async_callback(runtime.close)
@@ -113,7 +114,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
             app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web)
             await web.start(app, tls)
             undo.enter_context(loop_lag.watched(runtime.measures.lag))
-        _warn_of_open_listeners(settings)
+        _warn_of_open_listeners(settings, access)
         logs.info(
             "server_ready",
             grpc=address,
@@ -195,11 +196,11 @@ def _web_app(
     )
 
 
-def _warn_of_open_listeners(settings: ServerSettings) -> None:
+def _warn_of_open_listeners(settings: ServerSettings, access: Access | None) -> None:
     for address in (settings.listen, settings.http):
         if address is None:
             continue
-        if settings.insecure:
+        if access is None:
             logs.warning("insecure", address=address, note="whoever reaches it may do everything")
         elif settings.tls is None and not address.is_loopback():
             logs.warning(

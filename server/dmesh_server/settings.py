@@ -14,6 +14,7 @@ from dmesh.security.certificates import IdentityFiles
 from dmesh_server.core.model import Limits
 from dmesh_server.listening import Address
 from dmesh_server.security.limits import PeerLimits
+from dmesh_server.security.setup import refuse_exposure
 from dmesh_server.security.tls import TlsSettings
 
 DEFAULT_LISTEN = "127.0.0.1:8470"
@@ -95,10 +96,14 @@ class ServerSettings:
         for address in (self.listen, self.http):
             if address is not None:
                 address.resolve()  # an unknown name is refused before anything is created or opened
-        if self.insecure and self.token_file is not None:
-            raise ConfigurationError(
-                "--insecure (ask nobody for a token) and --token-file exclude each other"
-            )
+                if self.tls is None and not self.insecure:
+                    refuse_exposure(
+                        address,
+                        "without --tls-cert and --tls-key",
+                        "Encrypt it (see `dmesh certs`), or say --insecure if you trust everybody on this "
+                        "network.",
+                        tokens=True,
+                    )
 
     @classmethod
     def from_flags(cls, flags: argparse.Namespace) -> ServerSettings:

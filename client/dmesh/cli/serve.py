@@ -105,7 +105,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add(
         "--insecure",
         action="store_true",
-        help="ask nobody for a token: whoever reaches the address may do everything",
+        help="listen without TLS where other machines reach the address. No token is asked for, either, "
+        "unless --token-file, DMESH_TOKEN or DMESH_TOKEN_FILE names one",
     )
     add(
         "--allowed-host",

@@ -77,7 +77,7 @@ class Settings:
     peer_tls: bool = False
     """`DMESH_PEER_TLS`: encrypt what peers send each other, with the certificates above."""
     insecure: bool = False
-    """`DMESH_INSECURE`: host the server on an address that others can reach although there is no token."""
+    """`DMESH_INSECURE`: host the server where others can reach it, without TLS or without a token."""
     num_cpu_devices: int | None = None
     """`DMESH_NUM_CPU_DEVICES`: logical CPU devices if the program does not say. None: as many as needed."""
     native: bool | None = None

@@ -26,6 +26,12 @@ class Refreshable(Protocol):
         """Reads the files again if they have changed."""
 
 
+def names_token(token_file: Path | None, environ: Mapping[str, str]) -> bool:
+    """Returns whether the command line or the environment names a token."""
+    named = (environ.get(name, "").strip() for name in ("DMESH_TOKEN", "DMESH_TOKEN_FILE"))
+    return token_file is not None or any(named)
+
+
 def server_access(token_file: Path | None, environ: Mapping[str, str]) -> Access:
     """Returns the tokens that a standalone server accepts, and makes one at the first start.
 
@@ -57,22 +63,29 @@ def server_access(token_file: Path | None, environ: Mapping[str, str]) -> Access
     return access
 
 
-def refuse_open_door(address: Address, what: str, remedy: str) -> None:
-    """Refuses an address that other machines can reach, for a server that asks nobody for a token.
+def refuse_exposure(address: Address, what: str, remedy: str, *, tokens: bool) -> None:
+    """Refuses an unprotected address that other machines can reach.
 
     Args:
         address: The address.
-        what: What it is, for the error.
+        what: Its use, for the error.
         remedy: What to do.
+        tokens: Whether callers must show a token; it would travel in clear text.
 
     Raises:
-        ConfigurationError: It is one.
+        ConfigurationError: Other machines can reach it.
     """
-    if not address.is_loopback():
+    if address.is_loopback():
+        return
+    if tokens:
         raise ConfigurationError(
-            f"{address}, {what}, can be reached from other machines; without a token (authentication), "
-            f"anybody on the network could join, read and end your clusters. {remedy}"
+            f"{address}, {what}, can be reached from other machines; without TLS, anybody on the way could "
+            f"read the token and everything else. {remedy}"
         )
+    raise ConfigurationError(
+        f"{address}, {what}, can be reached from other machines; without a token (authentication), anybody "
+        f"on the network could join, read and end your clusters. {remedy}"
+    )
 
 
 @contextlib.asynccontextmanager
