@@ -58,9 +58,9 @@ class AdminAction:
 
     cluster: str
     action: str
-    """`cancel_barrier`, `evict_member` or `delete_key`."""
+    """`cancel_barrier`, `evict_member`, `delete_key` or `restore_keys`."""
     target: str
-    """Name of the barrier, member or key changed."""
+    """Name of the barrier, member or key changed; of keys that were restored, how many."""
     task: Task | None
     """The member that it was done to, if it was one."""
     by: str

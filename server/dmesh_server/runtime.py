@@ -59,8 +59,10 @@ from dmesh_server.core.events import (
     ReportProcess,
     ReportStatus,
     ReportWaiting,
+    RestoreKeys,
     SessionClosed,
     Shutdown,
+    SnapshotKeys,
     Stalled,
     StopBarrier,
     Tick,
@@ -99,6 +101,8 @@ AnsweredEvent = (
     | StopBarrier
     | Evict
     | DropKey
+    | SnapshotKeys
+    | RestoreKeys
 )
 """The events that are answered."""
 

@@ -29,6 +29,8 @@ VERBS: Mapping[str, str] = {
     "members": "list the members of a cluster",
     "barriers": "list the barriers under way, and who is missing",
     "kv": "look at the keys of a cluster, set and delete them",
+    "backup": "save the keys of a running cluster in a file",
+    "restore": "give a running cluster the keys of a backup",
     "events": "print what happened on a coordination server",
     "doctor": "look for what keeps clients from meeting",
     "config": "show the settings of this environment",

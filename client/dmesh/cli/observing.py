@@ -273,6 +273,26 @@ class Observer:
         finally:
             call.cancel()
 
+    def send(
+        self,
+        method: grpc.StreamUnaryMultiCallable[_Request, _Response],
+        requests: Iterator[_Request],
+        timeout: float,
+    ) -> _Response:
+        """Makes a call whose request comes in parts.
+
+        Raises:
+            CoordinatorUnavailableError: The server does not answer.
+            DMeshError: It refused.
+        """
+        import grpc
+
+        began = time.monotonic()
+        try:
+            return method(requests, timeout=timeout)
+        except grpc.RpcError as error:
+            raise self._error(faults.from_rpc(error), time.monotonic() - began) from error
+
     def _error(self, fault: Fault, seconds: float) -> DMeshError:
         if fault.from_server:
             return fault.exception()

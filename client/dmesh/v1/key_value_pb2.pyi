@@ -830,3 +830,131 @@ class KeyEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KeyEvent: _TypeAlias = KeyEvent  # noqa: Y015
+
+@_typing.final
+class BackupRequest(_message.Message):
+    """Asks for all keys."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Which cluster; an observer."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupRequest: _TypeAlias = BackupRequest  # noqa: Y015
+
+@_typing.final
+class BackupResponse(_message.Message):
+    """First what the backup is, then, in further messages, its keys."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_INCARNATION_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    KVS_FIELD_NUMBER: _builtins.int
+    cluster_incarnation: _builtins.int
+    """As in RegisterResponse. In the first message only, as are the next two."""
+    revision: _builtins.int
+    """Revision at which all keys were read."""
+    keys: _builtins.int
+    """How many keys follow."""
+    @_builtins.property
+    def kvs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyValue]:
+        """Some of the keys, sorted."""
+
+    def __init__(
+        self,
+        *,
+        cluster_incarnation: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        keys: _builtins.int = ...,
+        kvs: _abc.Iterable[Global___KeyValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_incarnation", b"cluster_incarnation", "keys", b"keys", "kvs", b"kvs", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupResponse: _TypeAlias = BackupResponse  # noqa: Y015
+
+@_typing.final
+class RestoreRequest(_message.Message):
+    """The keys of a backup, in one message or more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    MERGE_FIELD_NUMBER: _builtins.int
+    KVS_FIELD_NUMBER: _builtins.int
+    keys: _builtins.int
+    """How many keys there are in all. Nothing is changed unless all have come."""
+    merge: _builtins.bool
+    """Keep the keys that the backup does not have. Keys that begin with "dmesh/" are kept always."""
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Which cluster; an observer. In the first message only, as are the next two."""
+
+    @_builtins.property
+    def kvs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyValue]:
+        """Some of the keys; only key and value count."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        keys: _builtins.int = ...,
+        merge: _builtins.bool = ...,
+        kvs: _abc.Iterable[Global___KeyValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "keys", b"keys", "kvs", b"kvs", "merge", b"merge"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRequest: _TypeAlias = RestoreRequest  # noqa: Y015
+
+@_typing.final
+class RestoreResponse(_message.Message):
+    """The keys are those of the backup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    set: _builtins.int
+    """How many were set: the others had their values already."""
+    deleted: _builtins.int
+    """How many were deleted."""
+    revision: _builtins.int
+    """Revision of the change; the current one if nothing changed."""
+    def __init__(
+        self,
+        *,
+        set: _builtins.int = ...,
+        deleted: _builtins.int = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "revision", b"revision", "set", b"set"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreResponse: _TypeAlias = RestoreResponse  # noqa: Y015

@@ -80,6 +80,16 @@ class KeyValueServiceStub:
                 request_serializer=dmesh_dot_v1_dot_key__value__pb2.WatchRequest.SerializeToString,
                 response_deserializer=dmesh_dot_v1_dot_key__value__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Backup = channel.unary_stream(
+                '/dmesh.v1.KeyValueService/Backup',
+                request_serializer=dmesh_dot_v1_dot_key__value__pb2.BackupRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_key__value__pb2.BackupResponse.FromString,
+                _registered_method=True)
+        self.Restore = channel.stream_unary(
+                '/dmesh.v1.KeyValueService/Restore',
+                request_serializer=dmesh_dot_v1_dot_key__value__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_key__value__pb2.RestoreResponse.FromString,
+                _registered_method=True)
 
 
 class KeyValueServiceServicer:
@@ -149,6 +159,20 @@ class KeyValueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Backup(self, request, context):
+        """Streams all keys of a cluster as of one revision, but for those that begin with "dmesh/". For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request_iterator, context):
+        """Gives a cluster the keys of a backup, as one change of one revision. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeyValueServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -196,6 +220,16 @@ def add_KeyValueServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=dmesh_dot_v1_dot_key__value__pb2.WatchRequest.FromString,
                     response_serializer=dmesh_dot_v1_dot_key__value__pb2.WatchResponse.SerializeToString,
+            ),
+            'Backup': grpc.unary_stream_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=dmesh_dot_v1_dot_key__value__pb2.BackupRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_key__value__pb2.BackupResponse.SerializeToString,
+            ),
+            'Restore': grpc.stream_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=dmesh_dot_v1_dot_key__value__pb2.RestoreRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_key__value__pb2.RestoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -442,6 +476,60 @@ class KeyValueService:
             '/dmesh.v1.KeyValueService/Watch',
             dmesh_dot_v1_dot_key__value__pb2.WatchRequest.SerializeToString,
             dmesh_dot_v1_dot_key__value__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dmesh.v1.KeyValueService/Backup',
+            dmesh_dot_v1_dot_key__value__pb2.BackupRequest.SerializeToString,
+            dmesh_dot_v1_dot_key__value__pb2.BackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/dmesh.v1.KeyValueService/Restore',
+            dmesh_dot_v1_dot_key__value__pb2.RestoreRequest.SerializeToString,
+            dmesh_dot_v1_dot_key__value__pb2.RestoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,10 @@ class KeyValueServiceStub:
     """Sets one key if it is as expected: a transaction of one condition and one operation."""
     Watch: _grpc.UnaryStreamMultiCallable[_key_value_pb2.WatchRequest, _key_value_pb2.WatchResponse]
     """Streams the changes of all keys with a prefix, in order of revision, each exactly once."""
+    Backup: _grpc.UnaryStreamMultiCallable[_key_value_pb2.BackupRequest, _key_value_pb2.BackupResponse]
+    """Streams all keys of a cluster as of one revision, but for those that begin with "dmesh/". For operators."""
+    Restore: _grpc.StreamUnaryMultiCallable[_key_value_pb2.RestoreRequest, _key_value_pb2.RestoreResponse]
+    """Gives a cluster the keys of a backup, as one change of one revision. For operators."""
 
 @_typing.type_check_only
 class KeyValueServiceAsyncStub(KeyValueServiceStub):
@@ -79,6 +83,10 @@ class KeyValueServiceAsyncStub(KeyValueServiceStub):
     """Sets one key if it is as expected: a transaction of one condition and one operation."""
     Watch: _aio.UnaryStreamMultiCallable[_key_value_pb2.WatchRequest, _key_value_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams the changes of all keys with a prefix, in order of revision, each exactly once."""
+    Backup: _aio.UnaryStreamMultiCallable[_key_value_pb2.BackupRequest, _key_value_pb2.BackupResponse]  # type: ignore[assignment]
+    """Streams all keys of a cluster as of one revision, but for those that begin with "dmesh/". For operators."""
+    Restore: _aio.StreamUnaryMultiCallable[_key_value_pb2.RestoreRequest, _key_value_pb2.RestoreResponse]  # type: ignore[assignment]
+    """Gives a cluster the keys of a backup, as one change of one revision. For operators."""
 
 class KeyValueServiceServicer(metaclass=_abc_1.ABCMeta):
     """The key-value store of clusters."""
@@ -154,5 +162,21 @@ class KeyValueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_key_value_pb2.WatchResponse], _abc.AsyncIterator[_key_value_pb2.WatchResponse]]:
         """Streams the changes of all keys with a prefix, in order of revision, each exactly once."""
+
+    @_abc_1.abstractmethod
+    def Backup(
+        self,
+        request: _key_value_pb2.BackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_key_value_pb2.BackupResponse], _abc.AsyncIterator[_key_value_pb2.BackupResponse]]:
+        """Streams all keys of a cluster as of one revision, but for those that begin with "dmesh/". For operators."""
+
+    @_abc_1.abstractmethod
+    def Restore(
+        self,
+        request_iterator: _MaybeAsyncIterator[_key_value_pb2.RestoreRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_key_value_pb2.RestoreResponse, _abc.Awaitable[_key_value_pb2.RestoreResponse]]:
+        """Gives a cluster the keys of a backup, as one change of one revision. For operators."""
 
 def add_KeyValueServiceServicer_to_server(servicer: KeyValueServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,16 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from dmesh_server.core import (
-    membership,
-    messages,
-    operations,
-    reads,
-    records,
-    registration,
-    store_loss,
-    validation,
-)
+from dmesh_server.core import membership, messages, reads, records, registration, store_loss, validation
 from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.cluster_settings import decide
 from dmesh_server.core.deadlines import (
@@ -85,17 +76,21 @@ from dmesh_server.core.events import (
     ReportStatus,
     ReportWaiting,
     Request,
+    RestoreKeys,
     SessionClosed,
     Shutdown,
+    SnapshotKeys,
     Stalled,
     StopBarrier,
     Tick,
 )
 from dmesh_server.core.model import Caller, ClusterState, Limits, MemberState
+from dmesh_server.core.operations import OperatorEvent, operate
 from dmesh_server.core.records import Generation
 from dmesh_server.core.replies import RememberedAnswer
 from dmesh_server.core.restoring import FLOOR, restore_all
 from dmesh_server.core.roster import TaskSlot
+from dmesh_server.core.store_loss import StoreIdentity
 from dmesh_server.core.transaction import Transaction
 from dmesh_server.core.views import ClusterViews
 
@@ -122,8 +117,7 @@ class Core:
         self._deadlines = self._shared.deadlines
         self.views = ClusterViews(self._clusters)
         """What there is to see of them."""
-        self._store = 0
-        """Identity of the store; 0 before the first cluster begins in it."""
+        self._store = StoreIdentity(server_incarnation)
         self._epoch_floor = 0
         """The highest epoch of any cluster forgotten, so that epochs grow even through that."""
 
@@ -148,7 +142,7 @@ class Core:
             RecordError: A record cannot be understood.
         """
         assert not self._clusters, "only a new core can be restored"
-        self._store, self._epoch_floor, restored = restore_all(durable, now, self._shared)
+        self._store.value, self._epoch_floor, restored = restore_all(durable, now, self._shared)
         self._clusters.update(restored)
         self._ended = {name: None for name, cluster in self._clusters.items() if cluster.ended}
 
@@ -221,7 +215,7 @@ class Core:
                 )
             case ReportStatus() | ReportWaiting() | ReportProcess() | EndSession():
                 self._report(event, transaction)
-            case StopBarrier() | Evict() | DropKey():
+            case StopBarrier() | Evict() | DropKey() | SnapshotKeys() | RestoreKeys():
                 self._answer(event, transaction, self._operate)
             case Shutdown():
                 self._shutdown(transaction)
@@ -275,7 +269,7 @@ class Core:
 
     def _attach(self, event: Attach, transaction: Transaction) -> Answer:
         cluster = self._cluster(event.caller)
-        store_loss.check(cluster, event.told, self._store, self.server_incarnation)
+        self._store.check(cluster, event.told)
         slot = membership.authorize(cluster, event.caller, transaction)
         if event.session in self._shared.sessions:
             raise validation.invalid(f"session {event.session} is attached already")
@@ -288,14 +282,9 @@ class Core:
         name, told = event.caller.cluster, event.told
         validation.cluster_name(name)
         cluster = self._clusters.get(name)
-        if (
-            told is not None
-            and told.store == self._store
-            and cluster is not None
-            and store_loss.is_older(cluster, told, self.server_incarnation)
-        ):
-            self._renew_store(event.fresh_incarnation, transaction)
-        if told is None or told.store == self._store:
+        if cluster is not None and told is not None and self._store.is_older(cluster, told):
+            self._store.renew(event.fresh_incarnation, self._clusters.values(), transaction)
+        if told is None or told.store == self._store.value:
             answer = self._admit(event, transaction)
         else:
             if cluster is not None and not cluster.ended:
@@ -307,25 +296,7 @@ class Core:
             cluster = self._clusters[name]
             store_loss.go_on(cluster, told, transaction)
             answer = replace(answer, epoch=cluster.epoch)
-        if not self._store:
-            self._name_store(event.fresh_incarnation, transaction)
-        return replace(answer, store=self._store)
-
-    def _name_store(self, identity: int, transaction: Transaction) -> None:
-        self._store = identity
-        transaction.persist("", records.CLUSTER, store_loss.STORE, records.encode_number(identity))
-
-    def _renew_store(self, identity: int, transaction: Transaction) -> None:
-        """Gives a store that turned out to be an older copy another identity, and lets all clients see it."""
-        self._name_store(identity, transaction)
-        for cluster in self._clusters.values():
-            cluster.advance_epoch(
-                transaction
-            )  # the same epoch was another membership after the copy was made
-        error = CoreError(
-            ErrorKind.NOT_REGISTERED, "this server's store turned out to be an older copy: register again"
-        )
-        transaction.push(self._shared.sessions, SessionEnd(error))
+        return replace(answer, store=self._store.named(event.fresh_incarnation, transaction))
 
     def _admit(self, event: Register, transaction: Transaction) -> Registered:
         name = event.caller.cluster
@@ -418,8 +389,7 @@ class Core:
 
     def _read(self, event: reads.Read, transaction: Transaction) -> Answer | None:
         if isinstance(event, KvWatch):
-            cluster = self._cluster(event.caller)
-            store_loss.check(cluster, event.told, self._store, self.server_incarnation)
+            self._store.check(self._cluster(event.caller), event.told)
         cluster, slot = self._reader(event, transaction)
         return reads.answer(cluster, slot, event, transaction)
 
@@ -434,17 +404,10 @@ class Core:
             )
         return cluster
 
-    def _operate(self, event: StopBarrier | Evict | DropKey, transaction: Transaction) -> Answer:
+    def _operate(self, event: OperatorEvent, transaction: Transaction) -> Answer:
         if event.caller.task is not None:
             raise validation.invalid("members do not operate on their cluster from outside: name no task")
-        cluster = self._cluster(event.caller)
-        match event:
-            case StopBarrier():
-                return operations.stop_barrier(cluster, event, transaction)
-            case Evict():
-                return operations.evict(cluster, event, transaction)
-            case DropKey():
-                return operations.drop_key(cluster, event, transaction)
+        return operate(self._cluster(event.caller), event, transaction)
 
     def _reader(self, event: Request, transaction: Transaction) -> tuple[Cluster, TaskSlot | None]:
         """Returns the cluster that is read, and the task slot of the reader; None for an observer."""

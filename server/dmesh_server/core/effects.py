@@ -139,6 +139,25 @@ class Operated:
     """False: it was so already."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeySnapshot:
+    """Answers `SnapshotKeys`."""
+
+    cluster_incarnation: int
+    kvs: tuple[KeyValue, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeysRestored:
+    """Answers `RestoreKeys`."""
+
+    set: int
+    """Keys that were set; the others had their values already."""
+    deleted: int
+    revision: int
+
+
 Answer = (
     Registered
     | Attached
@@ -153,6 +172,8 @@ Answer = (
     | KvIncremented
     | KvTransacted
     | Operated
+    | KeySnapshot
+    | KeysRestored
     | CoreError
 )
 """What a request can be answered with."""

@@ -6,6 +6,7 @@ events are answered by nothing. Tokens and session ids are chosen by the runtime
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dmesh_server.core.model import (
@@ -345,6 +346,20 @@ class DropKey(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotKeys(Operation):
+    """Reads all keys at one revision, but for dmesh's own. Reply: `KeySnapshot`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreKeys(Operation):
+    """Gives the cluster the keys of a backup, as one change. Reply: `KeysRestored`."""
+
+    keys: Mapping[str, bytes]
+    merge: bool
+    """Keep the keys that the backup does not have. dmesh's own are kept always."""
+
+
+@dataclass(frozen=True, slots=True)
 class Abandon:
     """Whoever waited for `token` (a blocked read or a watch) is gone. Unknown tokens are ignored."""
 
@@ -391,6 +406,8 @@ Event = (
     | StopBarrier
     | Evict
     | DropKey
+    | SnapshotKeys
+    | RestoreKeys
     | Abandon
     | Tick
     | Shutdown

@@ -39,9 +39,12 @@ class KeyChanges:
 
     def remove(self, key: str, *, is_prefix: bool = False) -> int:
         """Removes a key, or all keys with a prefix; returns how many there were."""
-        for changed in self._before:
-            if changed.startswith(key) if is_prefix else changed == key:
-                self._once(changed)
+        if is_prefix:
+            for changed in self._before:
+                if changed.startswith(key):
+                    self._once(changed)
+        else:
+            self._once(key)
         removed = self._keys.remove(key, is_prefix=is_prefix)
         self._before.update((kv.key, kv) for kv in removed)
         return len(removed)

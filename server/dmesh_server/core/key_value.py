@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dmesh_server.core import records, validation
 from dmesh_server.core.deadlines import WaitDue
 from dmesh_server.core.effects import (
+    KeysRestored,
     KvDeleted,
     KvIncremented,
     KvRead,
@@ -193,6 +194,38 @@ class KeyValueStore:
             transaction.persist(self._cluster, records.KEY, key, None)
         for revision in self.history.revisions():
             transaction.persist(self._cluster, records.CHANGE, str(revision), None)
+
+    def restore(
+        self, keys: Mapping[str, bytes], transaction: Transaction, *, keep: str, merge: bool
+    ) -> KeysRestored:
+        """Makes these keys, which were checked, the store's, as one change.
+
+        Args:
+            keys: The keys and their values.
+            transaction: Collects what follows.
+            keep: Prefix of keys that are left alone.
+            merge: Leave all keys alone that are not among `keys`.
+
+        Raises:
+            CoreError: The store would become too large; nothing was changed.
+        """
+        changes = KeyChanges(self.keys, self.revision + 1)
+        gone = [] if merge else [key for key in self.keys.keys() if key not in keys]  # noqa: SIM118 - not a dict
+        deleted = [key for key in gone if not key.startswith(keep)]
+        set_ = 0
+        try:
+            for key in deleted:
+                changes.remove(key)
+            for key, value in keys.items():
+                old = self.keys.get(key)
+                if old is None or old.value != value:
+                    self._put(key, value, changes)
+                    set_ += 1
+        except CoreError:
+            changes.undo()
+            raise
+        self._commit(changes, transaction)
+        return KeysRestored(set_, len(deleted), self.revision)
 
     def advance(self, revision: int, transaction: Transaction) -> None:
         """Lets revisions go on behind one that an earlier store has used; no watch can start before it."""

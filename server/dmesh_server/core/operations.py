@@ -9,11 +9,35 @@ from __future__ import annotations
 
 from dmesh_server.core import membership, messages, validation
 from dmesh_server.core.cluster import Cluster
-from dmesh_server.core.effects import Operated
+from dmesh_server.core.effects import Answer, KeySnapshot, KeysRestored, Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.events import DropKey, Evict, StopBarrier
+from dmesh_server.core.events import DropKey, Evict, RestoreKeys, SnapshotKeys, StopBarrier
 from dmesh_server.core.model import MemberState
 from dmesh_server.core.transaction import Transaction
+
+OperatorEvent = StopBarrier | Evict | DropKey | SnapshotKeys | RestoreKeys
+
+RESERVED = "dmesh/"
+"""Beginning of the keys that belong to the processes of the cluster and to nobody else."""
+
+
+def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) -> Answer:
+    """Does what an operator asks for.
+
+    Raises:
+        CoreError: It was refused.
+    """
+    match event:
+        case StopBarrier():
+            return stop_barrier(cluster, event, transaction)
+        case Evict():
+            return evict(cluster, event, transaction)
+        case DropKey():
+            return drop_key(cluster, event, transaction)
+        case SnapshotKeys():
+            return snapshot_keys(cluster)
+        case RestoreKeys():
+            return restore_keys(cluster, event, transaction)
 
 
 def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction) -> Operated:
@@ -78,6 +102,33 @@ def drop_key(cluster: Cluster, event: DropKey, transaction: Transaction) -> Oper
         )
     cluster.store.remove(event.key, transaction)
     return Operated(changed=True)
+
+
+def snapshot_keys(cluster: Cluster) -> KeySnapshot:
+    """Returns all keys of the cluster but dmesh's own."""
+    kvs = tuple(kv for kv in cluster.store.keys.with_prefix("") if not kv.key.startswith(RESERVED))
+    return KeySnapshot(cluster.generation.incarnation, kvs, cluster.store.revision)
+
+
+def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction) -> KeysRestored:
+    """Gives the cluster the keys of a backup: all of them, or none if one is refused.
+
+    Raises:
+        CoreError: The cluster has ended, a key cannot be set, or all of them would be too large.
+    """
+    _who(event.by)
+    if cluster.ended:
+        raise CoreError(
+            ErrorKind.CLUSTER_ENDING,
+            f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those of the "
+            "next ones. Restore them when the first of these has registered.",
+        )
+    for key, value in event.keys.items():
+        validation.key(key, cluster.limits)
+        validation.value(value, key, cluster.limits)
+        if key.startswith(RESERVED):
+            raise validation.invalid(f"key {messages.quote(key)} is dmesh's own and cannot be restored")
+    return cluster.store.restore(event.keys, transaction, keep=RESERVED, merge=event.merge)
 
 
 def _who(by: str) -> None:

@@ -9,8 +9,11 @@ not they were told anything that is missing.
 
 from __future__ import annotations
 
-from dmesh_server.core import messages
+from collections.abc import Iterable
+
+from dmesh_server.core import messages, records
 from dmesh_server.core.cluster import Cluster
+from dmesh_server.core.effects import SessionEnd
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import LastTold
 from dmesh_server.core.transaction import Transaction
@@ -30,28 +33,59 @@ _TAKEN = frozenset(
 """Refusals of a registration that have another meaning for a client that comes from another store."""
 
 
-def is_older(cluster: Cluster, told: LastTold, server_incarnation: int) -> bool:
-    """Tells whether this server began with less of a cluster than an earlier one had told a client."""
-    if told.server_incarnation == server_incarnation:
-        return False
-    same = told.cluster_incarnation == cluster.generation.incarnation
-    return told.epoch > cluster.restored_epoch or (same and told.revision > cluster.restored_revision)
+class StoreIdentity:
+    """Identity of a server's store.
 
-
-def check(cluster: Cluster, told: LastTold | None, store: int, server_incarnation: int) -> None:
-    """Refuses a client that was told something by another store, or by a later state of this one.
-
-    Raises:
-        CoreError: NOT_REGISTERED.
+    Args:
+        server_incarnation: Incarnation of the server.
     """
-    if told is None:
-        return
-    if told.store != store or is_older(cluster, told, server_incarnation):
-        raise CoreError(
-            ErrorKind.NOT_REGISTERED,
-            f"this server does not have the store of cluster {messages.quote(cluster.name)} in which the "
-            "caller registered: register again",
+
+    def __init__(self, server_incarnation: int) -> None:
+        self.value = 0
+        """The identity; 0 before the first cluster begins in the store."""
+        self._server_incarnation = server_incarnation
+
+    def named(self, fresh: int, transaction: Transaction) -> int:
+        """Returns the identity; a store that has none gets this one."""
+        if not self.value:
+            self._set(fresh, transaction)
+        return self.value
+
+    def renew(self, fresh: int, clusters: Iterable[Cluster], transaction: Transaction) -> None:
+        """Gives a store that turned out to be an older copy another identity, and lets all clients see it."""
+        self._set(fresh, transaction)
+        error = CoreError(
+            ErrorKind.NOT_REGISTERED, "this server's store turned out to be an older copy: register again"
         )
+        for cluster in clusters:
+            cluster.advance_epoch(
+                transaction
+            )  # the same epoch was another membership after the copy was made
+            transaction.push(cluster.roster.sessions, SessionEnd(error))
+
+    def is_older(self, cluster: Cluster, told: LastTold) -> bool:
+        """Tells whether this server began with less of a cluster than an earlier one had told a client."""
+        if told.store != self.value or told.server_incarnation == self._server_incarnation:
+            return False
+        same = told.cluster_incarnation == cluster.generation.incarnation
+        return told.epoch > cluster.restored_epoch or (same and told.revision > cluster.restored_revision)
+
+    def check(self, cluster: Cluster, told: LastTold | None) -> None:
+        """Refuses a client that was told something by another store, or by a later state of this one.
+
+        Raises:
+            CoreError: NOT_REGISTERED.
+        """
+        if told is not None and (told.store != self.value or self.is_older(cluster, told)):
+            raise CoreError(
+                ErrorKind.NOT_REGISTERED,
+                f"this server does not have the store of cluster {messages.quote(cluster.name)} in which the "
+                "caller registered: register again",
+            )
+
+    def _set(self, value: int, transaction: Transaction) -> None:
+        self.value = value
+        transaction.persist("", records.CLUSTER, STORE, records.encode_number(value))
 
 
 def check_place(cluster: Cluster, told: LastTold) -> None:

@@ -13,8 +13,9 @@ from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller
 from dmesh_server.rpc import convert
 from dmesh_server.rpc import key_value_calls as calls
+from dmesh_server.rpc.backups import Backups
 from dmesh_server.rpc.delivery import until_first_done
-from dmesh_server.rpc.handlers import Context, UnaryBehavior, server_stream, unary
+from dmesh_server.rpc.handlers import Context, UnaryBehavior, server_stream, two_way_stream, unary
 from dmesh_server.rpc.key_value_calls import SERVICE as SERVICE  # part of this module's interface
 from dmesh_server.rpc.key_value_calls import Method
 from dmesh_server.runtime import SHUTTING_DOWN, Runtime
@@ -31,6 +32,7 @@ class KeyValueServicer:
             runtime: Who knows the answers.
         """
         self._runtime = runtime
+        self._backups = Backups(runtime)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Returns the handler of each method."""
@@ -45,6 +47,8 @@ class KeyValueServicer:
             "CompareAndSet": unary(pb.CompareAndSetRequest, self._behavior(calls.COMPARE_AND_SET), desk),
             "Transaction": unary(pb.TransactionRequest, self._behavior(calls.TRANSACTION), desk),
             "Watch": server_stream(pb.WatchRequest, self.watch, desk),
+            "Backup": server_stream(pb.BackupRequest, self._backups.backup, desk),
+            "Restore": two_way_stream(pb.RestoreRequest, self._backups.restore, desk),
         }
 
     def _behavior(self, method: Method) -> UnaryBehavior[Any]:

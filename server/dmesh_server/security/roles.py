@@ -20,6 +20,7 @@ RPC_ROLES: Mapping[str, Role | None] = {
     **{_COORDINATION + name: Role.WORKER for name in _MEMBERS_CALLS},
     # Values may be secrets of the job, so that looking at clusters does not include looking at them.
     **{_KEY_VALUE + name: Role.WORKER for name in _KEY_VALUE_CALLS},
+    **{_KEY_VALUE + name: Role.ADMIN for name in ("Backup", "Restore")},
     # Probes of orchestrators cannot show a token; there is nothing to learn but whether the server is well.
     "/grpc.health.v1.Health/Check": None,
     "/grpc.health.v1.Health/Watch": Role.VIEWER,
