@@ -33,7 +33,7 @@ DMeshError
 │   │   BarrierMismatchError (ValueError)
 │   ├── KeyExistsError (ValueError), KeyNotFoundError (KeyError), KeyTypeError (TypeError),
 │   │   KeyWaitTimeoutError (TimeoutError), WatchCompactedError
-│   └── WaitTimeoutError (TimeoutError)
+│   └── LeaseExpiredError, LockLostError, LockTimeoutError (TimeoutError), WaitTimeoutError (TimeoutError)
 ├── CollectiveError (RuntimeError)
 │   ├── CollectiveMismatchError (ValueError), CollectiveTimeoutError (TimeoutError)
 │   ├── CollectiveTypeError (TypeError), CollectiveValueError (ValueError)
@@ -346,6 +346,18 @@ class KeyWaitTimeoutError(CoordinationError, TimeoutError):
     """The key did not appear in time."""
 
 
+class LeaseExpiredError(CoordinationError):
+    """A lease of keys has ended: it was not renewed in time, or revoked; its keys are deleted."""
+
+
+class LockLostError(CoordinationError):
+    """This process no longer holds a lock, a place or leadership: its key's lease has ended."""
+
+
+class LockTimeoutError(CoordinationError, TimeoutError):
+    """A lock, a place or leadership did not become free in time."""
+
+
 class WaitTimeoutError(CoordinationError, TimeoutError):
     """What was waited for did not happen in time."""
 
@@ -469,7 +481,10 @@ __all__ = [
     "KeyTypeError",
     "KeyWaitTimeoutError",
     "LayoutError",
+    "LeaseExpiredError",
     "LimitExceededError",
+    "LockLostError",
+    "LockTimeoutError",
     "MeshError",
     "MissingExtraError",
     "NativeCoreError",

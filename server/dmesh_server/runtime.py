@@ -41,6 +41,7 @@ from dmesh_server.core.events import (
     GetBarrier,
     GetClusterState,
     GetMember,
+    GrantLease,
     Heartbeat,
     KvDelete,
     KvGet,
@@ -55,11 +56,13 @@ from dmesh_server.core.events import (
     Operation,
     PresentBarriers,
     Register,
+    RenewLease,
     ReportError,
     ReportProcess,
     ReportStatus,
     ReportWaiting,
     RestoreKeys,
+    RevokeLease,
     SessionClosed,
     Shutdown,
     SnapshotKeys,
@@ -97,6 +100,9 @@ AnsweredEvent = (
     | KvDelete
     | KvIncrement
     | KvTransaction
+    | GrantLease
+    | RenewLease
+    | RevokeLease
     | KvWatch
     | StopBarrier
     | Evict

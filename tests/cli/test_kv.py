@@ -46,6 +46,13 @@ def test_increment(dmesh, agent) -> None:
     assert dmesh("kv", "increment", "runs", "-50").out == "-8\n"
 
 
+def test_a_key_with_a_time_to_live(dmesh, agent) -> None:
+    with agent.watch("k") as watch:
+        assert dmesh("kv", "put", "k", "1", "--ttl", "0.2").code == 0
+        assert [next(watch).deleted, next(watch).deleted] == [False, True]
+    assert dmesh("kv", "put", "k", "1", "--ttl", "-1").code == 2
+
+
 def test_put_from_standard_input(dmesh, agent, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"\x00\x01")))
     assert dmesh("kv", "put", "k", "-").code == 0

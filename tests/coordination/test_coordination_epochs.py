@@ -123,6 +123,7 @@ def test_arriving_without_waiting(join) -> None:
 def test_the_public_functions(join, monkeypatch) -> None:
     agent = join(0, 1)
     monkeypatch.setattr(coordination, "_agent", lambda: agent)
+    monkeypatch.setattr("dmesh.coordination.barrier_functions.current_agent", lambda: agent)
     assert coordination.wait_for_epoch(0) == coordination.epoch()
     assert coordination.member(0).state is MemberState.CONNECTED
     assert [one.rank for one in coordination.alive_barrier("alive")] == [0]

@@ -35,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     put = _verb(verbs, "put", "set a key")
     put.add_argument("key", metavar="KEY")
     put.add_argument("value", metavar="VALUE", help="-: what comes on standard input")
+    put.add_argument("--ttl", metavar="S", type=float, help="delete it after so many seconds")
     put.add_argument("--overwrite", action="store_true", help="replace a value that is there")
     listed = _verb(verbs, "list", "list keys, without their values")
     listed.add_argument(
@@ -112,12 +113,14 @@ def _put(observer: Observer, args: argparse.Namespace) -> int:
 
     _refuse_own(args.key)
     value = sys.stdin.buffer.read() if args.value == "-" else args.value.encode(errors="surrogateescape")
+    lease = 0 if args.ttl is None else _grant(observer, args.ttl)
     request = pb.SetRequest(
         caller=observer.caller,
         request_id=secrets.token_hex(16),
         key=args.key,
         value=value,
         allow_overwrite=args.overwrite,
+        lease=lease,
     )
     try:
         revision = observer.ask(observer.link.key_value.Set, request).revision
@@ -130,6 +133,18 @@ def _put(observer: Observer, args: argparse.Namespace) -> int:
     else:
         tell(f"{args.key}: {len(value)} bytes, revision {revision}")
     return 0
+
+
+def _grant(observer: Observer, ttl: float) -> int:
+    """Grants a lease that nobody renews; returns its number."""
+    from dmesh.v1 import key_value_pb2 as pb
+
+    number = secrets.randbits(63) | 1
+    request = pb.GrantLeaseRequest(
+        caller=observer.caller, request_id=secrets.token_hex(16), lease=number, ttl_ms=round(ttl * 1000)
+    )
+    observer.ask(observer.link.key_value.GrantLease, request)
+    return number
 
 
 def _list(observer: Observer, args: argparse.Namespace) -> int:

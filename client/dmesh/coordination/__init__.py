@@ -18,16 +18,25 @@ be ended by Ctrl-C, and survives a restart of the coordinator.
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import overload
 
 from dmesh.coordination.activity import TRACKER, Activity
 from dmesh.coordination.agent_source import current_agent as _agent
+from dmesh.coordination.barrier_functions import (
+    alive_barrier,
+    arrive,
+    barrier,
+    barrier_progress,
+    cancel_barrier,
+    double_barrier,
+)
 from dmesh.coordination.barrier_methods import PendingBarrier
-from dmesh.coordination.barriers import RESERVED_PREFIX
+from dmesh.coordination.barriers import refuse_reserved
 from dmesh.coordination.key_value import CompareAndSetResult
+from dmesh.coordination.leases import Lease
+from dmesh.coordination.locks import Counter, Election, Leader, Lock, Semaphore
 from dmesh.coordination.members import (
     BarrierProgress,
     BarrierStatus,
@@ -67,9 +76,11 @@ __all__ = [
     "cancel_barrier",
     "CompareAndSetResult",
     "Condition",
+    "Counter",
     "Delete",
     "Device",
     "double_barrier",
+    "Election",
     "epoch",
     "Get",
     "handle_preemption_signals",
@@ -83,7 +94,11 @@ __all__ = [
     "key_value_set",
     "key_value_try_get",
     "KeyEvent",
+    "Leader",
+    "Lease",
+    "lease",
     "Liveness",
+    "Lock",
     "Member",
     "member",
     "members",
@@ -98,6 +113,7 @@ __all__ = [
     "reached_preemption_sync_point",
     "rejoined",
     "report_error",
+    "Semaphore",
     "Snapshot",
     "Task",
     "transaction",
@@ -108,153 +124,16 @@ __all__ = [
 ]
 
 
-def barrier(
-    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
-) -> None:
-    """Waits until all participants have called it with the same name.
-
-    A name may be used again: instances are counted, in every process. A participant that leaves, fails or is
-    lost fails the barrier for all others at once.
-
-    Args:
-        name: 1-256 characters. Names that begin with `dmesh/` are the SDK's own.
-        participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
-            every call; None for every task of the cluster.
-        timeout: Seconds that the first caller gives the others; None for no limit.
-
-    Raises:
-        BarrierTimeoutError: Time ran out; `members` has everyone who did not come.
-        BarrierError: A participant left, failed or was lost; `members` has it.
-        BarrierCancelledError: A participant cancelled it.
-        BarrierMismatchError: The callers name different participants, or this process is not one of them.
-        CollectiveMismatchError: A participant waits for this process in a collective, and cannot come.
-        CoordinatorUnavailableError: The coordinator has been silent for too long.
-    """
-    _refuse_reserved(name, "barrier names")
-    _agent().barrier(name, participants, timeout)
-
-
-def alive_barrier(
-    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
-) -> tuple[Participant, ...]:
-    """Waits until all participants that are alive have called it with the same name; returns who they are.
-
-    A participant that leaves, fails or is lost meanwhile is no longer waited for, and one that registers is
-    waited for. All callers get the same answer: the processes that came, with their incarnations.
-
-    ```python
-    from dmesh import coordination
-
-    [alive.rank for alive in coordination.alive_barrier("replan", timeout=60)]  # -> [0]
-    ```
-
-    Args:
-        name: 1-256 characters; all calls of one name are of this kind. A name may be used again.
-        participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
-            every call; None for every task of the cluster.
-        timeout: Seconds that the first caller gives the others; None for no limit.
-
-    Returns:
-        The processes that came, sorted by task.
-
-    Raises:
-        BarrierTimeoutError: Time ran out; `members` has everyone alive who did not come.
-        BarrierCancelledError: A participant cancelled it.
-        BarrierMismatchError: The callers name different participants, or another kind of barrier.
-        CoordinatorUnavailableError: The coordinator has been silent for too long.
-    """
-    _refuse_reserved(name, "barrier names")
-    return _agent().alive_barrier(name, participants, timeout)
-
-
-def arrive(
-    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
-) -> PendingBarrier:
-    """Arrives at a barrier without waiting: the work that follows overlaps with the others' arrival.
-
-    ```python
-    from dmesh import coordination
-
-    loaded = coordination.arrive("loaded")
-    coordination.barrier_progress("loaded").finished  # -> 1
-    loaded.wait()
-    ```
-
-    Every arrival has to be waited for before this process comes to the same name again.
-
-    Args:
-        name: 1-256 characters, of a barrier at which others may wait with `barrier`.
-        participants: As in `barrier`.
-        timeout: Seconds that the first caller gives the others; None for no limit.
-
-    Returns:
-        An object that says whether all have come (`done`), and waits for them (`wait`).
-
-    Raises:
-        ConfigurationError: The name or a participant cannot be.
-    """
-    _refuse_reserved(name, "barrier names")
-    return _agent().arrive(name, participants, timeout)
-
-
-def barrier_progress(name: str) -> BarrierProgress:
-    """Returns how far a barrier is: how many of its instances are over, and who has come to the next.
-
-    Args:
-        name: The barrier's name.
-
-    Raises:
-        CoordinatorUnavailableError: The coordinator has been silent for too long.
-    """
-    return _agent().barrier_progress(name)
-
-
-@contextlib.contextmanager
-def double_barrier(
-    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
-) -> Iterator[None]:
-    """Enters a stretch of work together, and leaves it together: a barrier before and one after the body.
-
-    ```python
-    from dmesh import coordination
-
-    with coordination.double_barrier("measurement", timeout=60):
-        pass  # everybody is here, and nobody goes on before all are done
-    ```
-
-    If the body raises, this process does not wait for the others: they learn of it when it departs.
-
-    Args:
-        name: 1-250 characters; `NAME/enter` and `NAME/leave` are barriers of their own.
-        participants: As in `barrier`.
-        timeout: Seconds that the first caller gives the others, each time; None for no limit.
-
-    Raises:
-        BarrierError: As `barrier`.
-    """
-    barrier(f"{name}/enter", participants, timeout)
-    yield
-    barrier(f"{name}/leave", participants, timeout)
-
-
-def cancel_barrier(name: str) -> None:
-    """Ends a barrier for all who wait at it: each of them gets a `BarrierCancelledError`.
-
-    Raises:
-        CoordinationError: This process is not one of its participants, or it is not under way.
-    """
-    _refuse_reserved(name, "barrier names")
-    _agent().cancel_barrier(name)
-
-
-def _refuse_reserved(name: str, what: str) -> None:
-    if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
-        raise ConfigurationError(
-            f"{what} that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
-        )
-
-
-def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False, *, owned: bool = False) -> int:
+def key_value_set(
+    key: str,
+    value: str | bytes,
+    allow_overwrite: bool = False,
+    *,
+    owned: bool = False,
+    ttl: float | None = None,
+    lease: Lease | None = None,
+    ephemeral: bool = False,
+) -> int:
     """Sets a key.
 
     Args:
@@ -263,17 +142,58 @@ def key_value_set(key: str, value: str | bytes, allow_overwrite: bool = False, *
         allow_overwrite: Replace an existing value.
         owned: This process owns the key: if the coordinator comes back without its store, the key is set
             again before any call of this process goes on. No other process should set or delete it.
+        ttl: Seconds after which the key is deleted, unless it is set again; None for never.
+        lease: Delete the key when this lease ends: see `lease`.
+        ephemeral: Delete the key when this process leaves, fails or is lost.
 
     Returns:
         The revision of the change.
 
     Raises:
         KeyExistsError: The key has a value, and overwriting was not allowed.
+        LeaseExpiredError: The lease has ended.
         LimitExceededError: The value is too large, or the store is full.
         StoreLostError: The coordinator came back without what this process was told; so can every call here.
     """
-    _refuse_reserved(key, "keys")
-    return _agent().key_value_set(key, value, allow_overwrite, owned=owned)
+    refuse_reserved(key, "keys")
+    if sum((ttl is not None, lease is not None, bool(ephemeral), bool(owned))) > 1:
+        raise ConfigurationError(
+            f"key {key!r} is kept, or ends with one thing: give one of owned, ttl, lease and ephemeral"
+        )
+    agent = _agent()
+    if ttl is not None:
+        lease = agent.lease(ttl, keep_alive=False)
+    number = 0 if lease is None else lease.number
+    return agent.key_value_set(
+        key, value, allow_overwrite, owned=owned, lease=number, ephemeral=bool(ephemeral)
+    )
+
+
+def lease(ttl: float, *, keep_alive: bool = True) -> Lease:
+    """Grants a lease: keys that are set with it are deleted when it ends.
+
+    ```python
+    from dmesh import coordination
+
+    with coordination.lease(30) as lease:
+        coordination.key_value_set("serving/node7", "ready", lease=lease)
+    coordination.key_value_try_get("serving/node7")  # -> None
+    ```
+
+    It is renewed in the background for as long as this process runs; a process that is killed or frozen loses
+    it after `ttl` seconds. A restart of the coordinator lets its time begin anew.
+
+    Args:
+        ttl: Seconds for which it lives unless it is renewed, at least the shortest lease that the coordinator
+            allows (0.1 s).
+        keep_alive: Renew it in the background; otherwise it ends after `ttl` seconds, or later by
+            `Lease.renew`.
+
+    Raises:
+        ConfigurationError: `ttl` is too short or too long.
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    return _agent().lease(ttl, keep_alive=keep_alive)
 
 
 @overload
@@ -339,7 +259,7 @@ def key_value_list(prefix: str) -> Snapshot:
 
 def key_value_delete(key: str, *, is_prefix: bool = False) -> int:
     """Deletes a key, or with `is_prefix` every key that starts with it; returns how many there were."""
-    _refuse_reserved(key, "keys")
+    refuse_reserved(key, "keys")
     return _agent().key_value_delete(key, is_prefix=is_prefix)
 
 
@@ -352,7 +272,7 @@ def key_value_increment(key: str, amount: int = 1) -> int:
     Raises:
         KeyTypeError: The value is not a decimal integer of 64 bits.
     """
-    _refuse_reserved(key, "keys")
+    refuse_reserved(key, "keys")
     return _agent().key_value_increment(key, amount)
 
 
@@ -369,7 +289,7 @@ def key_value_compare_and_set(
     Returns:
         An object that is true if the key was set, and has the value that the key has now.
     """
-    _refuse_reserved(key, "keys")
+    refuse_reserved(key, "keys")
     return _agent().key_value_compare_and_set(key, expected, value)
 
 
@@ -414,7 +334,7 @@ def transaction(
     then, otherwise = tuple(then), tuple(otherwise)
     for operation in (*then, *otherwise):
         if isinstance(operation, Put | Delete | Increment):
-            _refuse_reserved(operation.key, "keys")
+            refuse_reserved(operation.key, "keys")
     return _agent().transaction(compare, then, otherwise)
 
 

@@ -7,6 +7,7 @@ import math
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 from dmesh import _log
@@ -15,7 +16,7 @@ from dmesh.coordination.activity import TRACKER, ActivityTracker
 from dmesh.coordination.barrier_methods import STATUS_TIMEOUT, BarrierMethods
 from dmesh.coordination.barrier_reconciliation import BarrierReconciliation
 from dmesh.coordination.barriers import Barriers
-from dmesh.coordination.calls import Calls
+from dmesh.coordination.calls import Announcer, Calls
 from dmesh.coordination.cluster_settings import ClusterSettings
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.dispatcher import (
@@ -27,6 +28,7 @@ from dmesh.coordination.dispatcher import (
 )
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.key_value import KeyValueMethods
+from dmesh.coordination.leases import Lease
 from dmesh.coordination.link import Link
 from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import ClusterState, Member, Task
@@ -136,6 +138,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._caller = caller
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._preemption: PreemptionSync | None = None
         self._joined: Registration | None = None
         self._started = False
@@ -234,6 +237,10 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._pending_calls.wake()
         for watch in self._open_watches():
             watch.close()
+        with self._lock:
+            leases = tuple(self._leases)
+        for lease in leases:
+            lease.close()
         self._session.hang_up()
         self._link.close()
         self._session.join()
@@ -436,6 +443,25 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._reports.announce_mesh(mesh)
 
     # Watching (what else there is of keys and values is in KeyValueMethods) ---------------------------------
+
+    def lease(self, ttl: float, *, keep_alive: bool = True) -> Lease:
+        """Grants a lease of keys, and renews it in the background.
+
+        Args:
+            ttl: Seconds for which it lives unless it is renewed.
+            keep_alive: Renew it in the background; otherwise it ends after `ttl`, or later by `Lease.renew`.
+        """
+        lease = Lease(self._link, self._calls, self._caller, ttl, keep_alive=keep_alive)
+        with self._lock:
+            self._leases.add(lease)
+            closed = self._closed
+        if closed:
+            lease.close()
+        return lease
+
+    def announcer(self) -> Announcer:
+        """Returns what says to the user whom a call waits for, from time to time."""
+        return self._calls.announcer()
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
         """Starts to watch all keys that start with `prefix`; when it returns, the watch is in place.

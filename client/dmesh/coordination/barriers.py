@@ -34,6 +34,18 @@ MAX_NAMES = 100_000
 """Names whose instances are counted: many more than a server remembers, so that it never knows better."""
 
 
+def refuse_reserved(name: str, what: str) -> None:
+    """Refuses a name that is dmesh's own.
+
+    Raises:
+        ConfigurationError: It begins with `RESERVED_PREFIX`.
+    """
+    if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+        raise ConfigurationError(
+            f"{what} that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
+        )
+
+
 def participant_tasks(
     participants: Collection[int | str] | None, own: Task, job_size: int | None
 ) -> tuple[Task, ...]:

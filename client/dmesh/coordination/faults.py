@@ -28,6 +28,7 @@ from dmesh.errors import (
     KeyNotFoundError,
     KeyTypeError,
     KeyWaitTimeoutError,
+    LeaseExpiredError,
     LimitExceededError,
     PermissionDeniedError,
     StoreLostError,
@@ -66,6 +67,7 @@ _EXCEPTIONS: Mapping[int, type[DMeshError]] = {
     pb.ERROR_KIND_STORE_UNAVAILABLE: StoreUnavailableError,
     pb.ERROR_KIND_JOB_LIST_UNKNOWN: CoordinationError,
     pb.ERROR_KIND_STORE_LOST: StoreLostError,
+    pb.ERROR_KIND_LEASE_NOT_FOUND: LeaseExpiredError,
 }
 
 _STATUS: Mapping[int, grpc.StatusCode] = {

@@ -66,14 +66,23 @@ class KeyValueMethods:
         self.key_value_set(key, value, allow_overwrite=True)
 
     def key_value_set(
-        self, key: str, value: Value, allow_overwrite: bool = False, *, owned: bool = False
+        self,
+        key: str,
+        value: Value,
+        allow_overwrite: bool = False,
+        *,
+        owned: bool = False,
+        lease: int = 0,
+        ephemeral: bool = False,
     ) -> int:
-        """Sets a key; returns the revision of the change."""
+        """Sets a key, perhaps attached to a lease or to this process's membership; returns the revision."""
         request = pb.SetRequest(
             request_id=next(self._request_ids),
             key=encode_key(key),
             value=encode_value(value, key),
             allow_overwrite=bool(allow_overwrite),
+            lease=lease,
+            ephemeral=ephemeral,
         )
         if self._owned is not None and owned:
             # Before the call, or a loss right after it would find no such key.

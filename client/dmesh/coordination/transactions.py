@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dmesh.coordination.leases import Lease
 from dmesh.coordination.values import INT64, Snapshot, Value, encode_amount, encode_key, encode_value
 from dmesh.errors import ConfigurationError, KeyTypeError
 from dmesh.v1 import key_value_pb2 as pb
@@ -90,11 +91,22 @@ class Put:
     """The key."""
     value: Value
     """Its new value; a `str` stands for its UTF-8 encoding."""
+    lease: Lease | None = None
+    """Lease with which the key ends."""
+    ephemeral: bool = False
+    """Whether the key ends when this process leaves, fails or is lost."""
 
     def to_proto(self) -> pb.Operation:
         """Converts for the wire."""
         value = encode_value(self.value, self.key)
-        return pb.Operation(set=pb.SetRequest(key=encode_key(self.key), value=value, allow_overwrite=True))
+        request = pb.SetRequest(
+            key=encode_key(self.key),
+            value=value,
+            allow_overwrite=True,
+            lease=self.lease.number if self.lease else 0,
+            ephemeral=self.ephemeral,
+        )
+        return pb.Operation(set=request)
 
 
 @dataclass(frozen=True, slots=True)

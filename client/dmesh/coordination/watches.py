@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.tracing import Carried
 from dmesh.coordination.values import decode_value
-from dmesh.coordination.waiting import Worker
+from dmesh.coordination.waiting import Worker, take
 from dmesh.errors import DMeshError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import key_value_pb2 as pb
@@ -264,6 +265,26 @@ class Watch(Iterator[KeyEvent]):
             self._fetch()
         raise StopIteration
 
+    def poll(self, timeout: float) -> KeyEvent | None:
+        """Waits for the next change for a time; returns None if there was none, or the watch was closed.
+
+        Args:
+            timeout: Seconds; 0 for what has arrived already.
+
+        Raises:
+            WatchCompactedError: The server no longer has the changes that come next.
+            CoordinatorUnavailableError: The coordinator has been silent for its lease and a margin.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._stream.closed:
+            if self._events:
+                return self._events.popleft()
+            try:
+                self._fetch(max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+        return None
+
     def __enter__(self) -> Watch:
         return self
 
@@ -286,12 +307,16 @@ class Watch(Iterator[KeyEvent]):
         """Makes a blocked iteration look at the state of its agent."""
         self._stream.interrupt()
 
-    def _fetch(self) -> None:
-        """Waits for one message. If it is interrupted, the next call waits for the same one."""
+    def _fetch(self, timeout: float | None = None) -> None:
+        """Waits for one message. If it is interrupted, the next call waits for the same one.
+
+        Raises:
+            queue.Empty: The message did not come in time.
+        """
         if not self._demanded:
             self._demanded = True
             self._demands.put(True)
-        result = self._results.get()
+        result = self._results.get() if timeout is None else take(self._results, timeout)
         self._demanded = False
         if isinstance(result, DMeshError):
             raise result

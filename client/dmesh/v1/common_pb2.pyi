@@ -143,6 +143,8 @@ class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.V
     """The server does not know the job list that a digest stands for: send the list."""
     ERROR_KIND_STORE_LOST: _ErrorKind.ValueType  # 25
     """The server's store is another one than that in which the caller registered, and has no place for it."""
+    ERROR_KIND_LEASE_NOT_FOUND: _ErrorKind.ValueType  # 26
+    """There is no such lease of keys: it has ended."""
 
 class ErrorKind(_ErrorKind, metaclass=_ErrorKindEnumTypeWrapper):
     """The kinds of error, each mapped to one exception class of the SDK."""
@@ -201,6 +203,8 @@ ERROR_KIND_JOB_LIST_UNKNOWN: ErrorKind.ValueType  # 24
 """The server does not know the job list that a digest stands for: send the list."""
 ERROR_KIND_STORE_LOST: ErrorKind.ValueType  # 25
 """The server's store is another one than that in which the caller registered, and has no place for it."""
+ERROR_KIND_LEASE_NOT_FOUND: ErrorKind.ValueType  # 26
+"""There is no such lease of keys: it has ended."""
 Global___ErrorKind: _TypeAlias = ErrorKind  # noqa: Y015
 
 @_typing.final

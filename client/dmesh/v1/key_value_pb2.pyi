@@ -34,6 +34,7 @@ class KeyValue(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     CREATE_REVISION_FIELD_NUMBER: _builtins.int
     MOD_REVISION_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """The key."""
     value: _builtins.bytes
@@ -42,6 +43,8 @@ class KeyValue(_message.Message):
     """Revision at which the key came into being."""
     mod_revision: _builtins.int
     """Revision of its last change."""
+    lease: _builtins.int
+    """The lease that it is attached to, 0 for none. Not in what watches are told."""
     def __init__(
         self,
         *,
@@ -49,10 +52,11 @@ class KeyValue(_message.Message):
         value: _builtins.bytes = ...,
         create_revision: _builtins.int = ...,
         mod_revision: _builtins.int = ...,
+        lease: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_revision", b"create_revision", "key", b"key", "mod_revision", b"mod_revision", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_revision", b"create_revision", "key", b"key", "lease", b"lease", "mod_revision", b"mod_revision", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -69,6 +73,8 @@ class SetRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     ALLOW_OVERWRITE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    EPHEMERAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per call, equal in retries of the same call."""
     key: _builtins.str
@@ -77,6 +83,10 @@ class SetRequest(_message.Message):
     """The value."""
     allow_overwrite: _builtins.bool
     """Replace an existing value; otherwise an existing key is an error."""
+    lease: _builtins.int
+    """Attach the key to this lease, with which it ends; 0: to none, also if it was attached to one."""
+    ephemeral: _builtins.bool
+    """Attach the key to the caller's membership instead: it ends when the caller leaves, fails or is lost."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who sets."""
@@ -89,10 +99,12 @@ class SetRequest(_message.Message):
         key: _builtins.str = ...,
         value: _builtins.bytes = ...,
         allow_overwrite: _builtins.bool = ...,
+        lease: _builtins.int = ...,
+        ephemeral: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_overwrite", b"allow_overwrite", "caller", b"caller", "key", b"key", "request_id", b"request_id", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_overwrite", b"allow_overwrite", "caller", b"caller", "ephemeral", b"ephemeral", "key", b"key", "lease", b"lease", "request_id", b"request_id", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -736,6 +748,168 @@ class CompareAndSetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CompareAndSetResponse: _TypeAlias = CompareAndSetResponse  # noqa: Y015
+
+@_typing.final
+class GrantLeaseRequest(_message.Message):
+    """Grants a lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in SetRequest."""
+    lease: _builtins.int
+    """Random number that names it."""
+    ttl_ms: _builtins.int
+    """For how long it lives unless it is renewed, milliseconds."""
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        request_id: _builtins.str = ...,
+        lease: _builtins.int = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "lease", b"lease", "request_id", b"request_id", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantLeaseRequest: _TypeAlias = GrantLeaseRequest  # noqa: Y015
+
+@_typing.final
+class GrantLeaseResponse(_message.Message):
+    """The lease is granted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    ttl_ms: _builtins.int
+    """For how long it lives unless it is renewed, milliseconds."""
+    def __init__(
+        self,
+        *,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantLeaseResponse: _TypeAlias = GrantLeaseResponse  # noqa: Y015
+
+@_typing.final
+class RenewLeaseRequest(_message.Message):
+    """Renews a lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    """Which lease."""
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        lease: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "lease", b"lease"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewLeaseRequest: _TypeAlias = RenewLeaseRequest  # noqa: Y015
+
+@_typing.final
+class RenewLeaseResponse(_message.Message):
+    """The lease is renewed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    ttl_ms: _builtins.int
+    """As in GrantLeaseResponse."""
+    def __init__(
+        self,
+        *,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewLeaseResponse: _TypeAlias = RenewLeaseResponse  # noqa: Y015
+
+@_typing.final
+class RevokeLeaseRequest(_message.Message):
+    """Ends a lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in SetRequest."""
+    lease: _builtins.int
+    """Which lease."""
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Who asks."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+        request_id: _builtins.str = ...,
+        lease: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "lease", b"lease", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeLeaseRequest: _TypeAlias = RevokeLeaseRequest  # noqa: Y015
+
+@_typing.final
+class RevokeLeaseResponse(_message.Message):
+    """The lease is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.int
+    """How many keys ended with it."""
+    def __init__(
+        self,
+        *,
+        deleted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeLeaseResponse: _TypeAlias = RevokeLeaseResponse  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):

@@ -75,6 +75,21 @@ class KeyValueServiceStub:
                 request_serializer=dmesh_dot_v1_dot_key__value__pb2.CompareAndSetRequest.SerializeToString,
                 response_deserializer=dmesh_dot_v1_dot_key__value__pb2.CompareAndSetResponse.FromString,
                 _registered_method=True)
+        self.GrantLease = channel.unary_unary(
+                '/dmesh.v1.KeyValueService/GrantLease',
+                request_serializer=dmesh_dot_v1_dot_key__value__pb2.GrantLeaseRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_key__value__pb2.GrantLeaseResponse.FromString,
+                _registered_method=True)
+        self.RenewLease = channel.unary_unary(
+                '/dmesh.v1.KeyValueService/RenewLease',
+                request_serializer=dmesh_dot_v1_dot_key__value__pb2.RenewLeaseRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_key__value__pb2.RenewLeaseResponse.FromString,
+                _registered_method=True)
+        self.RevokeLease = channel.unary_unary(
+                '/dmesh.v1.KeyValueService/RevokeLease',
+                request_serializer=dmesh_dot_v1_dot_key__value__pb2.RevokeLeaseRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_key__value__pb2.RevokeLeaseResponse.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/dmesh.v1.KeyValueService/Watch',
                 request_serializer=dmesh_dot_v1_dot_key__value__pb2.WatchRequest.SerializeToString,
@@ -152,6 +167,27 @@ class KeyValueServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GrantLease(self, request, context):
+        """Grants a lease, to which keys can be attached: they are deleted when it ends. Idempotent by its number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewLease(self, request, context):
+        """Lets the time of a lease begin anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeLease(self, request, context):
+        """Ends a lease. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Streams the changes of all keys with a prefix, in order of revision, each exactly once.
         """
@@ -215,6 +251,21 @@ def add_KeyValueServiceServicer_to_server(servicer, server):
                     servicer.CompareAndSet,
                     request_deserializer=dmesh_dot_v1_dot_key__value__pb2.CompareAndSetRequest.FromString,
                     response_serializer=dmesh_dot_v1_dot_key__value__pb2.CompareAndSetResponse.SerializeToString,
+            ),
+            'GrantLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantLease,
+                    request_deserializer=dmesh_dot_v1_dot_key__value__pb2.GrantLeaseRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_key__value__pb2.GrantLeaseResponse.SerializeToString,
+            ),
+            'RenewLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLease,
+                    request_deserializer=dmesh_dot_v1_dot_key__value__pb2.RenewLeaseRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_key__value__pb2.RenewLeaseResponse.SerializeToString,
+            ),
+            'RevokeLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeLease,
+                    request_deserializer=dmesh_dot_v1_dot_key__value__pb2.RevokeLeaseRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_key__value__pb2.RevokeLeaseResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -449,6 +500,87 @@ class KeyValueService:
             '/dmesh.v1.KeyValueService/CompareAndSet',
             dmesh_dot_v1_dot_key__value__pb2.CompareAndSetRequest.SerializeToString,
             dmesh_dot_v1_dot_key__value__pb2.CompareAndSetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dmesh.v1.KeyValueService/GrantLease',
+            dmesh_dot_v1_dot_key__value__pb2.GrantLeaseRequest.SerializeToString,
+            dmesh_dot_v1_dot_key__value__pb2.GrantLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dmesh.v1.KeyValueService/RenewLease',
+            dmesh_dot_v1_dot_key__value__pb2.RenewLeaseRequest.SerializeToString,
+            dmesh_dot_v1_dot_key__value__pb2.RenewLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dmesh.v1.KeyValueService/RevokeLease',
+            dmesh_dot_v1_dot_key__value__pb2.RevokeLeaseRequest.SerializeToString,
+            dmesh_dot_v1_dot_key__value__pb2.RevokeLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

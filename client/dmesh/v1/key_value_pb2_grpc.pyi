@@ -53,6 +53,12 @@ class KeyValueServiceStub:
     """Changes several keys at one revision, or none: atomic, and idempotent by its request id."""
     CompareAndSet: _grpc.UnaryUnaryMultiCallable[_key_value_pb2.CompareAndSetRequest, _key_value_pb2.CompareAndSetResponse]
     """Sets one key if it is as expected: a transaction of one condition and one operation."""
+    GrantLease: _grpc.UnaryUnaryMultiCallable[_key_value_pb2.GrantLeaseRequest, _key_value_pb2.GrantLeaseResponse]
+    """Grants a lease, to which keys can be attached: they are deleted when it ends. Idempotent by its number."""
+    RenewLease: _grpc.UnaryUnaryMultiCallable[_key_value_pb2.RenewLeaseRequest, _key_value_pb2.RenewLeaseResponse]
+    """Lets the time of a lease begin anew."""
+    RevokeLease: _grpc.UnaryUnaryMultiCallable[_key_value_pb2.RevokeLeaseRequest, _key_value_pb2.RevokeLeaseResponse]
+    """Ends a lease. Idempotent."""
     Watch: _grpc.UnaryStreamMultiCallable[_key_value_pb2.WatchRequest, _key_value_pb2.WatchResponse]
     """Streams the changes of all keys with a prefix, in order of revision, each exactly once."""
     Backup: _grpc.UnaryStreamMultiCallable[_key_value_pb2.BackupRequest, _key_value_pb2.BackupResponse]
@@ -81,6 +87,12 @@ class KeyValueServiceAsyncStub(KeyValueServiceStub):
     """Changes several keys at one revision, or none: atomic, and idempotent by its request id."""
     CompareAndSet: _aio.UnaryUnaryMultiCallable[_key_value_pb2.CompareAndSetRequest, _key_value_pb2.CompareAndSetResponse]  # type: ignore[assignment]
     """Sets one key if it is as expected: a transaction of one condition and one operation."""
+    GrantLease: _aio.UnaryUnaryMultiCallable[_key_value_pb2.GrantLeaseRequest, _key_value_pb2.GrantLeaseResponse]  # type: ignore[assignment]
+    """Grants a lease, to which keys can be attached: they are deleted when it ends. Idempotent by its number."""
+    RenewLease: _aio.UnaryUnaryMultiCallable[_key_value_pb2.RenewLeaseRequest, _key_value_pb2.RenewLeaseResponse]  # type: ignore[assignment]
+    """Lets the time of a lease begin anew."""
+    RevokeLease: _aio.UnaryUnaryMultiCallable[_key_value_pb2.RevokeLeaseRequest, _key_value_pb2.RevokeLeaseResponse]  # type: ignore[assignment]
+    """Ends a lease. Idempotent."""
     Watch: _aio.UnaryStreamMultiCallable[_key_value_pb2.WatchRequest, _key_value_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams the changes of all keys with a prefix, in order of revision, each exactly once."""
     Backup: _aio.UnaryStreamMultiCallable[_key_value_pb2.BackupRequest, _key_value_pb2.BackupResponse]  # type: ignore[assignment]
@@ -154,6 +166,30 @@ class KeyValueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_key_value_pb2.CompareAndSetResponse, _abc.Awaitable[_key_value_pb2.CompareAndSetResponse]]:
         """Sets one key if it is as expected: a transaction of one condition and one operation."""
+
+    @_abc_1.abstractmethod
+    def GrantLease(
+        self,
+        request: _key_value_pb2.GrantLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_key_value_pb2.GrantLeaseResponse, _abc.Awaitable[_key_value_pb2.GrantLeaseResponse]]:
+        """Grants a lease, to which keys can be attached: they are deleted when it ends. Idempotent by its number."""
+
+    @_abc_1.abstractmethod
+    def RenewLease(
+        self,
+        request: _key_value_pb2.RenewLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_key_value_pb2.RenewLeaseResponse, _abc.Awaitable[_key_value_pb2.RenewLeaseResponse]]:
+        """Lets the time of a lease begin anew."""
+
+    @_abc_1.abstractmethod
+    def RevokeLease(
+        self,
+        request: _key_value_pb2.RevokeLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_key_value_pb2.RevokeLeaseResponse, _abc.Awaitable[_key_value_pb2.RevokeLeaseResponse]]:
+        """Ends a lease. Idempotent."""
 
     @_abc_1.abstractmethod
     def Watch(

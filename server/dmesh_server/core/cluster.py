@@ -70,7 +70,7 @@ class Cluster:
         """The rules of its barriers."""
         self.reconciliation = BarrierReconciliation(self.table)
         """What its members say that they have passed."""
-        self.store = KeyValueStore(self.name, self._shared)
+        self.store = KeyValueStore(self.name, self._shared, self.roster)
         """Its keys."""
         self.epoch_waits = EpochWaits(self.name, self._shared, self.state)
         """Calls that wait for the next epoch."""
@@ -136,7 +136,7 @@ class Cluster:
         self.watchdog.end()
         self.table.end(transaction)
         self.store.end(transaction)
-        self.store = KeyValueStore(self.name, self._shared)
+        self.store = KeyValueStore(self.name, self._shared, self.roster)
         for place in self.replies.places():
             transaction.persist(self.name, records.REPLY, records.reply_key(None, place), None)
         self.replies = Replies(self.limits.replies_to_observers)

@@ -58,6 +58,7 @@ from dmesh_server.core.events import (
     GetBarrier,
     GetClusterState,
     GetMember,
+    GrantLease,
     Heartbeat,
     KvDelete,
     KvGet,
@@ -71,12 +72,14 @@ from dmesh_server.core.events import (
     Mutation,
     PresentBarriers,
     Register,
+    RenewLease,
     ReportError,
     ReportProcess,
     ReportStatus,
     ReportWaiting,
     Request,
     RestoreKeys,
+    RevokeLease,
     SessionClosed,
     Shutdown,
     SnapshotKeys,
@@ -177,6 +180,8 @@ class Core:
                 self._write_keys(
                     event, transaction, lambda cluster: cluster.store.transact(event, transaction)
                 )
+            case GrantLease() | RenewLease() | RevokeLease():
+                self._answer(event, transaction, self._change_lease)
             case Tick():
                 self._tick(transaction)
             case Abandon():
@@ -387,6 +392,12 @@ class Core:
         cluster.barriers.cancel(slot, event, transaction)
         return Done()
 
+    def _change_lease(self, event: GrantLease | RenewLease | RevokeLease, transaction: Transaction) -> Answer:
+        cluster, _ = self._reader(event, transaction)
+        if cluster.ended:
+            raise _ended(cluster)
+        return cluster.store.change_lease(event, transaction)
+
     def _read(self, event: reads.Read, transaction: Transaction) -> Answer | None:
         if isinstance(event, KvWatch):
             self._store.check(self._cluster(event.caller), event.told)
@@ -475,11 +486,7 @@ class Core:
             if remembered is not None:
                 return remembered
             if cluster.ended:
-                raise CoreError(
-                    ErrorKind.CLUSTER_ENDING,
-                    f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those "
-                    "of the next ones. Write them when the first of these has registered.",
-                )
+                raise _ended(cluster)
             answer = change(cluster)
             cluster.remember(None, event, answer, transaction)
             return answer
@@ -528,6 +535,14 @@ def _stopping() -> CoreError:
     return CoreError(
         ErrorKind.SHUTTING_DOWN,
         "the coordination server is shutting down; connect again to its successor, if there will be one",
+    )
+
+
+def _ended(cluster: Cluster) -> CoreError:
+    return CoreError(
+        ErrorKind.CLUSTER_ENDING,
+        f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those of the next "
+        "ones. Write them when the first of these has registered.",
     )
 
 

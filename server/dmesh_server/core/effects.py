@@ -115,6 +115,14 @@ class KvIncremented:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    """Answers `GrantLease` and `RenewLease`."""
+
+    ttl: float
+    """Seconds for which it lives unless it is renewed."""
+
+
 KvResult = KvRevision | KvDeleted | KvIncremented | KvRead
 """Result of one operation of a transaction."""
 
@@ -171,6 +179,7 @@ Answer = (
     | KvDeleted
     | KvIncremented
     | KvTransacted
+    | LeaseGranted
     | Operated
     | KeySnapshot
     | KeysRestored

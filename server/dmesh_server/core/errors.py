@@ -36,6 +36,7 @@ class ErrorKind(enum.Enum):
     STORE_UNAVAILABLE = 23
     JOB_LIST_UNKNOWN = 24
     STORE_LOST = 25
+    LEASE_NOT_FOUND = 26
 
 
 @dataclass(unsafe_hash=True)

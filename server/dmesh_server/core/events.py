@@ -239,6 +239,8 @@ class KvSet(Mutation):
     key: str
     value: bytes
     allow_overwrite: bool
+    lease: int = 0
+    """The lease that it is attached to; 0 for none. A member's own is its incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +297,30 @@ class KvTransaction(Mutation):
     """Carried out in order if they do."""
     otherwise: tuple[KvOperation, ...] = ()
     """Carried out in order if they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantLease(Mutation):
+    """Grants a lease for keys; idempotent by its number. Reply: `LeaseGranted`."""
+
+    lease: int
+    """Random number that names it."""
+    ttl: float
+    """Seconds for which it lives unless it is renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease(Request):
+    """Lets the time of a lease begin anew. Reply: `LeaseGranted`."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeLease(Mutation):
+    """Ends a lease with all its keys; idempotent. Reply: `KvDeleted`."""
+
+    lease: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +428,9 @@ Event = (
     | KvDelete
     | KvIncrement
     | KvTransaction
+    | GrantLease
+    | RenewLease
+    | RevokeLease
     | KvWatch
     | StopBarrier
     | Evict

@@ -130,6 +130,9 @@ def _check_keys(cluster: Cluster, deadlines: Deadlines) -> None:
     assert len(entries) == len(store.keys)
     assert store.keys.size == sum(len(kv.key.encode()) + len(kv.value) for kv in entries)
     assert all(1 <= kv.create_revision <= kv.mod_revision <= store.revision for kv in entries)
+    attached = {kv.key: kv.lease for kv in entries if kv.lease}
+    leases = store.leases.items()
+    assert attached == {key: number for number, keys in leases.items() for key in keys}, "wrong attachments"
     kept = store.history.revisions()
     assert kept == list(range(store.revision - len(kept) + 1, store.revision + 1)), "the history has gaps"
     if cluster.ended:

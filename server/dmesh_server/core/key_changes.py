@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dmesh_server.core import validation
 from dmesh_server.core.messages import quote
 from dmesh_server.core.model import KeyEvent, KeyValue
@@ -29,11 +31,11 @@ class KeyChanges:
         """Tells whether there are any."""
         return bool(self._before)
 
-    def put(self, key: str, value: bytes) -> KeyValue:
+    def put(self, key: str, value: bytes, lease: int = 0) -> KeyValue:
         """Sets a key."""
         self._once(key)
         old = self._before[key] = self._keys.get(key)
-        kv = KeyValue(key, value, old.create_revision if old else self.revision, self.revision)
+        kv = KeyValue(key, value, old.create_revision if old else self.revision, self.revision, lease)
         self._keys.put(kv)
         return kv
 
@@ -52,6 +54,14 @@ class KeyChanges:
     def events(self) -> tuple[KeyEvent, ...]:
         """Returns the changes, sorted by key."""
         return tuple(self._event(key) for key in sorted(self._before))
+
+    def leases(self) -> Iterator[tuple[str, int, int]]:
+        """Yields the keys whose lease has changed, with the lease before and the present one, 0 for none."""
+        for key, old in self._before.items():
+            kv = self._keys.get(key)
+            before, now = old.lease if old else 0, kv.lease if kv else 0
+            if before != now:
+                yield key, before, now
 
     def undo(self) -> None:
         """Puts everything back as it was."""

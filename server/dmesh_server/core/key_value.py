@@ -15,10 +15,12 @@ from dmesh_server.core.effects import (
     KvResult,
     KvRevision,
     KvTransacted,
+    LeaseGranted,
     WatchPush,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import (
+    GrantLease,
     KvDelete,
     KvGet,
     KvGetMany,
@@ -28,12 +30,15 @@ from dmesh_server.core.events import (
     KvSet,
     KvTransaction,
     KvWatch,
+    RenewLease,
+    RevokeLease,
 )
 from dmesh_server.core.key_changes import KeyChanges
+from dmesh_server.core.key_leases import KeyLeases
 from dmesh_server.core.messages import quote, seconds
 from dmesh_server.core.model import Condition, ConditionOperator, ConditionTarget, KeyValue
 from dmesh_server.core.ordered_keys import OrderedKeys
-from dmesh_server.core.roster import TaskSlot
+from dmesh_server.core.roster import Roster, TaskSlot
 from dmesh_server.core.shared import Shared
 from dmesh_server.core.transaction import Transaction
 from dmesh_server.core.watches import BlockedRead, History, Waiters, Watch
@@ -44,7 +49,7 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,20}")
 class KeyValueStore:
     """Keys, values and revisions, the history of their changes, and who waits for the next."""
 
-    def __init__(self, cluster: str, shared: Shared) -> None:
+    def __init__(self, cluster: str, shared: Shared, roster: Roster) -> None:
         self._cluster = cluster
         self._limits = limits = shared.limits
         self._deadlines = shared.deadlines
@@ -57,6 +62,8 @@ class KeyValueStore:
         """The latest changes."""
         self.waiters = Waiters()
         """Blocked reads and watches."""
+        self.leases = KeyLeases(cluster, shared, roster, self._remove_all)
+        """The leases of its keys."""
 
     def write(
         self, event: KvSet | KvDelete | KvIncrement, transaction: Transaction
@@ -98,10 +105,28 @@ class KeyValueStore:
         self._commit(changes, transaction)
         return KvTransacted(succeeded, tuple(results), self.revision)
 
+    def change_lease(
+        self, event: GrantLease | RenewLease | RevokeLease, transaction: Transaction
+    ) -> LeaseGranted | KvDeleted:
+        """Grants, renews or revokes a lease of keys."""
+        match event:
+            case GrantLease():
+                return LeaseGranted(self.leases.grant(event.lease, event.ttl, transaction))
+            case RenewLease():
+                return LeaseGranted(self.leases.renew(event.lease, transaction))
+            case RevokeLease():
+                return KvDeleted(self.leases.revoke(event.lease, transaction), self.revision)
+
     def remove(self, key: str, transaction: Transaction) -> None:
         """Removes a key that was checked, if it exists."""
         changes = KeyChanges(self.keys, self.revision + 1)
         changes.remove(key)
+        self._commit(changes, transaction)
+
+    def _remove_all(self, keys: list[str], transaction: Transaction) -> None:
+        changes = KeyChanges(self.keys, self.revision + 1)
+        for key in keys:
+            changes.remove(key)
         self._commit(changes, transaction)
 
     def get(self, event: KvGet, slot: TaskSlot | None, transaction: Transaction) -> KeyValue | None:
@@ -194,6 +219,7 @@ class KeyValueStore:
             transaction.persist(self._cluster, records.KEY, key, None)
         for revision in self.history.revisions():
             transaction.persist(self._cluster, records.CHANGE, str(revision), None)
+        self.leases.end(transaction)
 
     def restore(
         self, keys: Mapping[str, bytes], transaction: Transaction, *, keep: str, merge: bool
@@ -290,7 +316,9 @@ class KeyValueStore:
                 f"key {quote(event.key)} has a value already (since revision {old.create_revision}, "
                 f"{len(old.value)} bytes). Delete it first, or allow overwriting (allow_overwrite=True).",
             )
-        self._put(event.key, event.value, changes)
+        if event.lease:
+            self.leases.check(event.lease)
+        self._put(event.key, event.value, changes, event.lease)
 
     def _increment(self, event: KvIncrement, changes: KeyChanges) -> int:
         validation.key(event.key, self._limits)
@@ -312,10 +340,10 @@ class KeyValueStore:
                     f"key {quote(event.key)} cannot be incremented by {event.amount}: {int(old.value)} plus "
                     "that does not fit into 64 bits",
                 )
-        self._put(event.key, str(value).encode(), changes)
+        self._put(event.key, str(value).encode(), changes, old.lease if old else 0)
         return value
 
-    def _put(self, key: str, value: bytes, changes: KeyChanges) -> None:
+    def _put(self, key: str, value: bytes, changes: KeyChanges, lease: int = 0) -> None:
         growth = self.keys.growth(key, value)
         if growth > 0 and self.keys.size + growth > self._limits.max_store_bytes:
             raise CoreError(
@@ -324,7 +352,7 @@ class KeyValueStore:
                 f"{self.keys.size} bytes, and {growth} more would pass the server's limit of "
                 f"{self._limits.max_store_bytes}. Delete keys that are no longer needed.",
             )
-        changes.put(key, value)
+        changes.put(key, value, lease)
 
     def _commit(self, changes: KeyChanges, transaction: Transaction) -> None:
         """Keeps the changes, if any, as the next revision, and tells those who wait for them."""
@@ -337,6 +365,11 @@ class KeyValueStore:
             value = None if event.deleted else records.encode_key(kv)
             transaction.persist(self._cluster, records.KEY, kv.key, value)
         transaction.persist(self._cluster, records.CHANGE, str(self.revision), records.encode_change(events))
+        for key, before, now in changes.leases():
+            if before:
+                self.leases.detach(key, before, transaction)
+            if now:
+                self.leases.attach(key, now, transaction)
         for forgotten in self.history.append(self.revision, events):
             transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
         for event in events:

@@ -197,6 +197,8 @@ class KeyValue:
     """Revision at which the key came into being."""
     mod_revision: int
     """Revision of its last change."""
+    lease: int = 0
+    """The lease that it is attached to, with which it ends; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +349,8 @@ class Limits:
     """Length of a value."""
     max_store_bytes: int = 256 << 20
     """Keys and values of one cluster together."""
+    max_key_leases: int = 100_000
+    """Leases granted for keys in one cluster."""
     max_keys_per_read: int = 10_000
     """Keys in one GetMany."""
     max_transaction_operations: int = 128

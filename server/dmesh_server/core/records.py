@@ -59,6 +59,10 @@ BARRIER = "barrier"
 """Kind: the latest finished instance of a barrier, by name."""
 REPLY = "reply"
 """Kind: a remembered answer, by JOB/INDEX/PLACE; without a job, of a caller without a task."""
+LEASE = "lease"
+"""Kind: a lease granted for keys, by its number in hexadecimal digits."""
+ATTACHMENT = "attachment"
+"""Kind: the number of the lease that a key is attached to, by key."""
 
 _KEY_HEAD = struct.Struct("<QQ")
 _EVENT_HEAD = struct.Struct("<BIIQQ")
@@ -130,6 +134,11 @@ def reply_key(task: Task | None, place: int) -> str:
 def encode_number(number: int) -> bytes:
     """Encodes an epoch."""
     return str(number).encode()
+
+
+def encode_seconds(seconds: float) -> bytes:
+    """Encodes a duration."""
+    return repr(float(seconds)).encode()
 
 
 def encode_generation(generation: Generation) -> bytes:
@@ -222,6 +231,11 @@ def encode_change(events: tuple[KeyEvent, ...]) -> bytes:
 def decode_number(record: Record) -> int:
     """Decodes an epoch."""
     return _decoded(record, lambda value: int(value.decode("ascii")))
+
+
+def decode_lease(record: Record) -> tuple[int, float]:
+    """Decodes the number and the time to live of a lease, seconds."""
+    return _decoded(record, lambda value: (int(record.key, 16), float(value.decode("ascii"))))
 
 
 def decode_generation(record: Record) -> Generation:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dmesh_server.core import membership, records
 from dmesh_server.core.cluster import Cluster, ServerState
 from dmesh_server.core.effects import Record
+from dmesh_server.core.errors import CoreError
 from dmesh_server.core.model import MemberState
 from dmesh_server.core.records import RecordError
 from dmesh_server.core.replies import Remembered, Replies
@@ -48,7 +50,16 @@ def restore_all(
     return of_server[STORE], of_server[FLOOR], clusters
 
 
-_KINDS = {records.CLUSTER, records.MEMBER, records.KEY, records.CHANGE, records.BARRIER, records.REPLY}
+_KINDS = {
+    records.CLUSTER,
+    records.MEMBER,
+    records.KEY,
+    records.CHANGE,
+    records.BARRIER,
+    records.REPLY,
+    records.LEASE,
+    records.ATTACHMENT,
+}
 
 
 def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: ServerState) -> Cluster:
@@ -60,6 +71,7 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
     _restore_slots(cluster, kinds, now)
     for record in kinds.get(records.KEY, ()):
         cluster.store.keys.put(records.decode_key(record))
+    _restore_leases(cluster, kinds, now)
     for revision, events in sorted(map(records.decode_change, kinds.get(records.CHANGE, ()))):
         cluster.store.history.append(revision, events)
         cluster.store.revision = revision
@@ -68,6 +80,22 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
     cluster.restored, cluster.restored_revision = True, cluster.store.revision
     cluster.table.restored_at, cluster.table.restored_epoch = now, epoch
     return cluster
+
+
+def _restore_leases(cluster: Cluster, kinds: dict[str, list[Record]], now: float) -> None:
+    """Grants the leases of keys again, and attaches their keys."""
+    store = cluster.store
+    for number, ttl in map(records.decode_lease, kinds.get(records.LEASE, ())):
+        store.leases.restore(number, ttl, now)
+    for record in kinds.get(records.ATTACHMENT, ()):
+        kv, number = store.keys.get(record.key), records.decode_number(record)
+        try:
+            if kv is None:
+                raise RecordError(f"cluster {cluster.name!r} has a lease of a key that is missing")
+            store.leases.restore_key(record.key, number)
+        except CoreError as error:
+            raise RecordError(f"a lease of keys is missing from the store: {error.message}") from error
+        store.keys.put(replace(kv, lease=number))
 
 
 def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float) -> None:

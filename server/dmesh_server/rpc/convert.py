@@ -351,9 +351,12 @@ def key_value_to_proto(value: KeyValue) -> key_value_pb2.KeyValue:
         value=value.value,
         create_revision=value.create_revision,
         mod_revision=value.mod_revision,
+        lease=value.lease,
     )
 
 
 def key_event_to_proto(value: KeyEvent) -> key_value_pb2.KeyEvent:
     """Writes a change of a key."""
-    return key_value_pb2.KeyEvent(kv=key_value_to_proto(value.kv), deleted=value.deleted)
+    event = key_value_pb2.KeyEvent(kv=key_value_to_proto(value.kv), deleted=value.deleted)
+    event.kv.ClearField("lease")  # of which what was kept through a restart knows nothing
+    return event

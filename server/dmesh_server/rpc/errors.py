@@ -48,6 +48,7 @@ STATUS_CODES: dict[ErrorKind, grpc.StatusCode] = {
     ErrorKind.STORE_UNAVAILABLE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.JOB_LIST_UNKNOWN: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorKind.STORE_LOST: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.LEASE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
 }
 """The status code of each kind of error. What to do is told by the kind, never by the code alone."""
 

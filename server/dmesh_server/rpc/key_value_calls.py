@@ -21,6 +21,7 @@ from dmesh_server.core.effects import (
     KvResult,
     KvRevision,
     KvTransacted,
+    LeaseGranted,
 )
 from dmesh_server.core.model import Caller, Condition, ConditionOperator, ConditionTarget, KeyValue
 from dmesh_server.rpc import convert
@@ -46,8 +47,11 @@ class Method:
 
 
 def _set(token: int, caller: Caller, request: pb.SetRequest, session: int, reply_slot: int) -> events.KvSet:
+    if request.ephemeral and caller.task is None:
+        raise convert.invalid("an ephemeral key ends with its member: an observer is none; grant a lease")
     return events.KvSet(
         token, caller, request.request_id, request.key, request.value, request.allow_overwrite,
+        caller.incarnation if request.ephemeral else request.lease,
         session=session, reply_slot=reply_slot,
     )  # fmt: skip
 
@@ -203,6 +207,24 @@ DELETE = Method(_delete, KvDeleted, _deleted)
 INCREMENT = Method(_increment, KvIncremented, _incremented)
 COMPARE_AND_SET = Method(_compare_and_set, KvTransacted, _compared)
 TRANSACTION = Method(_transaction, KvTransacted, _transacted)
+
+GRANT_LEASE = Method(
+    lambda token, caller, request, *_: events.GrantLease(
+        token, caller, request.request_id, request.lease, request.ttl_ms / 1000
+    ),
+    LeaseGranted,
+    lambda answer: pb.GrantLeaseResponse(ttl_ms=round(answer.ttl * 1000)),
+)
+RENEW_LEASE = Method(
+    lambda token, caller, request, *_: events.RenewLease(token, caller, request.lease),
+    LeaseGranted,
+    lambda answer: pb.RenewLeaseResponse(ttl_ms=round(answer.ttl * 1000)),
+)
+REVOKE_LEASE = Method(
+    lambda token, caller, request, *_: events.RevokeLease(token, caller, request.request_id, request.lease),
+    KvDeleted,
+    lambda answer: pb.RevokeLeaseResponse(deleted=answer.deleted),
+)
 
 METHODS: Mapping[str, Method] = {
     "set": SET,

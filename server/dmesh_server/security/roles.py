@@ -13,6 +13,7 @@ _VIEWERS_CALLS = ("GetClusterState", "GetMember", "GetBarrier", "GetProgress", "
 _MEMBERS_CALLS = ("Register", "Session", "PresentBarriers", "CancelBarrier", "Leave", "ReportError")
 _KEY_VALUE_CALLS = (
     "Set", "Get", "GetMany", "List", "Delete", "Increment", "CompareAndSet", "Transaction", "Watch",
+    "GrantLease", "RenewLease", "RevokeLease",
 )  # fmt: skip
 
 RPC_ROLES: Mapping[str, Role | None] = {

@@ -1,0 +1,150 @@
+"""Barriers of `dmesh.coordination`, for scripts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+
+from dmesh.coordination.agent_source import current_agent
+from dmesh.coordination.barrier_methods import PendingBarrier
+from dmesh.coordination.barriers import refuse_reserved
+from dmesh.coordination.members import BarrierProgress, Participant
+
+
+def barrier(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> None:
+    """Waits until all participants have called it with the same name.
+
+    A name may be used again: instances are counted, in every process. A participant that leaves, fails or is
+    lost fails the barrier for all others at once.
+
+    Args:
+        name: 1-256 characters. Names that begin with `dmesh/` are the SDK's own.
+        participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
+            every call; None for every task of the cluster.
+        timeout: Seconds that the first caller gives the others; None for no limit.
+
+    Raises:
+        BarrierTimeoutError: Time ran out; `members` has everyone who did not come.
+        BarrierError: A participant left, failed or was lost; `members` has it.
+        BarrierCancelledError: A participant cancelled it.
+        BarrierMismatchError: The callers name different participants, or this process is not one of them.
+        CollectiveMismatchError: A participant waits for this process in a collective, and cannot come.
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    refuse_reserved(name, "barrier names")
+    current_agent().barrier(name, participants, timeout)
+
+
+def alive_barrier(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> tuple[Participant, ...]:
+    """Waits until all participants that are alive have called it with the same name; returns who they are.
+
+    A participant that leaves, fails or is lost meanwhile is no longer waited for, and one that registers is
+    waited for. All callers get the same answer: the processes that came, with their incarnations.
+
+    ```python
+    from dmesh import coordination
+
+    [alive.rank for alive in coordination.alive_barrier("replan", timeout=60)]  # -> [0]
+    ```
+
+    Args:
+        name: 1-256 characters; all calls of one name are of this kind. A name may be used again.
+        participants: Ranks (client ids) or tasks (`/job:worker/task:2`), in any order but the same ones in
+            every call; None for every task of the cluster.
+        timeout: Seconds that the first caller gives the others; None for no limit.
+
+    Returns:
+        The processes that came, sorted by task.
+
+    Raises:
+        BarrierTimeoutError: Time ran out; `members` has everyone alive who did not come.
+        BarrierCancelledError: A participant cancelled it.
+        BarrierMismatchError: The callers name different participants, or another kind of barrier.
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    refuse_reserved(name, "barrier names")
+    return current_agent().alive_barrier(name, participants, timeout)
+
+
+def arrive(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> PendingBarrier:
+    """Arrives at a barrier without waiting: the work that follows overlaps with the others' arrival.
+
+    ```python
+    from dmesh import coordination
+
+    loaded = coordination.arrive("loaded")
+    coordination.barrier_progress("loaded").finished  # -> 1
+    loaded.wait()
+    ```
+
+    Every arrival has to be waited for before this process comes to the same name again.
+
+    Args:
+        name: 1-256 characters, of a barrier at which others may wait with `barrier`.
+        participants: As in `barrier`.
+        timeout: Seconds that the first caller gives the others; None for no limit.
+
+    Returns:
+        An object that says whether all have come (`done`), and waits for them (`wait`).
+
+    Raises:
+        ConfigurationError: The name or a participant cannot be.
+    """
+    refuse_reserved(name, "barrier names")
+    return current_agent().arrive(name, participants, timeout)
+
+
+def barrier_progress(name: str) -> BarrierProgress:
+    """Returns how far a barrier is: how many of its instances are over, and who has come to the next.
+
+    Args:
+        name: The barrier's name.
+
+    Raises:
+        CoordinatorUnavailableError: The coordinator has been silent for too long.
+    """
+    return current_agent().barrier_progress(name)
+
+
+@contextlib.contextmanager
+def double_barrier(
+    name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
+) -> Iterator[None]:
+    """Enters a stretch of work together, and leaves it together: a barrier before and one after the body.
+
+    ```python
+    from dmesh import coordination
+
+    with coordination.double_barrier("measurement", timeout=60):
+        pass  # everybody is here, and nobody goes on before all are done
+    ```
+
+    If the body raises, this process does not wait for the others: they learn of it when it departs.
+
+    Args:
+        name: 1-250 characters; `NAME/enter` and `NAME/leave` are barriers of their own.
+        participants: As in `barrier`.
+        timeout: Seconds that the first caller gives the others, each time; None for no limit.
+
+    Raises:
+        BarrierError: As `barrier`.
+    """
+    barrier(f"{name}/enter", participants, timeout)
+    yield
+    barrier(f"{name}/leave", participants, timeout)
+
+
+def cancel_barrier(name: str) -> None:
+    """Ends a barrier for all who wait at it: each of them gets a `BarrierCancelledError`.
+
+    Raises:
+        CoordinationError: This process is not one of its participants, or it is not under way.
+    """
+    refuse_reserved(name, "barrier names")
+    current_agent().cancel_barrier(name)
