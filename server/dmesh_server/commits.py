@@ -121,6 +121,10 @@ class CommitPipeline:
             self._gathering.ordered |= any(record.kind not in _UNORDERED for record in records)
             self._commit_now()
 
+    def hold(self, effect: Effect) -> None:
+        """Keeps an effect until everything that was submitted is durable."""
+        self._gathering.effects.append(effect)
+
     def is_undurable(self, cluster: str, kind: str, key: str | None = None) -> bool:
         """Tells whether the store has refused, so far, this record, or any of its kind if `key` is None."""
         if key is not None:

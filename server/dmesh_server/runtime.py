@@ -19,13 +19,16 @@ from dmesh_server.core import records
 from dmesh_server.core.core import Core
 from dmesh_server.core.effects import (
     Attached,
+    BarrierResult,
     Effect,
     HeartbeatAck,
     KvRevision,
+    MembershipChange,
     Noted,
     Probe,
     Push,
     Reply,
+    SessionEnd,
     WatchPush,
 )
 from dmesh_server.core.errors import CoreError, ErrorKind
@@ -71,7 +74,7 @@ from dmesh_server.core.events import (
     Tick,
 )
 from dmesh_server.core.log_events import BarrierEnded
-from dmesh_server.core.model import Caller, LastTold, Limits
+from dmesh_server.core.model import Caller, LastTold, Limits, MemberState
 from dmesh_server.core.views import ClusterViews
 from dmesh_server.event_log import PREEMPTION_NOTICES, EventLog, ServerNote, preemption
 from dmesh_server.probes import Prober
@@ -425,6 +428,8 @@ class Runtime:
         match event:
             case KvGet():
                 return self._pipeline.is_undurable(event.caller.cluster, records.KEY, event.key)
+            case GetClusterState():
+                return self._pipeline.is_undurable(event.caller.cluster, records.MEMBER)
             case KvGetMany() | KvList() | KvWatch():
                 # Their answers tell the latest revision.
                 return self._pipeline.is_undurable(event.caller.cluster, records.CHANGE)
@@ -501,7 +506,10 @@ class Runtime:
                 if sink is not None:
                     sink(effect.answer)
             elif isinstance(effect, Push):
-                self._push(effect)
+                if self._pipeline.failure is not None and _tells_of_loss(effect):
+                    self._pipeline.hold(effect)
+                else:
+                    self._push(effect)
             elif isinstance(effect, WatchPush):
                 watch = self._watches.get(effect.token)
                 if watch is not None:
@@ -529,11 +537,10 @@ class Runtime:
             if isinstance(effect, Reply):
                 answer = effect.answer if isinstance(effect.answer, CoreError) else failed
                 self._release([Reply(effect.token, answer)])
-            elif isinstance(effect, Push | Noted | Probe):
-                # Who is gone is gone, and survivors must know it even when the disk is full.
-                self._release([effect])
-            else:
+            elif isinstance(effect, WatchPush) or (isinstance(effect, Push) and _tells_of_loss(effect)):
                 held.append(effect)
+            else:
+                self._release([effect])
         return held
 
     def _push(self, push: Push) -> None:
@@ -549,3 +556,18 @@ class Runtime:
     def _cluster_of(self, push: Push) -> str:
         sessions = (self._sessions.get(number) for number in push.sessions)
         return next((session.caller.cluster for session in sessions if session is not None), "")
+
+
+def _tells_of_loss(push: Push) -> bool:
+    """Returns whether a message says that a member was lost or failed.
+
+    Others act on it, so a crash of the server must not undo it: nobody hears of it before it is durable.
+    """
+    match push.message:
+        case MembershipChange():
+            return True
+        case BarrierResult(error=CoreError() as error):
+            return any(member.state in (MemberState.LOST, MemberState.FAILED) for member in error.members)
+        case SessionEnd(error):
+            return error.kind is ErrorKind.FENCED
+    return False

@@ -13,10 +13,12 @@ from tests.server.raw_client import PATIENCE, PATIENT
 from dmesh_server.core import events
 from dmesh_server.core.effects import (
     Attached,
+    BarrierResult,
     HeartbeatAck,
     KvRevision,
     LivenessChange,
     MembershipChange,
+    Message,
     Record,
     Registered,
     SessionEnd,
@@ -214,14 +216,49 @@ async def test_watchers_hear_of_a_change_only_when_the_disk_has_it(driver: Drive
     driver.runtime.close_watch(watch)
 
 
-async def test_survivors_hear_of_a_death_though_the_disk_fails(driver: Driver, store: GatedStore) -> None:
+async def test_nobody_hears_of_a_loss_that_a_crash_would_undo(driver: Driver, store: GatedStore) -> None:
+    runtime = driver.runtime
     survivor, victim = await driver.join(0), await driver.join(1)
-    store.failure = "broken"
-    driver.runtime.close_session(victim)
+    epoch, store.failure = runtime.views.summary("c").epoch, "broken"
+    runtime.send(events.EnterBarrier(survivor.number, "b", 0, (), None))
+    runtime.close_session(victim)
     async with asyncio.timeout(PATIENCE):
-        outgoing = await survivor.send_queue.get()
+        while runtime.views.summary("c").epoch == epoch or runtime.readiness() is None:
+            await asyncio.sleep(0.01)
+    runtime.send(events.EnterBarrier(survivor.number, "later", 0, (), None))
+    assert survivor.send_queue.take_all() == []
+    state = events.GetClusterState(runtime.next_number(), caller(0))
+    undurable = await refused(asyncio.ensure_future(runtime.request(state, ClusterState)))
+    assert undurable.kind is ErrorKind.STORE_UNAVAILABLE
+    store.failure = None
+    messages = [await told(survivor) for _ in range(3)]
+    assert [type(message) for message in messages] == [BarrierResult, MembershipChange, BarrierResult]
+
+
+async def test_a_loss_that_nobody_heard_of_may_be_forgotten(store: GatedStore) -> None:
+    runtime = Runtime(store, PATIENT)
+    await runtime.start()
+    driver = Driver(runtime)
+    survivor, victim = await driver.join(0), await driver.join(1)
+    epoch, store.failure = runtime.views.summary("c").epoch, "broken"
+    runtime.close_session(victim)
+    async with asyncio.timeout(PATIENCE):
+        while runtime.views.summary("c").epoch == epoch or runtime.readiness() is None:
+            await asyncio.sleep(0.01)
+    assert survivor.send_queue.take_all() == []
+    await runtime.close()  # as if it were killed: the store cannot write
+    store.failure = None
+    successor = Runtime(store, PATIENT)
+    await successor.start()
+    await successor.open_session(caller(1))
+    await successor.close()
+
+
+async def told(session: Session) -> Message:
+    async with asyncio.timeout(PATIENCE):
+        outgoing = await session.send_queue.get()
     assert outgoing is not None
-    assert isinstance(outgoing.message, MembershipChange)
+    return outgoing.message
 
 
 async def test_closing_gives_up_on_a_disk_that_stays_broken(store: GatedStore) -> None:
