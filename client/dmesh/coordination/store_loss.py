@@ -15,7 +15,7 @@ from typing import Protocol
 from dmesh._log import logger
 from dmesh.coordination.registration import Registration
 from dmesh.coordination.waiting import Bell, Worker
-from dmesh.errors import DMeshError, StoreLostError
+from dmesh.errors import CoordinatorUnavailableError, DMeshError, StoreLostError
 from dmesh.v1 import coordination_pb2 as pb
 
 _LOOK = 0.5
@@ -141,16 +141,21 @@ class OwnedKeys:
         self._bell.ring()
 
     def _put_all(self, values: dict[str, bytes]) -> str:
-        done = 0
+        done, trouble = 0, ""
         for key, value in values.items():
             try:
                 self._put(key, value)
             except StoreLostError:
-                return ""  # once more: begun anew by the caller
+                return ""  # the caller begins anew
             except DMeshError as error:
                 logger.warning("key %r, which this process owns, was not set again: %s", key, error)
-                return f" Of {len(values)} keys that this process owns {done} were set again: {error}."
-            done += 1
+                trouble = f": {error}"
+                if isinstance(error, CoordinatorUnavailableError):
+                    break
+            else:
+                done += 1
+        if trouble:
+            return f" Of {len(values)} keys that this process owns {done} were set again{trouble}."
         if not done:
             return ""
         keys = "key that this process owns was" if done == 1 else "keys that this process owns were"
