@@ -101,6 +101,8 @@ ROWS = (
     Row("s34", "random faults for a minute (an hour with DMESH_FAULTS_SOAK=3600): kills, stops and freezes of the "
         "server, frozen clients, delay, drop, throttle, reset, refusal by proxy, alone and in pairs",
         "all that the kill loop checks; memory, descriptors and threads do not grow"),
+    Row("s38", "200 increments and compare-and-sets without an answer when the connection breaks, 20 times; the server "
+        "killed in between", "each is made once, and reports what it did"),
     Row("s39", "floods without a token: 1,500 connect-and-drop requests a second, gRPC calls as fast as they are "
         "refused, hundreds of gRPC connections that are held", "operators and clients are served all the while; "
         "strangers' connections are closed"),
