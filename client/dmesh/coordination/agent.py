@@ -519,7 +519,7 @@ class Agent(KeyValueMethods, BarrierMethods):
     def _learn(self, response: pb.GetClusterStateResponse) -> ClusterState:
         """Takes note of what an answer says about departures."""
         state = ClusterState.from_proto(response)
-        self._session.note_epoch(state.epoch)
+        self._session.note_told(state.server_incarnation, epoch=state.epoch)
         self._events.departed(state.members)
         self._events.told_epoch = state.epoch
         return state

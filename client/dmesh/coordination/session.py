@@ -240,6 +240,18 @@ class Session:
         with self._lock:
             self._revision = max(self._revision, revision)
 
+    def note_told(self, server_incarnation: int, *, epoch: int = 0, revision: int = 0) -> None:
+        """Notes what another call was told, unless by another server than the session's.
+
+        A call may reach a restarted server before the session does. What that one says is not what the
+        server before it had said, which is what `last_told` is compared with.
+        """
+        with self._lock:
+            registration = self._registration
+            if registration is not None and registration.server_incarnation == server_incarnation:
+                self._epoch = max(self._epoch, epoch)
+                self._revision = max(self._revision, revision)
+
     # Life ---------------------------------------------------------------------------------------------------
 
     def register(self, request_id: str, timeout: float) -> Fault | None:

@@ -85,6 +85,8 @@ class WatchStream:
         self._call: grpc._CallIterator[pb.WatchResponse] | None = None
         self.closed = False
         """True once no reader wants it any more."""
+        self._server = 0
+        """Incarnation of the server that serves the watch; the session's may still be another."""
 
     def read(self) -> _Batch:
         """Waits for the next changes; an empty batch means that the watch was put in place, or closed."""
@@ -109,7 +111,7 @@ class WatchStream:
         if response.revision < self.next_revision:
             return []
         self.next_revision = response.revision + 1
-        self._session.note_revision(response.revision)
+        self._session.note_told(self._server, revision=response.revision)
         return [
             KeyEvent(
                 key=event.kv.key,
@@ -173,6 +175,7 @@ class WatchStream:
             call.cancel()
         try:
             placed = next(call)
+            self._server = placed.server_incarnation
             self._link.contact.heard()
         except BaseException as error:
             with self._lock:

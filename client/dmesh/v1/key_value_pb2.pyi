@@ -957,8 +957,11 @@ class WatchResponse(_message.Message):
 
     REVISION_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    SERVER_INCARNATION_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The revision that this message brings the watcher to."""
+    server_incarnation: _builtins.int
+    """As in RegisterResponse; only in the first message of the stream."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyEvent]:
         """The changes, sorted by key."""
@@ -968,10 +971,11 @@ class WatchResponse(_message.Message):
         *,
         revision: _builtins.int = ...,
         events: _abc.Iterable[Global___KeyEvent] | None = ...,
+        server_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "revision", b"revision", "server_incarnation", b"server_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

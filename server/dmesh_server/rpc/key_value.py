@@ -73,7 +73,10 @@ class KeyValueServicer:
         )  # fmt: skip
         watch = await self._runtime.open_watch(event)
         try:
-            await context.write(pb.WatchResponse(revision=watch.revision))
+            placed = pb.WatchResponse(
+                revision=watch.revision, server_incarnation=self._runtime.server_incarnation
+            )
+            await context.write(placed)
             await until_first_done(watch.send_queue, _write_changes(watch, context))
             if watch.send_queue.overflowed:
                 limits = self._runtime.limits
