@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh_server import event_loop, failpoints
+from dmesh_server.core.quotas import Quotas
 from dmesh_server.core.records import RecordError
 from dmesh_server.rpc.server import RpcServer
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.audit import AuditLog
+from dmesh_server.security.issued_tokens import IssuedTokens
 from dmesh_server.security.setup import kept_current, names_token, server_access
 from dmesh_server.security.tls import ServerTls
 from dmesh_server.settings import ServerSettings, Setting
@@ -91,10 +94,16 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         if web is not None:
             undo.push_async_callback(web.stop)
         asks = not settings.insecure or names_token(settings.token_file, os.environ)
-        access = server_access(settings.token_file, os.environ) if asks else None
+        # The store's lock on the data directory protects these files, too.
+        store = _open_store(settings)
         tls = None if settings.tls is None else ServerTls(settings.tls)
-        runtime = Runtime(_open_store(settings), settings.limits)
+        issued = IssuedTokens(settings.data_dir)
+        runtime = Runtime(store, settings.limits, quotas=Quotas(issued.quota))
         undo.push_async_callback(runtime.close)
+        access = server_access(settings.token_file, os.environ, issued) if asks else None
+        with _blame(settings):
+            audit_log = AuditLog(settings.data_dir)
+        undo.callback(audit_log.close)
         with _blame(settings):
             await runtime.start()
         await undo.enter_async_context(kept_current(access, tls))
@@ -111,7 +120,9 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         undo.push_async_callback(rpc.stop, settings.shutdown_grace)
         address = await rpc.start(settings.listen)
         if web is not None and settings.http is not None:
-            app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web)
+            for log in (web.refusals, rpc.refusals, *([access.refusals] if access else [])):
+                log.on_line = audit_log.note_refusal
+            app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web, audit_log)
             await web.start(app, tls)
             undo.enter_context(loop_lag.watched(runtime.measures.lag))
         _warn_of_open_listeners(settings, access)
@@ -170,6 +181,7 @@ def _web_app(
     refusals: Sequence[RefusalLog],
     listen: Address,
     web: WebServer,
+    audit_log: AuditLog,
 ) -> HttpGate:
     from dmesh_server.web.api.server import Facts
     from dmesh_server.web.app import create_app
@@ -193,6 +205,7 @@ def _web_app(
         open_metrics=settings.open_metrics,
         allowed_hosts=settings.allowed_hosts,
         shedder=web.shedder,
+        audit_log=audit_log,
     )
 
 

@@ -75,6 +75,7 @@ from dmesh_server.core.events import (
 )
 from dmesh_server.core.log_events import BarrierEnded
 from dmesh_server.core.model import Caller, LastTold, Limits, MemberState
+from dmesh_server.core.quotas import Quotas
 from dmesh_server.core.views import ClusterViews
 from dmesh_server.event_log import PREEMPTION_NOTICES, EventLog, ServerNote, preemption
 from dmesh_server.probes import Prober
@@ -149,6 +150,7 @@ class Runtime:
         *,
         clock: Callable[[], float] = time.monotonic,
         session_queue: int = 1024,
+        quotas: Quotas | None = None,
     ) -> None:
         """Makes a runtime that is not started yet.
 
@@ -157,6 +159,7 @@ class Runtime:
             limits: Bounds and times; the defaults if None.
             clock: Monotonic seconds.
             session_queue: How many unread messages a session may pile up before it is dropped.
+            quotas: Bounds on tenants; none if None.
         """
         self.server_incarnation = secrets.randbits(64) or 1
         self.limits = limits if limits is not None else Limits()
@@ -165,7 +168,7 @@ class Runtime:
         self.measures = Measures()
         self._clock = clock
         self._session_queue = session_queue
-        self._core = Core(self.server_incarnation, self.limits)
+        self._core = Core(self.server_incarnation, self.limits, quotas)
         self._pipeline = CommitPipeline(
             store, self._release, self._refuse, self._store_changed, self.measures
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dmesh.security.tokens import Token
 from dmesh_server.core.effects import HeartbeatAck, Message, SessionEnd, WatchPush
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller
+from dmesh_server.security.pace import Pace
 from dmesh_server.send_queue import SendQueue
 from dmesh_server.telemetry import logs
 
@@ -36,6 +38,8 @@ class Session:
         express: A faster way for all but acknowledged heartbeats and the session's end, once there is one.
         fault: Why the server ends the session, if it does.
         dropped: It was, because its client does not read.
+        token: Token with which it was opened; None if nobody has to show one.
+        call_rate: Quota of calls of that token; None for none.
         on_told: Is told of every message, if anybody wants to know.
     """
 
@@ -55,6 +59,8 @@ class Session:
         self.express: Callable[[OutgoingMessage | bytes], None] | None = None
         self.fault: CoreError | None = None
         self.dropped = False
+        self.token: Token | None = None
+        self.call_rate: Pace | None = None
         self.on_told: Callable[[Message], None] | None = None
 
     def tell(self, outgoing: OutgoingMessage) -> None:

@@ -106,6 +106,9 @@ ROWS = (
     Row("s39", "floods without a token: 1,500 connect-and-drop requests a second, gRPC calls as fast as they are "
         "refused, hundreds of gRPC connections that are held", "operators and clients are served all the while; "
         "strangers' connections are closed"),
+    Row("s40", "a tenant beyond its quotas of calls, keys, bytes, tasks and clusters; tokens bound to other clusters, "
+        "revoked ones", "refused with an error that names the quota; the neighbours' calls are served as before; nothing "
+        "of another cluster is seen"),
     Row("s42", "the server restarted with a store that is empty, an older copy, or another cluster's",
         "every call under way, watch and next call raises `StoreLostError`; nothing that was under way takes effect "
         "in the new store; owned keys are set again; epochs and revisions never go back"),

@@ -34,6 +34,8 @@ VERBS: Mapping[str, str] = {
     "events": "print what happened on a coordination server",
     "doctor": "look for what keeps clients from meeting",
     "config": "show the settings of this environment",
+    "audit": "print who did what on a coordination server",
+    "token": "issue tokens of a coordination server, list and revoke them",
     "certs": "make a private CA and certificates for TLS",
     "trace": "make one trace of those of all ranks",
     "tune": "measure how collectives are fast here, or in a cluster, and write a tuning file",

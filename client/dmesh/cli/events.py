@@ -18,15 +18,12 @@ exit code: 0; 1 if the server cannot be asked; 2 for a command line or an enviro
 def add_parser(subparsers: Subparsers) -> None:
     """Adds the verb to the command line."""
     from dmesh.cli.output import add_json, seconds
+    from dmesh.cli.rest import add_http
     from dmesh.cli.verb import add_verb
 
     parser = add_verb(subparsers, "events", _DESCRIPTION, _EPILOG, execute)
     add = parser.add_argument
-    add(
-        "--http",
-        metavar="URL",
-        help="HTTP address of the server (default: port 8471 of DMESH_COORDINATOR's host, or of this one)",
-    )
+    add_http(parser)
     add("--cluster", metavar="NAME", help="only events of this cluster")
     add("--follow", action="store_true", help="go on with what happens from now on, until Ctrl-C")
     add("--after", metavar="CURSOR", help="go on after this event, whose cursor was shown")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import ssl
@@ -90,8 +91,25 @@ class Rest:
             CoordinatorUnavailableError: The server does not answer, or not as it should.
             CoordinationError: It refused.
         """
-        target = f"{path}?{urlencode(parameters)}" if parameters else path
+        return self.send("GET", f"{path}?{urlencode(parameters)}" if parameters else path)
+
+    def send(self, method: str, target: str, body: object = None) -> dict[str, Any]:
+        """Sends a request.
+
+        Args:
+            method: Of HTTP.
+            target: Path and query.
+            body: What is sent as JSON; None for nothing.
+
+        Raises:
+            CoordinatorUnavailableError: The server does not answer, or not as it should.
+            CoordinationError: It refused.
+        """
         headers = {"Accept": "application/json"}
+        content = None
+        if body is not None:
+            content = json.dumps(body)
+            headers["Content-Type"] = "application/json"
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         connection = (
@@ -100,9 +118,9 @@ class Rest:
             else http.client.HTTPConnection(self._host, self._port, timeout=_PATIENCE)
         )
         try:
-            connection.request("GET", target, headers=headers)
+            connection.request(method, target, content, headers)
             response = connection.getresponse()
-            status, body = response.status, response.read(_MOST_BYTES + 1)
+            status, answer = response.status, response.read(_MOST_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
             raise CoordinatorUnavailableError(
                 f"{self.url} does not answer ({error}). Name the server's HTTP address with --http; a server "
@@ -110,7 +128,7 @@ class Rest:
             ) from error
         finally:
             connection.close()
-        return self._read(status, body, path)
+        return self._read(status, answer, target.partition("?")[0])
 
     def _read(self, status: int, body: bytes, path: str) -> dict[str, Any]:
         found: object = None
@@ -128,6 +146,15 @@ class Rest:
             )
         reason = found.get("status") or found.get("detail") or f"status {status}"
         raise _REFUSALS.get(status, CoordinationError)(f"{self.url} refused: {str(reason)[:1000]}")
+
+
+def add_http(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that names the server's HTTP address."""
+    parser.add_argument(
+        "--http",
+        metavar="URL",
+        help="HTTP address of the server (default: port 8471 of DMESH_COORDINATOR's host, or of this one)",
+    )
 
 
 def _context(tls: ClientTls) -> ssl.SSLContext:

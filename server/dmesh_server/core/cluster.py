@@ -70,7 +70,7 @@ class Cluster:
         """The rules of its barriers."""
         self.reconciliation = BarrierReconciliation(self.table)
         """What its members say that they have passed."""
-        self.store = KeyValueStore(self.name, self._shared, self.roster)
+        self.store = KeyValueStore(self.name, self._shared, self.roster, self.owner)
         """Its keys."""
         self.epoch_waits = EpochWaits(self.name, self._shared, self.state)
         """Calls that wait for the next epoch."""
@@ -86,6 +86,16 @@ class Cluster:
         """Whether any of them did not leave in good order."""
         self.quiet_until = float("-inf")
         """Until when departures are held back to be told together."""
+
+    @property
+    def owner(self) -> str:
+        """Tenant that formed the generation; empty for none."""
+        return self.generation.owner
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Number of tasks, number of keys, bytes of keys and values."""
+        return len(self.roster.everyone), len(self.store.keys), self.store.keys.size
 
     @property
     def epoch(self) -> int:
@@ -136,7 +146,7 @@ class Cluster:
         self.watchdog.end()
         self.table.end(transaction)
         self.store.end(transaction)
-        self.store = KeyValueStore(self.name, self._shared, self.roster)
+        self.store = KeyValueStore(self.name, self._shared, self.roster, self.owner)
         for place in self.replies.places():
             transaction.persist(self.name, records.REPLY, records.reply_key(None, place), None)
         self.replies = Replies(self.limits.replies_to_observers)

@@ -89,6 +89,7 @@ from dmesh_server.core.events import (
 )
 from dmesh_server.core.model import Caller, ClusterState, Limits, MemberState
 from dmesh_server.core.operations import OperatorEvent, operate
+from dmesh_server.core.quotas import Quotas
 from dmesh_server.core.records import Generation
 from dmesh_server.core.replies import RememberedAnswer
 from dmesh_server.core.restoring import FLOOR, restore_all
@@ -106,9 +107,10 @@ class Core:
     Args:
         server_incarnation: Random number of this run of the server.
         limits: Bounds and times.
+        quotas: Bounds on tenants; none if None.
     """
 
-    def __init__(self, server_incarnation: int, limits: Limits) -> None:
+    def __init__(self, server_incarnation: int, limits: Limits, quotas: Quotas | None = None) -> None:
         self.server_incarnation = server_incarnation
         self.limits = limits
         self.stopping = False
@@ -116,7 +118,7 @@ class Core:
         self._clusters: dict[str, Cluster] = {}
         self._ended: dict[str, None] = {}
         """Clusters without a life, in order of their ends: the first to make room."""
-        self._shared = ServerState(limits)
+        self._shared = ServerState(limits, quotas=quotas or Quotas())
         self._deadlines = self._shared.deadlines
         self.views = ClusterViews(self._clusters)
         """What there is to see of them."""
@@ -322,11 +324,15 @@ class Core:
             registration.check_registration(event, None, self.limits)
             validation.jobs(event.jobs, self.limits)
             settings = decide(event.settings, self.limits, sum(len(job.addresses) for job in event.jobs))
-            generation = Generation(event.fresh_incarnation, event.fresh_secret, event.jobs, settings)
+            self._shared.quotas.check_cluster(event.owner, sum(len(job.addresses) for job in event.jobs))
+            generation = Generation(
+                event.fresh_incarnation, event.fresh_secret, event.jobs, settings, event.owner
+            )
             if cluster is None:
                 self._make_room(name, transaction)
                 cluster = self._clusters[name] = Cluster(name, generation, self._epoch_floor, self._shared)
             cluster.begin(generation, transaction)
+            self._shared.quotas.add(cluster)
             self._ended.pop(name, None)
         return registration.registered(cluster, registration.admit(cluster, event, task, transaction))
 

@@ -62,6 +62,8 @@ class Register(Mutation):
     """Settings that the client wishes for the cluster."""
     told: LastTold | None = None
     """What the client was last told, if it was registered before."""
+    owner: str = ""
+    """Tenant whose quota a new generation counts for; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

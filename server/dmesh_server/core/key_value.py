@@ -49,8 +49,10 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,20}")
 class KeyValueStore:
     """Keys, values and revisions, the history of their changes, and who waits for the next."""
 
-    def __init__(self, cluster: str, shared: Shared, roster: Roster) -> None:
+    def __init__(self, cluster: str, shared: Shared, roster: Roster, owner: str = "") -> None:
         self._cluster = cluster
+        self._owner = owner
+        self._quotas = shared.quotas
         self._limits = limits = shared.limits
         self._deadlines = shared.deadlines
         self._waiting = shared.waiting
@@ -345,6 +347,7 @@ class KeyValueStore:
 
     def _put(self, key: str, value: bytes, changes: KeyChanges, lease: int = 0) -> None:
         growth = self.keys.growth(key, value)
+        self._quotas.check_write(self._owner, int(self.keys.get(key) is None), growth)
         if growth > 0 and self.keys.size + growth > self._limits.max_store_bytes:
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED,

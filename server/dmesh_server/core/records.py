@@ -88,6 +88,8 @@ class Generation:
     jobs: tuple[Job, ...]
     settings: ClusterSettings
     """With nothing left open."""
+    owner: str = ""
+    """Tenant that formed it; empty for none."""
 
     def __repr__(self) -> str:
         return f"Life(incarnation={self.incarnation}, jobs={self.jobs!r}, settings={self.settings!r})"
@@ -155,6 +157,7 @@ def encode_generation(generation: Generation) -> bytes:
                 settings.lease,
                 settings.stuck_after,
             ],
+            **({"owner": generation.owner} if generation.owner else {}),
         }
     )
 
@@ -249,6 +252,7 @@ def decode_generation(record: Record) -> Generation:
             base64.b64decode(data["secret"], validate=True),
             tuple(Job(str(name), tuple(map(str, addresses))) for name, addresses in data["jobs"]),
             ClusterSettings(RestartPolicy(policy), float(interval), float(lease), float(stuck_after)),
+            str(data.get("owner", "")),
         )
 
     return _decoded(record, decode)

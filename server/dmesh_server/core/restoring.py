@@ -79,6 +79,7 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
         cluster.table.finished[record.key] = records.decode_barrier(record)
     cluster.restored, cluster.restored_revision = True, cluster.store.revision
     cluster.table.restored_at, cluster.table.restored_epoch = now, epoch
+    shared.quotas.add(cluster)
     return cluster
 
 

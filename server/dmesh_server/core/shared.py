@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from dmesh_server.core.deadlines import Deadlines
 from dmesh_server.core.lease import Leases
 from dmesh_server.core.model import Limits
+from dmesh_server.core.quotas import Quotas
 
 if TYPE_CHECKING:
     from dmesh_server.core.errors import CoreError
@@ -38,6 +39,8 @@ class Shared:
     """All leases."""
     waiting: dict[int, WaitingCalls] = field(default_factory=dict)
     """The store in which each blocked token waits."""
+    quotas: Quotas = field(default_factory=Quotas)
+    """Bounds on tenants."""
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.limits, self.deadlines)

@@ -8,9 +8,10 @@ from dmesh.v1 import key_value_pb2 as pb
 from dmesh_server.core.effects import KeySnapshot, KeysRestored
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import RestoreKeys, SnapshotKeys
-from dmesh_server.core.model import Caller, KeyValue
+from dmesh_server.core.model import KeyValue
 from dmesh_server.event_log import AdminAction
 from dmesh_server.rpc import convert
+from dmesh_server.rpc.callers import caller_of
 from dmesh_server.rpc.handlers import Context, Reader
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.refusals import host_of
@@ -34,7 +35,7 @@ class Backups:
 
     async def backup(self, request: pb.BackupRequest, context: Context) -> None:
         """Streams all keys as of one revision. They are not copied: what changes later is another value."""
-        caller, by = _caller(request), _operator(context)
+        caller, by = caller_of(request), _operator(context)
         event = SnapshotKeys(self._runtime.next_number(), caller, by)
         found = await self._runtime.request(event, KeySnapshot)
         logs.info("admin_read", cluster=caller.cluster, keys=len(found.kvs), revision=found.revision, by=by)
@@ -51,7 +52,7 @@ class Backups:
         request = await read()
         if request is None:
             raise convert.invalid("a restore begins with a message that names the cluster")
-        caller, by, announced, merge = _caller(request), _operator(context), request.keys, request.merge
+        caller, by, announced, merge = caller_of(request), _operator(context), request.keys, request.merge
         keys: dict[str, bytes] = {}
         size, count, limit = 0, 0, self._runtime.limits.max_store_bytes
         while request is not None:
@@ -93,10 +94,6 @@ def _portions(kvs: Iterable[KeyValue]) -> Iterator[list[KeyValue]]:
         size += added
     if portion:
         yield portion
-
-
-def _caller(request: pb.BackupRequest | pb.RestoreRequest) -> Caller:
-    return convert.caller(request.caller, request.HasField("caller"))
 
 
 def _operator(context: Context) -> str:

@@ -18,6 +18,7 @@ from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller, ClusterState, Member
 from dmesh_server.rpc import convert
 from dmesh_server.rpc.admission import Admission
+from dmesh_server.rpc.callers import caller_of
 from dmesh_server.rpc.delivery import encoded, until_first_done
 from dmesh_server.rpc.express import ExpressServer
 from dmesh_server.rpc.handlers import Context, Reader, two_way_stream, unary
@@ -25,6 +26,7 @@ from dmesh_server.rpc.job_lists import JobLists
 from dmesh_server.rpc.member_table import MemberTable
 from dmesh_server.rpc.session_input import SessionInput
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.access import CALL_RATE, CALLER
 from dmesh_server.security.limits import PeerLimits
 from dmesh_server.security.refusals import host_of
 from dmesh_server.sessions import Session, describe_caller
@@ -84,8 +86,8 @@ class CoordinationServicer:
 
     async def register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
         """Takes a task slot."""
-        runtime = self._runtime
-        caller = _caller(request)
+        runtime, token = self._runtime, CALLER.get()
+        caller = caller_of(request)
         _check_version(request.protocol_version or 1)
         jobs = await self._jobs.read(request.jobs, request.jobs_digest)
         event = events.Register(
@@ -100,6 +102,7 @@ class CoordinationServicer:
             runtime.random_secret(),
             convert.cluster_settings(request.settings),
             convert.last_told(request),
+            owner="" if token is None else token.id,
         )
         await self._admission.enter(caller)
         try:
@@ -139,9 +142,8 @@ class CoordinationServicer:
         self, request: pb.CancelBarrierRequest, context: Context
     ) -> pb.CancelBarrierResponse:
         """Ends an unfinished barrier for all its participants."""
-        event = events.CancelBarrier(
-            self._runtime.next_number(), _caller(request), request.request_id, request.name, request.instance
-        )
+        caller, number = caller_of(request), self._runtime.next_number()
+        event = events.CancelBarrier(number, caller, request.request_id, request.name, request.instance)
         await self._runtime.request(event, Done)
         return pb.CancelBarrierResponse()
 
@@ -149,7 +151,7 @@ class CoordinationServicer:
         self, request: pb.PresentBarriersRequest, context: Context
     ) -> pb.PresentBarriersResponse:
         """Takes up which barriers have succeeded."""
-        await self._present(_caller(request), request.passed)
+        await self._present(caller_of(request), request.passed)
         return pb.PresentBarriersResponse(server_incarnation=self._runtime.server_incarnation)
 
     async def _present(self, caller: Caller, passed: Collection[pb.PassedBarrier]) -> None:
@@ -161,7 +163,7 @@ class CoordinationServicer:
 
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         """Gives the task slot up."""
-        caller, server_incarnation = _caller(request), self._runtime.server_incarnation
+        caller, server_incarnation = caller_of(request), self._runtime.server_incarnation
         if request.server_incarnation not in (0, server_incarnation):
             return pb.LeaveResponse(present_to=server_incarnation)
         await self._present(caller, request.passed)
@@ -174,7 +176,7 @@ class CoordinationServicer:
 
     async def report_error(self, request: pb.ReportErrorRequest, context: Context) -> pb.ReportErrorResponse:
         """Declares the caller failed."""
-        caller = _caller(request)
+        caller = caller_of(request)
         event = events.ReportError(self._runtime.next_number(), caller, request.request_id, request.message)
         await self._runtime.request(event, Done)
         logs.warning("error_reported", **describe_caller(caller), message=request.message)
@@ -185,7 +187,7 @@ class CoordinationServicer:
         runtime = self._runtime
         event = events.GetClusterState(
             runtime.next_number(),
-            _caller(request),
+            caller_of(request),
             request.known_epoch,
             convert.wait_timeout(request.wait_ms),
         )
@@ -199,14 +201,14 @@ class CoordinationServicer:
     async def get_member(self, request: pb.GetMemberRequest, context: Context) -> pb.GetMemberResponse:
         """Returns one member."""
         runtime = self._runtime
-        event = events.GetMember(runtime.next_number(), _caller(request), convert.task(request.task))
+        event = events.GetMember(runtime.next_number(), caller_of(request), convert.task(request.task))
         member = await runtime.request(event, Member)
         return pb.GetMemberResponse(member=convert.member_to_proto(member, runtime.now()))
 
     async def get_barrier(self, request: pb.GetBarrierRequest, context: Context) -> pb.GetBarrierResponse:
         """Returns how far a barrier is."""
         runtime = self._runtime
-        event = events.GetBarrier(runtime.next_number(), _caller(request), request.name)
+        event = events.GetBarrier(runtime.next_number(), caller_of(request), request.name)
         progress = await runtime.request(event, BarrierProgress)
         response = pb.GetBarrierResponse(finished=progress.finished)
         if progress.current is not None:
@@ -217,16 +219,20 @@ class CoordinationServicer:
         self, request: progress_pb2.GetProgressRequest, context: Context
     ) -> progress_pb2.GetProgressResponse:
         """Returns what the members last said of their own progress."""
-        members = self._runtime.progress.members(_caller(request).cluster)
+        members = self._runtime.progress.members(caller_of(request).cluster)
         return convert.progress_to_proto(members, self._runtime.now())
 
     async def list_clusters(
         self, request: progress_pb2.ListClustersRequest, context: Context
     ) -> progress_pb2.ListClustersResponse:
         """Returns which clusters there are."""
-        views = self._runtime.views
+        views, token = self._runtime.views, CALLER.get()
         return progress_pb2.ListClustersResponse(
-            clusters=(convert.cluster_summary_to_proto(views.summary(name)) for name in views.names())
+            clusters=(
+                convert.cluster_summary_to_proto(views.summary(name))
+                for name in views.names()
+                if token is None or token.covers(name)
+            )
         )
 
     async def session(self, read: Reader[pb.SessionRequest], context: Context) -> None:
@@ -236,11 +242,12 @@ class CoordinationServicer:
         on every way out.
         """
         attach = await self._read_attach(read)
-        caller = convert.caller(attach.caller, attach.HasField("caller"))
+        caller = caller_of(attach)
         await self._present(caller, attach.passed)
         session, attached = await self._runtime.open_session(
             caller, convert.last_told(attach), host_of(context.peer())
         )
+        session.token, session.call_rate = CALLER.get(), CALL_RATE.get()
         self._admission.leave(caller)
         said = SessionInput(self._runtime, session, self._limits.messages_per_second, self._traces)
         try:
@@ -295,17 +302,3 @@ def _check_version(version: int) -> None:
             f"{protocol.OLDEST_CLIENT} to {protocol.VERSION}. Use the same version of dmesh on both sides; "
             "upgrade the server first.",
         )
-
-
-def _caller(
-    request: pb.RegisterRequest
-    | pb.CancelBarrierRequest
-    | pb.PresentBarriersRequest
-    | pb.LeaveRequest
-    | pb.ReportErrorRequest
-    | pb.GetClusterStateRequest
-    | pb.GetMemberRequest
-    | pb.GetBarrierRequest
-    | progress_pb2.GetProgressRequest,
-) -> Caller:
-    return convert.caller(request.caller, request.HasField("caller"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -12,11 +13,20 @@ import grpc
 from dmesh.security.tokens import Role, Token
 from dmesh.v1 import common_pb2
 from dmesh_server.rpc.connections import ConnectionGuard
-from dmesh_server.rpc.errors import ERROR_METADATA, status_message
+from dmesh_server.rpc.errors import ERROR_METADATA, abort, status_message
 from dmesh_server.rpc.handlers import Context
-from dmesh_server.security.access import CALLER, Access, Verdict, audit, denial, may
+from dmesh_server.security.access import (
+    CALL_RATE,
+    CALLER,
+    Access,
+    Verdict,
+    audit,
+    calls_exceeded,
+    denial,
+    may,
+)
 from dmesh_server.security.refusals import RefusalLog, host_of
-from dmesh_server.security.roles import role_for_rpc
+from dmesh_server.security.roles import MEMBERSHIP_CALLS, role_for_rpc
 from dmesh_server.security.tls import is_allowed
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -62,7 +72,9 @@ class TokenGate(grpc.aio.ServerInterceptor):
         # Authorized callers get UNIMPLEMENTED from gRPC: newer clients ask for methods that came later.
         if handler is None:
             return None
-        return self._held(handler, token) if handler.response_streaming else self._noted(handler, token)
+        if handler.response_streaming:
+            return self._held(handler, token)
+        return self._noted(handler, token, method)
 
     def _unauthenticated(self, verdict: Verdict, method: str) -> Handler:
         async def refuse(_: AsyncIterator[bytes], context: Context) -> None:
@@ -91,13 +103,19 @@ class TokenGate(grpc.aio.ServerInterceptor):
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def _noted(self, handler: Handler, token: Token) -> Handler:
+    def _noted(self, handler: Handler, token: Token, method: str) -> Handler:
         """Wraps a call with one answer, so that its connection and its servicer know the token."""
         behavior: Any = handler.unary_unary
+        rate = self._access.call_rate(token)
 
         async def noted(request: Any, context: Context) -> Any:
             self._guard.authenticated(context.peer())
             CALLER.set(token)
+            if rate is not None:
+                if method in MEMBERSHIP_CALLS:  # later, but not refused: a job's start would fail
+                    await asyncio.sleep(rate.spend(time.monotonic()))
+                elif not rate.take(time.monotonic()):
+                    await abort(context, calls_exceeded(token), time.monotonic())
             return await behavior(request, context)
 
         return grpc.unary_unary_rpc_method_handler(
@@ -113,6 +131,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         async def held(request: Any, context: Context) -> None:
             self._guard.authenticated(context.peer())
             CALLER.set(token)
+            CALL_RATE.set(self._access.call_rate(token))
             with self._access.holding(token) as hold:
                 try:
                     await behavior(request, context)

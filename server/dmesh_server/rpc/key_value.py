@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from dmesh.v1 import key_value_pb2 as pb
 from dmesh_server.core import events
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import Caller
 from dmesh_server.rpc import convert
 from dmesh_server.rpc import key_value_calls as calls
 from dmesh_server.rpc.backups import Backups
+from dmesh_server.rpc.callers import caller_of
 from dmesh_server.rpc.delivery import until_first_done
 from dmesh_server.rpc.handlers import Context, UnaryBehavior, server_stream, two_way_stream, unary
 from dmesh_server.rpc.key_value_calls import SERVICE as SERVICE  # part of this module's interface
@@ -56,7 +56,7 @@ class KeyValueServicer:
 
     def _behavior(self, method: Method) -> UnaryBehavior[Any]:
         async def behavior(request: Any, context: Context) -> Message:
-            event = method.read(self._runtime.next_number(), _caller(request), request, 0, 0)
+            event = method.read(self._runtime.next_number(), caller_of(request), request, 0, 0)
             return method.write(await self._runtime.request(event, method.answer))
 
         return behavior
@@ -68,7 +68,7 @@ class KeyValueServicer:
                 f"from_revision is {request.from_revision}; revisions count from 1, 0 is from now on"
             )
         event = events.KvWatch(
-            self._runtime.next_number(), _caller(request), request.prefix, request.from_revision,
+            self._runtime.next_number(), caller_of(request), request.prefix, request.from_revision,
             convert.last_told(request),
         )  # fmt: skip
         watch = await self._runtime.open_watch(event)
@@ -97,7 +97,3 @@ async def _write_changes(watch: Watch, context: Context) -> None:
             raise push.error
         changes = map(convert.key_event_to_proto, push.events)
         await context.write(pb.WatchResponse(revision=push.revision, events=changes))
-
-
-def _caller(request: Any) -> Caller:
-    return convert.caller(request.caller, request.HasField("caller"))

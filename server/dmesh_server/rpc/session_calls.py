@@ -14,12 +14,16 @@ from dmesh_server.rpc import convert
 from dmesh_server.rpc.errors import STATUS_CODES
 from dmesh_server.rpc.key_value_calls import METHODS, SERVICE, Method
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.access import calls_exceeded
 from dmesh_server.sessions import Session
 from dmesh_server.telemetry import logs
 from dmesh_server.telemetry.measures import Measures
 
 if TYPE_CHECKING:
     from dmesh_server.telemetry.tracing import CallSpan, Traces
+
+_RESENDING = 1.0
+"""Seconds from a session's begin in which calls of the session before come again."""
 
 _NAMES = {kind: "".join(word.capitalize() for word in kind.split("_")) for kind in METHODS}
 """What the RPC is called that a call of each kind stands for."""
@@ -46,6 +50,7 @@ class SessionCalls:
         self._spans: dict[int, CallSpan] = {}
         self._runtime = runtime
         self._session = session
+        self._began = runtime.now()
         self._unanswered: dict[int, tuple[int, int]] = {}
         """Token and reply slot of each call, by its id."""
         self._taken: set[int] = set()
@@ -70,6 +75,9 @@ class SessionCalls:
         if len(self._unanswered) >= REPLY_SLOTS:
             self._answer(kind, method, call.id, _too_many())
             return
+        if self._over_quota():
+            self._answer(kind, method, call.id, calls_exceeded(self._session.token))
+            return
         if self._traces is not None:
             self._spans[call.id] = self._traces.call(
                 f"/{SERVICE}/{_NAMES[kind]}", call.trace_context, self._session.caller
@@ -91,6 +99,12 @@ class SessionCalls:
         except Exception:  # noqa: BLE001 -- a bug, which must cost one call its answer, not the session its life
             logs.error("request_failed", exc_info=True, request=f"dmesh.v1.KeyValueCall.{kind}")
             self._answer(kind, method, call.id, _failed(kind))
+
+    def _over_quota(self) -> bool:
+        """Counts a call against its token's quota; tells whether it must be refused."""
+        rate, now = self._session.call_rate, self._runtime.now()
+        # Right after a reconnection calls come again: what may have taken effect is not refused.
+        return rate is not None and not rate.take(now) and now - self._began > _RESENDING
 
     def abandon(self, call_id: int) -> None:
         """Answers a call no more. Unknown ones, which may have been answered meanwhile, are ignored."""

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from dmesh.errors import ConfigurationError
 from dmesh.security.tokens import SHORTEST, Role, Token, TokenSource, fingerprint
 from dmesh.security.watched_files import WatchedFiles
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.security.issued_tokens import IssuedTokens
+from dmesh_server.security.pace import Pace
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.telemetry import logs
 
@@ -32,6 +35,9 @@ NOTHING_SHOWN = (
 
 CALLER: ContextVar[Token | None] = ContextVar("dmesh_caller", default=None)
 """Token of the gRPC call that is served; None if nobody has to show one."""
+
+CALL_RATE: ContextVar[Pace | None] = ContextVar("dmesh_call_rate", default=None)
+"""Quota of calls of that token; None for none."""
 
 
 class Hold:
@@ -69,6 +75,7 @@ class Access:
         self,
         source: TokenSource,
         *,
+        issued: IssuedTokens | None = None,
         refusals: RefusalLog | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -76,6 +83,7 @@ class Access:
 
         Args:
             source: Where they come from; a file is read again when it changes.
+            issued: Tokens that are accepted beside these; none if None.
             refusals: Where refusals are noted.
             wall_clock: Unix time, for tokens that expire.
 
@@ -90,7 +98,10 @@ class Access:
         self._wall_clock = wall_clock
         self._files = WatchedFiles([source.path] if source.path is not None else [], interval=0.0)
         self._accepted: tuple[tuple[bytes, Token], ...] = ()
-        self._held: dict[Hold, str] = {}
+        self._held: dict[Hold, Token] = {}
+        self.issued = issued if issued is not None else IssuedTokens(None)
+        """Tokens that are issued while the server runs."""
+        self._rates: dict[str, Pace] = {}
         self._accept(_checked(source))
 
     def identify(self, header: str | None) -> Verdict:
@@ -112,6 +123,8 @@ class Access:
                 found = token
         if not shown:
             return Verdict(None, NOTHING_SHOWN)
+        issued = self.issued.identify(shown)
+        found = found or issued
         if found is None:
             mark = fingerprint(shown)
             return Verdict(
@@ -131,7 +144,7 @@ class Access:
     def holding(self, token: Token) -> Iterator[Hold]:
         """Ends the current task, by cancelling it, if the token is not accepted any more."""
         hold = Hold(asyncio.current_task())
-        self._held[hold] = token.value
+        self._held[hold] = token
         try:
             yield hold
         finally:
@@ -150,15 +163,34 @@ class Access:
             else:
                 self._accept(tokens)
                 logs.info("tokens_reloaded", origin=self.origin, tokens=len(tokens))
+        self.end_streams()
+
+    def end_streams(self) -> None:
+        """Ends the streams whose tokens are not accepted any more."""
         now = self._wall_clock()
-        worth = {token.value for _, token in self._accepted if not token.expired(now)}
-        revoked = [hold for hold, value in self._held.items() if value not in worth]
+        worth = {token for _, token in self._accepted if not token.expired(now)}
+        revoked = [
+            hold
+            for hold, token in self._held.items()
+            if not (self.issued.is_valid(token.id) if token.id else token in worth)
+        ]
         for hold in revoked:
             hold.revoke()
         if revoked:
             logs.warning(
                 "streams_revoked", streams=len(revoked), reason="their token is not accepted any more"
             )
+
+    def call_rate(self, token: Token) -> Pace | None:
+        """Returns the bucket of a token's calls; None if it has no quota of them."""
+        quota = self.issued.quota(token.id) if token.id else None
+        if quota is None or quota.calls_per_second is None:
+            return None
+        rate = self._rates.get(token.id)
+        if rate is None:
+            self._rates = {key: kept for key, kept in self._rates.items() if self.issued.is_valid(key)}
+            rate = self._rates[token.id] = Pace(quota.calls_per_second, time.monotonic(), most_debt=1.0)
+        return rate
 
     def describe(self) -> list[str]:
         """Returns what a log may say of each token: fingerprint, role, name."""
@@ -169,6 +201,32 @@ class Access:
 
     def _accept(self, tokens: Sequence[Token]) -> None:
         self._accepted = tuple((_digest(token.value), token) for token in tokens)
+
+
+def check_cluster(token: Token | None, cluster: str) -> None:
+    """Checks that a token is good for a cluster; None is.
+
+    Raises:
+        CoreError: PERMISSION_DENIED.
+    """
+    if token is not None and not token.covers(cluster):
+        raise CoreError(ErrorKind.PERMISSION_DENIED, out_of_bounds(token, f"cluster {cluster}"))
+
+
+def out_of_bounds(token: Token, what: str) -> str:
+    """Returns the message for a token that is bound to other clusters."""
+    bound = ", ".join(sorted(token.clusters))
+    return f"{token.label} is bound to cluster {bound}, so it is no good for {what}; use another token"
+
+
+def calls_exceeded(token: Token | None) -> CoreError:
+    """Returns the refusal of a call beyond a token's quota."""
+    name = "" if token is None else f" of {token.label}"
+    return CoreError(
+        ErrorKind.LIMIT_EXCEEDED,
+        f"quota `calls_per_second`{name}: too many calls; call less often, or ask the operator for a token "
+        "with a larger quota",
+    )
 
 
 def may(token: Token, needed: Role) -> bool:

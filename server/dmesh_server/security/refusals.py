@@ -33,6 +33,8 @@ class RefusalLog:
         self._most_peers = most_peers
         self._clock = clock
         self._told: OrderedDict[tuple[str, ...], list[float]] = OrderedDict()
+        self.on_line: Callable[[str, str, dict[str, object]], None] | None = None
+        """Called with event, peer and fields of each line, if set."""
         self.counts: Counter[str] = Counter()
         """How often each kind of refusal was noted, with those that got no line."""
 
@@ -60,6 +62,8 @@ class RefusalLog:
             return
         self._told[key] = [now, 0]
         logs.warning(event, peer=peer, **fields)
+        if self.on_line is not None:
+            self.on_line(event, peer, fields)
 
 
 def host_of(peer: str) -> str:

@@ -34,6 +34,9 @@ RPC_ROLES: Mapping[str, Role | None] = {
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
 """HTTP paths of probes: open, and answered however many other requests there are."""
 
+MEMBERSHIP_CALLS = frozenset(_COORDINATION + name for name in ("Register", "Leave", "ReportError"))
+"""RPCs that a quota of calls delays and never refuses."""
+
 OPEN_PATHS = PROBE_PATHS | {"/login"}
 """HTTP paths that may be read without a token: probes, and where a browser logs in."""
 
@@ -48,6 +51,9 @@ API_PREFIX = "/api/v1/"
 
 _VALUE_PATH = re.compile(r"/api/v1/clusters/[^/]*/value/?")
 """Values may be secrets of the job."""
+
+_OPERATORS_PATH = re.compile(r"/api/v1/(?:tokens|audit)(?:/.*)?")
+"""Tokens that were issued, and who did what."""
 
 _LOGIN_PATHS = frozenset({"/login", "/logout"})
 
@@ -64,7 +70,7 @@ def role_for_rpc(method: str) -> Role | None:
 def role_for_http(method: str, path: str) -> Role | None:
     """Returns the role that an HTTP request needs, None if it is open to all."""
     if method in ("GET", "HEAD"):
-        if _VALUE_PATH.fullmatch(path):
+        if _VALUE_PATH.fullmatch(path) or _OPERATORS_PATH.fullmatch(path):
             return Role.ADMIN
         return None if path in OPEN_PATHS or _ASSET_PATH.fullmatch(path) else Role.VIEWER
     if method == "POST" and path in _LOGIN_PATHS:

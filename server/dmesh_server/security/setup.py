@@ -13,6 +13,7 @@ from dmesh.security import tokens
 from dmesh.security.tokens import TokenSource
 from dmesh_server.listening import Address
 from dmesh_server.security.access import Access
+from dmesh_server.security.issued_tokens import IssuedTokens
 from dmesh_server.telemetry import logs
 
 _REFRESH = 1.0
@@ -32,12 +33,15 @@ def names_token(token_file: Path | None, environ: Mapping[str, str]) -> bool:
     return token_file is not None or any(named)
 
 
-def server_access(token_file: Path | None, environ: Mapping[str, str]) -> Access:
+def server_access(
+    token_file: Path | None, environ: Mapping[str, str], issued: IssuedTokens | None = None
+) -> Access:
     """Returns the tokens that a standalone server accepts, and makes one at the first start.
 
     Args:
         token_file: What the command line says; if None, the environment or the default path says it.
         environ: The environment.
+        issued: Tokens that are accepted beside these; none if None.
 
     Raises:
         ConfigurationError: A token file that is named cannot be read, or none could be made.
@@ -58,7 +62,7 @@ def server_access(token_file: Path | None, environ: Mapping[str, str]) -> Access
         tokens.create_file(path)
         logs.info("token_file_made", path=path, note="clients of this user find it there by themselves")
         source = TokenSource(str(path), path)
-    access = Access(source)
+    access = Access(source, issued=issued)
     logs.info("tokens_loaded", origin=access.origin, tokens=" ".join(access.describe()))
     return access
 

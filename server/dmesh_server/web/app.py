@@ -22,10 +22,12 @@ from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.event_log import KINDS, ROUTINE, Filter
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
+from dmesh_server.security.audit import AuditLog
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.web import metrics
 from dmesh_server.web.api import (
+    audit,
     barriers,
     clusters,
     collectives,
@@ -34,6 +36,7 @@ from dmesh_server.web.api import (
     members,
     seats,
     server,
+    tokens,
     topology,
     why,
 )
@@ -68,6 +71,7 @@ def create_app(
     open_metrics: bool = False,
     allowed_hosts: Sequence[str] = (),
     shedder: LoadShedder | None = None,
+    audit_log: AuditLog | None = None,
 ) -> HttpGate:
     """Makes the application, behind its gate.
 
@@ -80,6 +84,7 @@ def create_app(
         open_metrics: Let `/metrics` be read without a token.
         allowed_hosts: Other names of the server: of its DNS entry, or of a proxy before it.
         shedder: Bounds requests without a token; one with the defaults if None.
+        audit_log: Log of what operators do; kept in memory if None.
     """
     app = FastAPI(
         title="dmesh coordination server",
@@ -90,6 +95,8 @@ def create_app(
         redirect_slashes=False,
     )
 
+    audit_log = audit_log if audit_log is not None else AuditLog(None)
+    app.state.audit = audit_log
     logins, pacer = Logins(runtime.now), Pacer()
     app.mount("/static", StaticFiles(directory=_STATIC))
 
@@ -168,6 +175,8 @@ def create_app(
         events.router(runtime),
         _stream(runtime, overview, access),
         server.router(runtime, facts or Facts()),
+        tokens.router(access),
+        audit.router(audit_log),
     ):
         app.include_router(resource, prefix="/api/v1", dependencies=checks)
     logs = refusals if access is None else (access.refusals, *refusals)

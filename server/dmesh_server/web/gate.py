@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from dmesh.security.tokens import Role, Token
-from dmesh_server.security.access import Access, audit, denial, may
+from dmesh_server.security.access import Access, audit, denial, may, out_of_bounds
 from dmesh_server.security.roles import API_PREFIX, PAGE_PATHS, PROBE_PATHS, role_for_http
 from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.web.logins import Logins
@@ -19,6 +20,12 @@ _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+
+_FILTERED_PATHS = PAGE_PATHS | {"/api/v1/clusters", "/api/v1/server", "/openapi.json"}
+"""Paths whose answers leave out what a token that is bound to clusters may not see."""
+_EVENT_PATHS = frozenset({"/api/v1/events", "/api/v1/errors"})
+"""Paths that such a token may read for one of its clusters."""
+_CLUSTER_PATH = re.compile(r"/api/v1/clusters/([A-Za-z0-9_.-]+)(?:/.*)?")
 
 _SHOWN = "dmesh.token"
 """Where the application finds who asks."""
@@ -177,6 +184,8 @@ class HttpGate:
         if not path.isprintable():
             # A router may take a path and a line break for the path alone, which needs another role.
             return 404, "there is no such path"
+        if verdict.token.clusters and not _is_within(verdict.token, path, scope["query_string"]):
+            return 403, out_of_bounds(verdict.token, f"{method} {path}")
         return None
 
 
@@ -212,6 +221,17 @@ def remote_of(scope: _Scope) -> str:
 def port_of(scope: _Scope) -> int:
     """Returns the port that a request came in at."""
     return scope["server"][1] or 0
+
+
+def _is_within(token: Token, path: str, query: bytes) -> bool:
+    """Tells whether a request is about the clusters that a token is bound to; what is not listed is not."""
+    if path in _FILTERED_PATHS or role_for_http("GET", path) is None:
+        return True
+    if path in _EVENT_PATHS:
+        named = parse_qs(query.decode("ascii", errors="replace")).get("cluster", [])
+        return len(named) == 1 and token.covers(named[0])
+    found = _CLUSTER_PATH.fullmatch(path)
+    return found is not None and token.covers(found[1])
 
 
 def _is_origin_of(name: str, origin: str) -> bool:

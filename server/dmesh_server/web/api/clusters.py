@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh_server.core.model import ClusterSettings
 from dmesh_server.core.views import BarrierView, Summary
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import NAME, ClusterName, Limit, age, answer, hexadecimal, refusals
+from dmesh_server.web.gate import covers
 
 _MOST_VACANT = 100
 
@@ -113,6 +114,7 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.get("/clusters", response_model=ClusterPage, responses=refusals())
     async def list_clusters(
+        request: Request,
         limit: Limit = 100,
         after: Annotated[
             str | None, Query(pattern=NAME, description="`next` of the page before; absent for the first")
@@ -120,7 +122,7 @@ def router(runtime: Runtime) -> APIRouter:
     ) -> Response:
         """Lists the clusters of this server, in numbers."""
         views, now = runtime.views, runtime.now()
-        names = views.names()
+        names = [name for name in views.names() if covers(request.scope, name)]
         found = [name for name in names if after is None or name > after]
         return answer(
             ClusterPage(

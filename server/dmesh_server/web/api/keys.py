@@ -26,6 +26,7 @@ from dmesh_server.web.api.answers import (
     asker,
     refusals,
 )
+from dmesh_server.web.api.audit import record
 from dmesh_server.web.api.operations import operate
 from dmesh_server.web.gate import has_role
 
@@ -124,7 +125,8 @@ def router(runtime: Runtime) -> APIRouter:
             raise CoreError(ErrorKind.PERMISSION_DENIED, "to see the values of keys needs the role admin")
         logs.info("admin_read", cluster=cluster, key=key, by=asker(request))
         event = KvGet(runtime.next_number(), Caller(cluster), key, timeout=0)
-        found = await runtime.request(event, KeyValue)
+        async with record(request, "read_value", f"{cluster}: {key}"):
+            found = await runtime.request(event, KeyValue)
         return answer(
             ValueView(
                 key=found.key,

@@ -13,6 +13,7 @@ from dmesh_server.event_log import AdminAction
 from dmesh_server.runtime import Runtime
 from dmesh_server.telemetry import logs
 from dmesh_server.web.api.answers import Operation
+from dmesh_server.web.api.audit import record
 from dmesh_server.web.gate import has_role
 
 
@@ -44,11 +45,14 @@ async def operate(
     said = {"action": action, "cluster": cluster, "target": target, "by": event.by, "peer": peer}
     if isinstance(event, Evict) and event.reason:
         said["reason"] = event.reason
-    try:
-        answer = await runtime.request(event, Operated)
-    except CoreError as error:
-        logs.warning("admin_action_refused", **said, error=error.kind.name)
-        raise
+    async with record(request, action, f"{cluster}: {target}") as entry:
+        entry.detail = said.get("reason", "")
+        try:
+            answer = await runtime.request(event, Operated)
+        except CoreError as error:
+            logs.warning("admin_action_refused", **said, error=error.kind.name)
+            raise
+        entry.outcome = "done" if answer.changed else "unchanged"
     logs.warning("admin_action", **said, changed=answer.changed)
     if answer.changed:
         runtime.event_log.note(AdminAction(cluster, action, target, task, event.by))

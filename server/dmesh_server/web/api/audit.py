@@ -1,0 +1,130 @@
+"""The audit log, for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from dmesh.security.tokens import Role
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.security.audit import AuditLog
+from dmesh_server.web.api.answers import TEXT, Limit, answer, asker, refusals
+from dmesh_server.web.gate import has_role, remote_of, token_of
+
+
+class AuditRow(BaseModel):
+    """An entry of the audit log."""
+
+    number: int = Field(description="grows by one with each entry, also across restarts")
+    time: float = Field(description="unix time")
+    who: str = Field(description="token's fingerprint, name and id, as far as it has them; never the token")
+    remote: str = Field(description="host that the request came from")
+    action: str = Field(description="such as `evict_member`, `create_token` or `unauthenticated`")
+    target: str = Field(description="object of the action")
+    outcome: str = Field(description="`done`, `refused`, or the kind of error")
+    detail: str = Field(description="anything else worth knowing, such as a reason")
+
+
+class AuditPage(BaseModel):
+    """Some entries of the audit log."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "entries": [
+                        {
+                            "number": 17, "time": 1790000000.5, "who": "token 0f3a9b11 (ops)",
+                            "remote": "10.0.0.9", "action": "evict_member",
+                            "target": "train: /job:worker/task:2 (incarnation 00000000000000ff)",
+                            "outcome": "done", "detail": "stuck for an hour",
+                        }
+                    ],
+                    "next": None,
+                }
+            ]
+        }
+    )  # fmt: skip
+
+    entries: list[AuditRow] = Field(description="the newest first")
+    next: int | None = Field(description="`before` of the next page; null: these were all that is kept")
+
+
+@dataclass
+class Record:
+    """An entry while its action is under way."""
+
+    target: str
+    outcome: str = "done"
+    detail: str = ""
+
+
+@contextlib.asynccontextmanager
+async def record(request: Request, action: str, target: str) -> AsyncIterator[Record]:
+    """Adds an entry about what the block does; it is durable when the block has ended.
+
+    Args:
+        request: Request of the operator.
+        action: Name of the action.
+        target: Object of the action.
+    """
+    entry = Record(target)
+    try:
+        yield entry
+    except CoreError as error:
+        entry.outcome = error.kind.name
+        raise
+    finally:
+        log: AuditLog | None = request.app.state.audit
+        if log is not None:
+            written = log.note(
+                action,
+                who=asker(request),
+                remote=remote_of(request.scope),
+                target=entry.target,
+                outcome=entry.outcome,
+                detail=entry.detail,
+            )
+            await asyncio.wrap_future(written)
+
+
+def router(log: AuditLog) -> APIRouter:
+    """Returns the resource."""
+    routes = APIRouter(tags=["server"])
+
+    @routes.get("/audit", response_model=AuditPage, responses=refusals())
+    async def list_audit(
+        request: Request,
+        limit: Limit = 100,
+        before: Annotated[
+            int | None, Query(ge=1, lt=1 << 63, description="only entries before the one with this number")
+        ] = None,
+        action: Annotated[
+            str | None, Query(max_length=100, pattern=TEXT, description="only entries of this action")
+        ] = None,
+        who: Annotated[
+            str | None,
+            Query(max_length=200, pattern=TEXT, description="only entries of this fingerprint, name or id"),
+        ] = None,
+    ) -> Response:
+        """Shows who did what, the newest entries first. Needs the role `admin`, of all clusters."""
+        token = token_of(request.scope)
+        if not has_role(request.scope, Role.ADMIN) or (token is not None and token.clusters):
+            raise CoreError(
+                ErrorKind.PERMISSION_DENIED, "the audit log is for operators (admin) of all clusters"
+            )
+        found = await log.latest(limit + 1, before=before, action=action, who=who)
+        return answer(
+            AuditPage(
+                entries=[AuditRow(**asdict(entry)) for entry in found[:limit]],
+                next=found[limit - 1].number if len(found) > limit else None,
+            )
+        )
+
+    return routes
