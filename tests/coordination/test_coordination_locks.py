@@ -13,6 +13,7 @@ from dmesh import coordination
 from dmesh.coordination import Condition, Counter, Election, Get, Lock, Put, Semaphore
 from dmesh.errors import (
     ConfigurationError,
+    CoordinatorUnavailableError,
     KeyExistsError,
     LeaseExpiredError,
     LockLostError,
@@ -272,3 +273,30 @@ def test_the_public_functions(join, monkeypatch) -> None:
         found = coordination.transaction([Condition.exists("leased")], [Get("leased")])
         assert found.results == ({"leased": b"1"},)
     assert coordination.key_value_try_get("leased") is None
+
+
+@pytest.mark.parametrize("when", ["entering", "leaving"])
+def test_a_place_is_given_up_even_if_the_coordinator_is_away(when, join, monkeypatch) -> None:
+    first, second = join(0, 2), join(1, 2)
+    lock, gone = Lock("l", agent=first), CoordinatorUnavailableError("away")
+    monkeypatch.setattr("dmesh.coordination.locks._AGAIN", 0.01)
+    put, delete, failures = first.key_value_set, first.key_value_delete, iter([True, True, True])
+
+    def set_unanswered(*arguments, **options):
+        put(*arguments, **options)
+        raise gone
+
+    def delete_later(key):
+        if next(failures, False):
+            raise gone
+        return delete(key)
+
+    if when == "leaving":
+        lock.acquire()
+    else:
+        monkeypatch.setattr(first, "key_value_set", set_unanswered)
+    monkeypatch.setattr(first, "key_value_delete", delete_later)
+    with pytest.raises(CoordinatorUnavailableError):
+        lock.release() if when == "leaving" else lock.acquire()
+    assert Lock("l", agent=second).acquire(timeout=SECONDS)
+    assert not lock.held

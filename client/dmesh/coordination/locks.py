@@ -24,10 +24,12 @@ from dmesh.coordination.calls import Announcer
 from dmesh.coordination.leases import Lease
 from dmesh.coordination.transactions import Condition
 from dmesh.coordination.values import Snapshot, Value, check_timeout, decode_value, encode_value
+from dmesh.coordination.waiting import Worker
 from dmesh.coordination.watches import Watch
 from dmesh.errors import (
     ConfigurationError,
     CoordinationError,
+    CoordinatorUnavailableError,
     LockLostError,
     LockTimeoutError,
     WatchCompactedError,
@@ -40,6 +42,8 @@ __all__ = ["Counter", "Election", "Leader", "Lock", "Semaphore"]
 
 _Self = TypeVar("_Self", bound="_Held")
 _MAX_NAME = 256
+_AGAIN = 1.0
+"""Seconds before the coordinator is asked again to delete a key that others wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,7 @@ class Queue:
             with TRACKER.during(f"waiting for {self._title}"):
                 self.entry = self._wait(key, value, timeout)
         except BaseException:
-            with contextlib.suppress(CoordinationError):
-                self.agent.key_value_delete(key)
+            self._withdraw(key)
             raise
         return self.entry
 
@@ -114,12 +117,40 @@ class Queue:
         entry, self.entry = self.entry, None
         if entry is None:
             raise ConfigurationError(f"this process does not hold {self._title}")
-        if not self.agent.key_value_delete(entry.key):
+        try:
+            deleted = self.agent.key_value_delete(entry.key)
+        except CoordinationError:
+            self._withdraw(entry.key)
+            raise
+        if not deleted:
             raise self._lost(entry.key)
 
     def entries(self) -> list[Entry]:
         """Returns the keys of all who hold or wait, those of the holders first."""
         return self._sorted(self.agent.key_value_list(self._prefix))
+
+    def _withdraw(self, key: str) -> None:
+        """Deletes a key that may have been set; in the background if the coordinator is away.
+
+        As long as this process is a member, the others would wait for a key that it has forgotten.
+        """
+        agent = self.agent
+
+        def delete() -> bool:
+            try:
+                agent.key_value_delete(key)
+            except CoordinatorUnavailableError:
+                return False
+            except CoordinationError:  # not a member any more: the key ends with the membership
+                return True
+            return True
+
+        def delete_later() -> None:
+            while not delete():
+                time.sleep(_AGAIN)
+
+        if not delete():
+            Worker(delete_later, "dmesh-lock").start()
 
     def leaders(self) -> Iterator[Leader | None]:
         """Yields the first in the queue now and after every change; None while there is none."""

@@ -1,0 +1,107 @@
+"""A client that takes a lock again and again, and writes down what it does and what it is told.
+
+    python lock_worker.py ADDRESS INDEX SIZE FILE SEED
+
+Stops at the first line of its standard input, and leaves at its end; ends with 3 when it is fenced. Client 0
+takes no lock, but writes down every change of every key. Each line of FILE is written at once, and before
+what it announces is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+
+from dmesh.coordination import Increment, Lock, Put
+from dmesh.coordination.agent import Agent, Identity
+from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
+from dmesh.errors import ClientIdTakenError, DMeshError, FencedError, LockLostError, LockTimeoutError
+
+
+def write(what: str, **told: object) -> None:
+    os.write(log, json.dumps({"what": what, "at": time.monotonic(), **told}).encode() + b"\n")
+
+
+def work() -> None:
+    while not over.is_set():
+        lock = Lock("l", agent=agent)
+        try:
+            lock.acquire(timeout=5)
+        except (LockTimeoutError, LockLostError):
+            continue
+        except DMeshError as error:
+            give_up(error)
+            continue
+        write("acquired", token=lock.token)
+        try:
+            guarded(lock)
+            write("releasing", token=lock.token)
+            token = lock.token
+            lock.release()
+            write("released", token=token)
+        except LockLostError:
+            write("lost")
+        except DMeshError as error:
+            give_up(error)
+
+
+def guarded(lock: Lock) -> None:
+    """Changes what the lock protects, as long as this process holds it."""
+    for number in range(chance.randrange(1, 6)):
+        done = agent.transaction(
+            [lock.condition], [Put("guarded", f"{lock.token}/{number}"), Increment("count")]
+        )
+        write("guarded", token=lock.token, succeeded=done.succeeded, revision=done.revision)
+        if not done or over.wait(chance.uniform(0, 0.05)):
+            return
+
+
+def give_up(error: DMeshError) -> None:
+    write("failed", error=type(error).__name__, words=str(error)[:200])
+    if isinstance(error, FencedError):
+        os._exit(3)  # the test starts another one
+    over.wait(0.05)
+
+
+def follow() -> None:
+    with agent.watch("", 1) as watching:
+        write("journal")
+        for event in watching:
+            value = None if event.value is None else event.value.decode()
+            write("event", revision=event.revision, key=event.key, value=value)
+            if event.key == "end":
+                return
+
+
+address, index, size, file, seed = (sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+chance = random.Random(seed)
+log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+over = threading.Event()
+jobs = {"worker": tuple(f"host:{port}" for port in range(1, size + 1))}
+while True:
+    settings = ClusterSettings(restart_policy=RestartPolicy.REJOIN)
+    identity = Identity.of_this_process("worker", index, jobs, cluster="locks", settings=settings)
+    agent = Agent(address, identity, connect_timeout=90.0, announce=lambda words: None)
+    try:
+        agent.start()
+        break
+    except ClientIdTakenError:  # the predecessor was killed while the server was away, and has its lease
+        time.sleep(0.5)
+if index:
+    agent.key_value_set(f"alive/{index}", str(os.getpid()), allow_overwrite=True, ephemeral=True)
+write("joined", pid=os.getpid())
+thread = threading.Thread(target=work if index else follow, daemon=True)
+thread.start()
+sys.stdin.readline()
+if index == 0:
+    write("alive", keys=agent.key_value_list("alive/").text(), count=agent.key_value_get("count").decode())
+    agent.key_value_set("end", "", allow_overwrite=True)
+over.set()
+thread.join(60)
+write("hangs" if thread.is_alive() else "done")
+sys.stdin.read()
+agent.leave()
