@@ -246,7 +246,7 @@ def test_liveness_and_rejoining_reach_listeners(join, server):
 
 def test_a_wait_is_reported_again_on_the_next_session(join, server):
     class Box(list):
-        send = list.append
+        send = enter_barrier = list.append
 
         def put(self, request):
             self.append(request)

@@ -69,7 +69,9 @@ def current_agent() -> Agent:
     Raises:
         NotInitializedError: dmesh is not initialized, or there is no coordination service.
     """
-    return source().open()
+    state = context.process.get().context
+    known: AgentSource | None = None if state is None else state.parts.get(AgentSource)  # type: ignore[assignment]
+    return known.opened if known is not None and known.opened is not None else source().open()
 
 
 def opened_agent() -> Agent | None:

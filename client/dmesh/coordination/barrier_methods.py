@@ -15,7 +15,7 @@ from dmesh.coordination.identity import Identity
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import BarrierProgress, ClusterState, Member, Participant, Task
 from dmesh.coordination.session import Session
-from dmesh.coordination.tracing import Tracing
+from dmesh.coordination.tracing import NO_TRACING, Tracing
 from dmesh.errors import BarrierTimeoutError
 from dmesh.v1 import coordination_pb2 as pb
 
@@ -66,6 +66,7 @@ class BarrierMethods:
         self._learn = learn
         self._on_meeting: Callable[[int], None] | None = None
         self._on_barrier: Callable[[Arrival], None] | None = None
+        self._met = 0
 
     def set_meeting_listener(self, listener: Callable[[int], None]) -> None:
         """Sets who is told of every barrier of all tasks that succeeds, with the cluster's epoch at its end.
@@ -156,9 +157,12 @@ class BarrierMethods:
 
     def wait_for(self, arrival: Arrival, tasks: tuple[Task, ...], timeout: float | None) -> None:
         """Waits for the outcome of an arrival, and raises it if it is an error."""
+        started = time.monotonic()
         try:
             with self._tracker.during(f"barrier {arrival.name!r}"):
-                self._await(arrival, timeout)
+                limit = math.inf if timeout is None else timeout + self._calls.patience.slack
+                if not arrival.wait(min(_LOOK, self._calls.patience.announce_interval, limit)):
+                    self._wait_on(arrival, timeout, limit, started)
         finally:
             self._barriers.give_up(arrival)
             if self._on_barrier is not None:
@@ -167,14 +171,19 @@ class BarrierMethods:
             raise arrival.error
         if arrival.fault is not None:
             raise arrival.fault.exception()
-        if self._on_meeting is not None and (not tasks or tasks == self._identity.all_tasks):
-            self._on_meeting(arrival.epoch)
+        # At the epoch of the last meeting, there is nothing new to take note of.
+        if arrival.epoch != self._met and (not tasks or tasks == self._identity.all_tasks):
+            if self._on_meeting is not None:
+                self._on_meeting(arrival.epoch)
+            self._met = arrival.epoch
 
     def _checked(self, participants: Participants, timeout: float | None) -> tuple[tuple[Task, ...], int]:
         """Checks the arguments of a barrier; returns its tasks and its limit in milliseconds."""
         limit_ms = barriers.timeout_ms(timeout)
-        job_size = len(self._identity.jobs[self._identity.job])
-        tasks = barriers.participant_tasks(participants, self._identity.task, job_size)
+        tasks: tuple[Task, ...] = ()
+        if participants is not None:
+            job_size = len(self._identity.jobs[self._identity.job])
+            tasks = barriers.participant_tasks(participants, self._identity.task, job_size)
         self._session.check()
         return tasks, limit_ms
 
@@ -182,6 +191,10 @@ class BarrierMethods:
         self, name: str, participants: Participants, timeout: float | None, *, alive: bool = False
     ) -> Arrival:
         tasks, limit_ms = self._checked(participants, timeout)
+        if self._tracing is NO_TRACING:
+            arrival = self._barriers.enter(name, tasks, limit_ms, alive=alive)
+            self.wait_for(arrival, tasks, timeout)
+            return arrival
         with self._tracing.barrier(name, len(tasks)) as span:
             arrival = self._barriers.enter(name, tasks, limit_ms, span.carried, alive=alive)
             try:
@@ -191,23 +204,20 @@ class BarrierMethods:
                     span.over(arrival.fault.status)
         return arrival
 
-    def _await(self, arrival: Arrival, timeout: float | None) -> None:
-        """Waits for a barrier's outcome."""
-        started = time.monotonic()
-        announcer = self._calls.announcer()
+    def _wait_on(self, arrival: Arrival, timeout: float | None, limit: float, started: float) -> None:
+        """Waits on for a barrier's outcome, with looks at the session and lines about the missing tasks."""
+        announcer = self._calls.announcer(since=started)
         number = f" (instance {arrival.instance})" if arrival.instance >= 0 else ""
         title = f"barrier {arrival.name!r}{number}"
-        limit = math.inf if timeout is None else timeout + self._calls.patience.slack
         while True:
-            waited = time.monotonic() - started
-            if arrival.wait(max(0.0, min(_LOOK, announcer.left, limit - waited))):
-                return
             self._session.check()
             if self._session.gone:
                 raise self._session.unavailable(f"waiting at {title}")
             waited = time.monotonic() - started
             over = waited >= limit
             if not over and not announcer.due:
+                if arrival.wait(max(0.0, min(_LOOK, announcer.left, limit - waited))):
+                    return
                 continue
             missing, names = self._missing(arrival)
             if arrival.settled:

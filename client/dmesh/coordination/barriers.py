@@ -1,10 +1,9 @@
-"""The barriers that this process waits at: which instance of a name, and who is told of the outcome."""
+"""Barriers of this process: the instances of each name, the arrivals under way, and their outcomes."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import queue
 import threading
 import time
 from collections import deque
@@ -15,7 +14,6 @@ from dmesh.coordination import faults
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.members import Participant, Task
 from dmesh.coordination.tracing import Carried
-from dmesh.coordination.waiting import take
 from dmesh.errors import BarrierMismatchError, ConfigurationError, DMeshError
 from dmesh.v1 import coordination_pb2 as pb
 
@@ -111,6 +109,12 @@ def timeout_ms(timeout: float | None) -> int:
     return max(1, math.ceil(timeout * 1000))
 
 
+def _locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass(eq=False)
 class Arrival:
     """One call of `barrier` that waits."""
@@ -137,12 +141,13 @@ class Arrival:
     """Who came to a barrier of those alive. Valid once settled."""
     error: DMeshError | None = None
     """Error with which this process ends the wait by itself. Valid once settled."""
-    _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    _asleep: threading.Lock = field(default_factory=_locked)
+    """Held while there is no news. Waiting for it is done in C, where Ctrl-C does no harm (see `waiting`)."""
 
     def wait(self, seconds: float) -> bool:
         """Waits for the outcome; returns whether it is there. May return early without one, when woken."""
-        with contextlib.suppress(queue.Empty):
-            take(self._news, seconds)
+        if not self.settled:
+            self._asleep.acquire(timeout=seconds)
         return self.settled
 
     def settle(self, fault: Fault | None, epoch: int = 0) -> None:
@@ -151,11 +156,12 @@ class Arrival:
         self.epoch = epoch
         self.ended = time.monotonic()
         self.settled = True
-        self._news.put(None)
+        self.wake()
 
     def wake(self) -> None:
-        """Makes `wait` return."""
-        self._news.put(None)
+        """Makes `wait` return, now or when it is called next."""
+        with contextlib.suppress(RuntimeError):  # it was woken already
+            self._asleep.release()
 
 
 class Barriers:

@@ -61,9 +61,9 @@ class Calls:
         self.witness = LossWitness(session, settle)
         """Tells who calls that the coordinator has lost its store."""
 
-    def announcer(self) -> Announcer:
-        """Returns what says to the user whom a call waits for, from time to time."""
-        return Announcer(self._announce, self.patience.announce_interval)
+    def announcer(self, since: float | None = None) -> Announcer:
+        """Returns an announcer of a long wait, which began now or at `since`."""
+        return Announcer(self._announce, self.patience.announce_interval, since=since)
 
     def call(
         self,
@@ -332,12 +332,17 @@ class Announcer:
     """Says something at most once per interval, the first time after one interval."""
 
     def __init__(
-        self, announce: Callable[[str], None], interval: float, clock: Callable[[], float] = time.monotonic
+        self,
+        announce: Callable[[str], None],
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        since: float | None = None,
     ) -> None:
         self._announce = announce
         self._interval = interval
         self._clock = clock
-        self._next = clock() + interval
+        self._next = (clock() if since is None else since) + interval
 
     @property
     def due(self) -> bool:

@@ -76,6 +76,10 @@ class SendQueue(Iterator[bytes]):
             self._sink(mark.SerializeToString())
             self._sink = sink
 
+    def enter_barrier(self, arrival: pb.EnterBarrier) -> None:
+        """Sends an arrival at a barrier."""
+        self.send(pb.SessionRequest(enter_barrier=arrival).SerializeToString())
+
     def put(self, request: pb.SessionRequest) -> None:
         """Sends a request after those before it; nothing happens if the send queue is closed."""
         self.send(request.SerializeToString())

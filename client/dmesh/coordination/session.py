@@ -433,8 +433,11 @@ class Session:
         return end
 
     def _receive(self, response: pb.SessionResponse, send_queue: SendQueue) -> Fault | None:
-        """Handles one message; returns the reason if it says that the session is over."""
+        """Handles one message of the stream; returns the reason if it says that the session is over."""
         self._link.contact.heard()
+        return self._handle(response, send_queue)
+
+    def _handle(self, response: pb.SessionResponse, send_queue: SendQueue) -> Fault | None:
         kind = response.WhichOneof("kind")
         if kind == "key_value_reply":
             self.note_revision(revision_of(response.key_value_reply))
@@ -504,11 +507,14 @@ class Session:
         return None
 
     def _receive_express(self, response: pb.SessionResponse, send_queue: SendQueue) -> None:
-        """Handles a message of the express connection, unless the session that it belongs to is over."""
+        """Handles a message of the express connection, unless the session that it belongs to is over.
+
+        It is no sign of life: the stream is, on which every heartbeat is acknowledged.
+        """
         with self._lock:
             stream = self._stream
         if stream is not None and stream[0] is send_queue:
-            self._receive(response, send_queue)
+            self._handle(response, send_queue)
 
     def _cancel_stream(self, send_queue: SendQueue) -> None:
         """Ends the stream if it is still the session's. What was on its way is said again on the next one."""

@@ -63,6 +63,10 @@ class SessionEvents:
         self._waiting = waiting
         self._reconciliation = reconciliation
         self._pending_calls = pending_calls
+        self.on_barrier = waiting.resolve
+        """A barrier is over."""
+        self.on_reply = pending_calls.resolve
+        """A call of the key-value store is answered."""
         self._dispatcher = notices
         self._liveness = liveness
         self._tracker = tracker
@@ -80,7 +84,7 @@ class SessionEvents:
 
     def on_attached(self, send_queue: SendQueue, *, again: bool) -> None:
         """The session is attached: what the server must know again is sent."""
-        self._waiting.attach(lambda request: send_queue.put(pb.SessionRequest(enter_barrier=request)))
+        self._waiting.attach(send_queue.enter_barrier)
         self._pending_calls.attach(send_queue.send)
         with self._lock:
             self._send_queue = send_queue
@@ -117,14 +121,6 @@ class SessionEvents:
     def on_status_request(self) -> common_pb2.Activity:
         """The server asks what this process is doing, because others wait for it."""
         return self._tracker.report_proto()
-
-    def on_barrier(self, result: pb.BarrierResult) -> None:
-        """A barrier is over."""
-        self._waiting.resolve(result)
-
-    def on_reply(self, reply: pb.KeyValueReply) -> None:
-        """A call of the key-value store is answered."""
-        self._pending_calls.resolve(reply)
 
     def on_registered(self, cluster_incarnation: int) -> None:
         """The task slot is taken, in this generation of the cluster."""
