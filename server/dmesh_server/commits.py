@@ -103,7 +103,10 @@ class CommitPipeline:
             return
         records = [record for persist in persists for record in persist.records]
         others = [effect for effect in effects if not isinstance(effect, Persist)]
-        if self._thread is None:
+        if self._thread is None and all(persist.lazy for persist in persists):
+            self._release(others)
+            self._store.commit(records)
+        elif self._thread is None:
             self._store.commit(records)
             self._release(others)
         elif all(persist.lazy for persist in persists):

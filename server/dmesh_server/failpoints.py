@@ -59,6 +59,8 @@ class _Action:
     passages: int = field(default=0, compare=False)
 
 
+armed = False
+"""True while any point is enabled; a frequent caller of `hit` asks first."""
 _active: dict[str, _Action] | None = None
 _counting = threading.Lock()
 
@@ -79,10 +81,11 @@ def configure(text: str) -> None:
     Raises:
         ValueError: A point or an action is not known, or a number is none. Nothing has changed.
     """
-    global _active
+    global _active, armed
     entries = (entry.strip() for entry in text.split(";"))
     actions = dict(_parse(entry) for entry in entries if entry)
     _active = actions or None
+    armed = bool(actions)
 
 
 def enabled() -> tuple[str, ...]:

@@ -443,10 +443,12 @@ class Runtime:
             # Nothing that happens now may count: streams close because we close them, not because clients
             # died.
             return
-        failpoints.hit("runtime.before_apply")
+        if failpoints.armed:
+            failpoints.hit("runtime.before_apply")
         self._note_stall()
         effects = self._core.apply(event, self._clock())
-        failpoints.hit("runtime.after_apply")
+        if failpoints.armed:
+            failpoints.hit("runtime.after_apply")
         if effects:
             self._pipeline.submit(effects)
         self._schedule()
@@ -553,7 +555,8 @@ class Runtime:
             session = self._sessions.get(number)
             if session is not None:
                 session.tell(outgoing)
-        if not isinstance(message, HeartbeatAck) and push.sessions:
+        passed = isinstance(message, BarrierResult) and message.error is None
+        if not passed and not isinstance(message, HeartbeatAck) and push.sessions:
             effect_logging.log_message(message, self._cluster_of(push))
 
     def _cluster_of(self, push: Push) -> str:

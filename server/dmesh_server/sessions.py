@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dmesh.security.tokens import Token
 from dmesh_server.core.effects import HeartbeatAck, Message, SessionEnd, WatchPush
@@ -16,15 +17,13 @@ MAX_SESSION_BYTES = 64 << 20
 """Bytes of answers that may wait for one session's reader. One answer alone may be larger."""
 
 
+@dataclass(slots=True, eq=False)
 class OutgoingMessage:
-    """A message for one or many sessions; whoever sends it first keeps its encoding for the others."""
+    """A message for one or many sessions."""
 
-    __slots__ = ("encoded", "message")
-
-    def __init__(self, message: Message) -> None:
-        """Wraps `message`."""
-        self.message = message
-        self.encoded: bytes | None = None
+    message: Message
+    encoded: bytes | None = None
+    """Its encoding, made for the first session and kept for the others."""
 
 
 class Session:

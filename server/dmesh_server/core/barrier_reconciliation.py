@@ -11,7 +11,7 @@ nothing said here changes anything.
 from __future__ import annotations
 
 from dmesh_server.core import messages, validation
-from dmesh_server.core.barrier_table import BarrierTable, Instance
+from dmesh_server.core.barrier_table import BarrierTable, Instance, check_barrier
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import PassedBarrier, Task
 from dmesh_server.core.roster import TaskSlot
@@ -34,6 +34,8 @@ class BarrierReconciliation:
         if not passed:
             return
         validation.passed(passed, slot.task, self._table.limits)
+        for one in passed:
+            check_barrier(one.name, one.instance, None)
         news = []
         for one in passed:
             last = self._table.finished.get(one.name)

@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 from dataclasses import dataclass, field
 
-from dmesh_server.core import records
+from dmesh_server.core import messages, records, validation
 from dmesh_server.core.deadlines import BarrierDue
 from dmesh_server.core.effects import BarrierResult
 from dmesh_server.core.errors import CoreError
-from dmesh_server.core.log_events import barrier_ended
+from dmesh_server.core.log_events import MOST_NAMED, BarrierEnded
 from dmesh_server.core.model import BarrierStatus, Participant, Task
 from dmesh_server.core.records import FinishedBarrier
 from dmesh_server.core.roster import Roster, TaskSlot
 from dmesh_server.core.shared import Shared
 from dmesh_server.core.transaction import Transaction
+
+_LONGEST_REASON = 4_096
+"""Characters of an error that the log of a barrier's end keeps."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,8 @@ class BarrierTable:
         self.limits = shared.limits
         """Bounds and times."""
         self._deadlines = shared.deadlines
+        self.watched = False
+        """True while the watchdog has questions open, which the end of a barrier may answer."""
         self.under_way: dict[str, Instance] = {}
         """The unfinished instances by name, oldest first."""
         self.finished: dict[str, FinishedBarrier] = {}
@@ -126,14 +131,10 @@ class BarrierTable:
             (session for session in sessions if session is not None),
             BarrierResult(name, instance.number, error, epoch, present),
         )
-        transaction.note(
-            barrier_ended(
-                self.cluster, name, instance.number, len(instance.participants),
-                transaction.now - instance.started_at, error,
-                frozenset() if error is None else frozenset(instance.missing()),
-            )
-        )  # fmt: skip
-        transaction.unsettled.add(self.cluster)
+        waited = transaction.now - instance.started_at
+        transaction.note(_ended(self.cluster, name, instance, waited, error))
+        if self.watched:
+            transaction.unsettled.add(self.cluster)
 
     def remember(
         self,
@@ -197,6 +198,35 @@ class BarrierTable:
     def slots(self, instance: Instance) -> list[TaskSlot]:
         """Returns the task slots of those who are there, in order of arrival."""
         return [self.roster.slots[task] for task in instance.arrived]
+
+
+def check_barrier(name: str, instance: int, timeout: float | None) -> None:
+    """Refuses a malformed name, instance or time limit of a barrier."""
+    if not 1 <= len(name) <= 256 or not name.isprintable():
+        raise validation.invalid(
+            f"the barrier name {messages.quote(name)} must be 1-256 printable characters"
+        )
+    if instance < -1 or instance not in validation.INT64:
+        raise validation.invalid(
+            f"barrier {messages.quote(name)}: the instance {instance} must be the number of instances "
+            "finished so far, or -1"
+        )
+    if timeout is not None:
+        validation.duration(timeout, f"the timeout of barrier {messages.quote(name)}", positive=True)
+
+
+def _ended(
+    cluster: str, name: str, instance: Instance, waited: float, error: CoreError | None
+) -> BarrierEnded:
+    """Returns the log event of a barrier's end, with a bounded part of its error."""
+    number, participants = instance.number, len(instance.participants)
+    if error is None:
+        return BarrierEnded(cluster, name, number, participants, (), 0, waited, "", "")
+    missing = sorted(instance.missing(), key=slot_order)
+    return BarrierEnded(
+        cluster, name, number, participants, tuple(missing[:MOST_NAMED]), len(missing), waited,
+        error.kind.name, error.message[:_LONGEST_REASON],
+    )  # fmt: skip
 
 
 def slot_order(task: Task) -> tuple[str, int]:

@@ -18,10 +18,11 @@ result names the processes that came.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dmesh_server.core import messages, validation
-from dmesh_server.core.barrier_table import BarrierTable, Instance, slot_order
+from dmesh_server.core.barrier_table import BarrierTable, Instance, check_barrier, slot_order
 from dmesh_server.core.effects import BarrierResult
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import CancelBarrier, EnterBarrier
@@ -59,7 +60,7 @@ class Barriers:
             transaction.push((event.session,), BarrierResult(event.name, number, refusal, epoch))
 
     def _enter(self, slot: TaskSlot, event: EnterBarrier, transaction: Transaction) -> None:
-        validation.barrier(event.name, event.instance, event.timeout)
+        check_barrier(event.name, event.instance, event.timeout)
         current = self._table.under_way.get(event.name)
         participants = self._participants(event, current)
         if slot.task not in participants:
@@ -229,7 +230,7 @@ class Barriers:
             self._fail(event.name, fates + (f"; also gone: {more}" if more else ""), members, transaction)
         elif instance.complete:
             table.finish(event.name, None, transaction)
-        else:
+        elif self._watchdog.looks_at == math.inf:
             self._watchdog.arm(transaction)
 
     def _may_know_better(self, slot: TaskSlot) -> bool:
@@ -271,7 +272,7 @@ class Barriers:
         Raises:
             CoreError: The caller is not one of them, or the instance is not under way.
         """
-        validation.barrier(event.name, event.instance, None)
+        check_barrier(event.name, event.instance, None)
         current = self._table.under_way.get(event.name)
         concerned = current is not None and event.instance in (-1, current.number)
         if current is not None and concerned and slot.task not in current.participants:

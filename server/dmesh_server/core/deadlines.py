@@ -64,7 +64,8 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Due]] = []
+        self.heap: list[tuple[float, int, Due]] = []
+        """Entries, stale ones included: nothing is due before the first."""
         self._live: dict[Due, int] = {}
         self._serial = 0
 
@@ -78,10 +79,10 @@ class Deadlines:
         """Lets `due` happen at `when` and not at any time set before."""
         self._serial += 1
         self._live[due] = self._serial
-        heapq.heappush(self._heap, (when, self._serial, due))
-        if len(self._heap) > 2 * len(self._live) + _SLACK:
-            self._heap = [entry for entry in self._heap if self._live.get(entry[2]) == entry[1]]
-            heapq.heapify(self._heap)
+        heapq.heappush(self.heap, (when, self._serial, due))
+        if len(self.heap) > 2 * len(self._live) + _SLACK:
+            self.heap = [entry for entry in self.heap if self._live.get(entry[2]) == entry[1]]
+            heapq.heapify(self.heap)
 
     def cancel(self, due: Due) -> None:
         """Lets `due` not happen; nothing if it was not going to."""
@@ -89,16 +90,16 @@ class Deadlines:
 
     def clear(self) -> None:
         """Lets nothing happen."""
-        self._heap.clear()
+        self.heap.clear()
         self._live.clear()
 
     def next(self) -> float | None:
         """Returns the earliest time at which something is due, None for never."""
-        while self._heap:
-            when, serial, due = self._heap[0]
+        while self.heap:
+            when, serial, due = self.heap[0]
             if self._live.get(due) == serial:
                 return when
-            heapq.heappop(self._heap)
+            heapq.heappop(self.heap)
         return None
 
     def pop(self, now: float) -> Due | None:
@@ -106,6 +107,6 @@ class Deadlines:
         when = self.next()
         if when is None or when > now:
             return None
-        _, _, due = heapq.heappop(self._heap)
+        _, _, due = heapq.heappop(self.heap)
         del self._live[due]
         return due

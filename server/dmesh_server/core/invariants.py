@@ -119,7 +119,7 @@ def _check_liveness(cluster: Cluster, deadlines: Deadlines, stopping: bool) -> N
         waiting = bool(cluster.table.under_way or watchdog._waits)
         armed = StuckDue(cluster.name) in deadlines
         assert armed or not waiting or watchdog._stuck_after == float("inf"), "nobody looks who is stuck"
-        assert armed == (watchdog._looks_at != float("inf"))
+        assert armed == (watchdog.looks_at != float("inf"))
         assert LivenessDue(cluster.name) in deadlines or not watchdog._changed, "changes stay untold"
 
 

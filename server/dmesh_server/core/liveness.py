@@ -71,7 +71,8 @@ class Watchdog:
         self._limits = shared.limits
         self._deadlines = shared.deadlines
         self._stuck_after = stuck_after if stuck_after > 0 else math.inf
-        self._looks_at = math.inf
+        self.looks_at = math.inf
+        """Time of the next look at members that others wait for; infinite if none is due."""
         self._waits: dict[Task, _Wait] = {}
         self._waiters: dict[Task, dict[Task, None]] = {}
         self._queries: dict[Task, _StatusQuery] = {}
@@ -84,17 +85,17 @@ class Watchdog:
 
     def arm(self, transaction: Transaction) -> None:
         """Notes that somebody waits from now on."""
-        if self._looks_at == math.inf and self._stuck_after != math.inf:
+        if self._stuck_after != math.inf:
             self._look_at(transaction.now + self._stuck_after)
 
     def _look_at(self, when: float) -> None:
-        if when < self._looks_at:
-            self._looks_at = when
+        if when < self.looks_at:
+            self.looks_at = when
             self._deadlines.set(StuckDue(self._cluster), when)
 
     def look(self, transaction: Transaction) -> None:
         """Asks those who have been waited for for too long."""
-        self._looks_at, ask, later = math.inf, list[tuple[Task, tuple[str, int] | None]](), math.inf
+        self.looks_at, ask, later = math.inf, list[tuple[Task, tuple[str, int] | None]](), math.inf
         for name, current in self._table.under_way.items():
             ripe = current.latest + self._stuck_after
             if ripe <= transaction.now:
@@ -127,6 +128,7 @@ class Watchdog:
             if known_query is None and len(self._queries) >= _MOST_ASKED:
                 break
             self._queries[task] = _StatusQuery(self._last_id, transaction.now, barrier)
+            self._table.watched = True
             sessions.append(slot.session)
         transaction.push(sessions, StatusRequest(self._last_id))
 
@@ -229,7 +231,7 @@ class Watchdog:
         """Forgets everything: the cluster's generation is over."""
         self._deadlines.cancel(StuckDue(self._cluster))
         self._deadlines.cancel(LivenessDue(self._cluster))
-        self._looks_at = math.inf
+        self.looks_at = math.inf
         for known in (self._waits, self._waiters, self._queries, self._changed, self._told):
             known.clear()
 
@@ -241,6 +243,7 @@ class Watchdog:
                 not self._is_waited_for(task, query) or self._waits_itself(task)
             ):
                 self._settle_live(slot, transaction)
+        self._table.watched = bool(self._queries)
         self.tell(transaction)
 
     def tell(self, transaction: Transaction) -> None:

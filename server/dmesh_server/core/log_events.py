@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmesh_server.core.errors import CoreError
 from dmesh_server.core.model import Member, Task
 
 MOST_NAMED = 32
 """Missing tasks that the end of a barrier names."""
-_LONGEST = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +81,3 @@ class BarrierEnded:
 
 LogEvent = ClusterFormed | ClusterEnded | MemberJoined | MemberDeparted | LivenessTold | BarrierEnded
 """Everything that can be told."""
-
-
-def barrier_ended(
-    cluster: str, name: str, instance: int, participants: int, waited: float, error: CoreError | None,
-    missing: frozenset[Task],
-) -> BarrierEnded:  # fmt: skip
-    """Returns the end of a barrier, with not more of an error than one can bear to keep."""
-    if error is None:
-        return BarrierEnded(cluster, name, instance, participants, (), 0, waited, "", "")
-    named = tuple(sorted(missing, key=lambda task: (task.job, task.index))[:MOST_NAMED])
-    return BarrierEnded(
-        cluster, name, instance, participants, named, len(missing), waited, error.kind.name,
-        error.message[:_LONGEST],
-    )  # fmt: skip

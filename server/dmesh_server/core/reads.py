@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dmesh_server.core import messages, validation
+from dmesh_server.core.barrier_table import check_barrier
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.effects import Answer, BarrierProgress
 from dmesh_server.core.errors import CoreError, ErrorKind
@@ -48,7 +49,7 @@ def answer(cluster: Cluster, slot: TaskSlot | None, event: Read, transaction: Tr
             cluster.check_task(event.task)
             return cluster.roster.describe(event.task)
         case GetBarrier():
-            validation.barrier(event.name, -1, None)
+            check_barrier(event.name, -1, None)
             last = cluster.table.finished.get(event.name)
             under_way = event.name in cluster.table.under_way
             return BarrierProgress(

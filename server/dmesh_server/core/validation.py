@@ -135,18 +135,6 @@ def peer_addresses(listed: tuple[str, ...]) -> None:
             raise invalid(f"the peer address {quote(address)} must be 1-{_MAX_TEXT} characters")
 
 
-def barrier(name: str, instance: int, timeout: float | None) -> None:
-    """Checks what identifies a barrier and limits it."""
-    if not 1 <= len(name) <= 256 or not name.isprintable():
-        raise invalid(f"the barrier name {quote(name)} must be 1-256 printable characters")
-    if instance < -1 or instance not in INT64:
-        raise invalid(
-            f"barrier {quote(name)}: the instance {instance} must be the number of instances finished so "
-            "far, or -1"
-        )
-    duration(timeout, f"the timeout of barrier {quote(name)}", positive=True)
-
-
 def passed(listed: tuple[PassedBarrier, ...], caller: Task, limits: Limits) -> None:
     """Checks the barriers that a client presents as passed."""
     if len(listed) > limits.max_passed:
@@ -158,7 +146,6 @@ def passed(listed: tuple[PassedBarrier, ...], caller: Task, limits: Limits) -> N
     if len({one.name for one in listed}) != len(listed):
         raise invalid(f"{caller} presents several barriers of the same name as passed; the latest is enough")
     for one in listed:
-        barrier(one.name, one.instance, None)
         if (
             one.instance < 0
             or one.epoch not in INT64

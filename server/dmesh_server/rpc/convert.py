@@ -29,6 +29,7 @@ from dmesh_server.core.model import (
 )
 from dmesh_server.core.views import Summary
 from dmesh_server.progress import MemberProgress
+from dmesh_server.sessions import OutgoingMessage
 
 _MAX_PASSED = 1024
 _MAX_FRAMES = 50
@@ -305,6 +306,15 @@ def cluster_summary_to_proto(summary: Summary) -> progress_pb2.ClusterSummary:
         present=summary.present,
         seats=sum(len(job.addresses) for job in summary.jobs),
     )
+
+
+def encode_outgoing(item: OutgoingMessage | bytes, now: float) -> bytes:
+    """Encodes a session's message, once for all the sessions that it goes to."""
+    if isinstance(item, bytes):
+        return item
+    if item.encoded is None:
+        item.encoded = session_message_to_proto(item.message, now).SerializeToString()
+    return item.encoded
 
 
 def session_message_to_proto(message: effects.Message, now: float) -> coordination_pb2.SessionResponse:

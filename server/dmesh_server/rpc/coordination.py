@@ -19,7 +19,7 @@ from dmesh_server.core.model import Caller, ClusterState, Member
 from dmesh_server.rpc import convert
 from dmesh_server.rpc.admission import Admission
 from dmesh_server.rpc.callers import caller_of
-from dmesh_server.rpc.delivery import encoded, until_first_done
+from dmesh_server.rpc.delivery import until_first_done
 from dmesh_server.rpc.express import ExpressServer
 from dmesh_server.rpc.handlers import Context, Reader, two_way_stream, unary
 from dmesh_server.rpc.job_lists import JobLists
@@ -279,7 +279,7 @@ class CoordinationServicer:
     async def _speak(self, session: Session, context: Context) -> None:
         get, write, now = session.send_queue.get, context.write, self._runtime.now
         while (item := await get()) is not None:
-            await write(encoded(item, now()))
+            await write(convert.encode_outgoing(item, now()))
 
     async def _read_attach(self, read: Reader[pb.SessionRequest]) -> pb.Attach:
         try:

@@ -6,18 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from dmesh_server.rpc import convert
 from dmesh_server.send_queue import SendQueue
-from dmesh_server.sessions import OutgoingMessage
-
-
-def encoded(item: OutgoingMessage | bytes, now: float) -> bytes:
-    """Encodes what a session is told, once for all the sessions that are told it."""
-    if isinstance(item, bytes):
-        return item
-    if item.encoded is None:
-        item.encoded = convert.session_message_to_proto(item.message, now).SerializeToString()
-    return item.encoded
 
 
 async def until_first_done(

@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.rpc import convert
-from dmesh_server.rpc.delivery import encoded
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.limits import PeerLimits
 from dmesh_server.sessions import MAX_SESSION_BYTES, OutgoingMessage, Session, describe_caller
@@ -211,7 +210,7 @@ class Express:
 
     def _send(self, item: OutgoingMessage | bytes) -> None:
         assert self._connection is not None
-        if not self._connection.send(encoded(item, self._server.now())):
+        if not self._connection.send(convert.encode_outgoing(item, self._server.now())):
             self._session.drop()
             self._connection.abort()
 

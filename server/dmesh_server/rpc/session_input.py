@@ -116,8 +116,8 @@ class SessionInput:
         if len(request.name) > _LONGEST_ECHO:
             # Results carry the name; a client that does not read must not fill the queue with its own words.
             raise convert.invalid(f"the barrier name has {len(request.name)} characters; it may have 256")
-        timeout = convert.barrier_timeout(request.timeout_ms)
-        participants = tuple(convert.task(task) for task in request.participants)
+        timeout = convert.barrier_timeout(request.timeout_ms) if request.timeout_ms else None
+        participants = tuple(map(convert.task, request.participants))
         if self._barriers is not None:
             self._barriers.arrived(request.name, request.trace_context)
         self._runtime.send(

@@ -35,7 +35,7 @@ def test_moving_a_deadline_for_ever_takes_no_room() -> None:
     for number in range(10_000):
         deadlines.set(WaitDue(number % 3), float(number))
     assert len(deadlines) == 3
-    assert len(deadlines._heap) < 200
+    assert len(deadlines.heap) < 200
 
 
 @given(
