@@ -470,7 +470,7 @@ class Runtime:
             self._core.apply(Stalled(stall), self._clock())
 
     def _schedule(self) -> None:
-        deadline = self._core.next_deadline()
+        deadline = self._core.wake_at
         if deadline is None or self._stopping or deadline >= self._timer_at:
             # A timer that is set too early does no harm: it finds nothing due and is set again. Moving it at
             # every heartbeat would cost more.

@@ -55,7 +55,7 @@ class SessionEvents:
         tracker: ActivityTracker,
         reports: Reports,
         *,
-        catch_up: Callable[[int], None],
+        catch_up: Callable[[int], object],
         on_over: Callable[[], None],
         on_store_lost: Callable[[], None],
     ) -> None:

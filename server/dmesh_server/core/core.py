@@ -136,6 +136,12 @@ class Core:
             self._settle(self._clusters[transaction.unsettled.pop()], transaction)
         return transaction.effects()
 
+    @property
+    def wake_at(self) -> float | None:
+        """A lower bound of `next_deadline`, for the price of a look; None if nothing is due ever."""
+        heap = self._deadlines.heap
+        return heap[0][0] if heap else None
+
     def next_deadline(self) -> float | None:
         """Returns when the runtime must apply a `Tick`; None: not before something else happens. Cheap."""
         return self._deadlines.next()
