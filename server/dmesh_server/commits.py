@@ -33,14 +33,14 @@ Address = tuple[str, str, str]
 
 @dataclass
 class _Batch:
-    """What goes into one commit, and what may be done after it."""
+    """Records of one commit, and the effects to release after it."""
 
     records: list[Record] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     eager: bool = False
-    """Whether there is something in it that nobody may see before it is durable."""
+    """True if it has an effect that must stay unseen until it is durable."""
     ordered: bool = False
-    """Whether there is something in it that no other effect may overtake."""
+    """True if it has an effect that no other effect may overtake."""
 
 
 class CommitPipeline:

@@ -1,4 +1,4 @@
-"""What the log says of what the members of a cluster are told."""
+"""Log lines about the messages to a cluster's members."""
 
 from __future__ import annotations
 

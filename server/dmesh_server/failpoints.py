@@ -49,7 +49,7 @@ POINTS = MappingProxyType(
 
 @dataclass
 class _Action:
-    """What happens at a point."""
+    """Action at a point."""
 
     verb: str
     error: int = 0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from dmesh.errors import AddressInUseError, ConfigurationError
 
 _ATTEMPTS = 10
-"""How many free ports to try: one that is free on the first of several IP addresses may be taken on the
-next."""
+"""Number of free ports to try: a port that is free on the first of several IP addresses may be taken on
+the next."""
 
 
 @dataclass(frozen=True, slots=True)

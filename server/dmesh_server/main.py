@@ -41,8 +41,8 @@ EXIT_DATA_REFUSED = 3
 """Exit code when what is in the data directory is damaged, or of another format, and was left as it is."""
 
 _GC_THRESHOLDS = (50_000, 20, 50)
-"""When to look for reference cycles. By Python's own thresholds a server of thousands of sessions spends an
-eighth of its time looking through them."""
+"""Thresholds of the garbage collector. With Python's own, a server of thousands of sessions spends an
+eighth of its time looking for reference cycles."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -123,7 +123,7 @@ Sink = Callable[[object], None]
 """Takes the answer of one request, which may be a `CoreError`; called on the loop, and must not fail."""
 
 SHUTTING_DOWN = "the coordination server is shutting down; reconnect to its successor, if there is one"
-"""What everybody is told who still asks a stopping server."""
+"""Refusal of every request to a stopping server."""
 
 _PULSE = 0.25
 """Seconds between two looks at whether the event loop runs; a stall is what comes later by as much again."""
@@ -233,7 +233,7 @@ class Runtime:
 
     @property
     def views(self) -> ClusterViews:
-        """What there is to see of the clusters, as of now.
+        """Read models of the clusters, as of now.
 
         Raises:
             CoreError: The server is not ready, or stops.
@@ -245,17 +245,17 @@ class Runtime:
 
     @property
     def store_failure(self) -> str | None:
-        """Why nothing can be changed for now; None if it can."""
+        """Reason for which changes are refused for now; None if they are accepted."""
         return self._pipeline.failure
 
     @property
     def open_sessions(self) -> int:
-        """How many sessions there are."""
+        """Number of open sessions."""
         return len(self._sessions)
 
     @property
     def unanswered(self) -> int:
-        """How many requests are not answered yet."""
+        """Number of requests not answered yet."""
         return len(self._pending)
 
     def add_readiness_listener(self, listener: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What waits to be sent to one reader: a bounded queue that closes rather than grows."""
+"""Send queue for one reader: bounded, it closes rather than grows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SendQueue(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more comes."""
+        """True if it takes nothing more."""
         return self._closed
 
     def take_all(self) -> list[T]:

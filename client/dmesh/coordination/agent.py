@@ -262,7 +262,7 @@ class Agent(KeyValueMethods, BarrierMethods):
 
     @property
     def identity(self) -> Identity:
-        """Who this agent is."""
+        """Identity of this process in its cluster."""
         return self._identity
 
     @property
@@ -287,7 +287,7 @@ class Agent(KeyValueMethods, BarrierMethods):
 
     @property
     def rejoined(self) -> bool:
-        """Whether this process took the slot of one that was lost, when the others had started already."""
+        """True if this process took the slot of a lost one after the others had started."""
         return self._joined is not None and self._joined.rejoined
 
     @property

@@ -23,7 +23,7 @@ _REQUEST_BYTES = 16 << 10
 
 
 class BarrierReconciliation:
-    """What the coordinator knows of the barriers that this process has passed.
+    """The coordinator's knowledge of the barriers that this process has passed.
 
     Args:
         barriers: The barriers of this process.

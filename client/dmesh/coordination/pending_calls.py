@@ -39,7 +39,7 @@ class PendingCall:
         self.request = request
         self.id = 0
         self.reply_slot = 0
-        """Where the server keeps the answer, from the first attempt to the last; 0 while there is none."""
+        """Slot in which the server keeps the answer, from the first attempt to the last; 0 for none."""
         self.reply: pb.KeyValueReply | None = None
         """The answer, once there is one."""
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()

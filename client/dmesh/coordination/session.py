@@ -169,18 +169,18 @@ class Session:
 
     @property
     def store_losses(self) -> int:
-        """How many times the server has come back without what this process was told."""
+        """Number of times the server came back without data that this process had been told was stored."""
         with self._lock:
             return self._losses
 
     @property
     def store_loss(self) -> str:
-        """What was lost the last time, in words; empty if nothing was."""
+        """The data lost the last time, in words; empty if none was lost."""
         with self._lock:
             return self._loss
 
     def last_told(self) -> common_pb2.LastTold | None:
-        """What this process was last told; None before the first registration."""
+        """The latest state that a server told this process; None before the first registration."""
         with self._lock:
             registration = self._registration
             if registration is None:

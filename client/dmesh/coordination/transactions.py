@@ -26,11 +26,11 @@ class Condition:
     key: str
     """The key."""
     target: str
-    """What is compared: `value`, `revision` or `create_revision`."""
+    """Property of the key that is compared: `value`, `revision` or `create_revision`."""
     operator: str
     """`==`, `!=`, `<` or `>`: the key's is on the left."""
     operand: Value | int
-    """What it is compared with."""
+    """Operand of the comparison."""
 
     @classmethod
     def exists(cls, key: str) -> Condition:
@@ -116,7 +116,7 @@ class Delete:
     key: str
     """The key, or the prefix."""
     is_prefix: bool = False
-    """Whether every key that starts with `key` is deleted."""
+    """True to delete every key that starts with `key`."""
 
     def to_proto(self) -> pb.Operation:
         """Converts for the wire."""
@@ -131,7 +131,7 @@ class Increment:
     key: str
     """The key."""
     amount: int = 1
-    """What is added; may be negative."""
+    """Number to add; may be negative."""
 
     def to_proto(self) -> pb.Operation:
         """Converts for the wire."""
@@ -147,7 +147,7 @@ class Get:
     key: str
     """The key, or the prefix."""
     is_prefix: bool = False
-    """Whether every key that starts with `key` is read."""
+    """True to read every key that starts with `key`."""
 
     def to_proto(self) -> pb.Operation:
         """Converts for the wire."""

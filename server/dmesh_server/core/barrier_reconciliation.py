@@ -1,11 +1,11 @@
-"""What members say that they have passed: how a success survives a crash without costing a disk write.
+"""Passed barriers as members present them: a success survives a crash without costing a disk write.
 
-A success is told at once and becomes durable soon after. Between the two the server may be killed, when some
-participants have been told and others have not. Those who were told say so when they attach to its successor;
-those who were not present their arrival again. Whoever comes first, in the end the instance has succeeded for
-all: it is remembered, and whoever waits in it passes. Failures need none of this, for they are durable before
-anybody is told. So what is remembered is never contradicted: of an instance that is known to be over,
-nothing said here changes anything.
+A success is released at once and becomes durable soon after. If the server is killed in between, some
+participants may have the result and others not. After the restart, participants with the result present it
+when they attach; the others present their arrival again. Whatever the order, the instance has succeeded for
+all in the end: it is remembered, and its waiting participants pass. Failures need none of this: they are
+durable before they are released. A remembered result is never contradicted: for an instance that is known to
+be over, a presentation changes nothing.
 """
 
 from __future__ import annotations

@@ -31,15 +31,15 @@ class Instance:
     """A barrier under way."""
 
     number: int
-    """Which use of the name; a guess as long as all who are there left it to the server."""
+    """Number of this use of the name; provisional until one participant names it explicitly."""
     participants: frozenset[Task]
     listed: tuple[Task, ...]
     """The participants as the first arrival gave them, to recognize an equal list quickly."""
     arrived: dict[Task, None]
-    """Who is there, in order of arrival."""
+    """Tasks that have arrived, in order of arrival."""
     started_at: float
     latest: float
-    """When the latest arrived."""
+    """Time of the latest arrival."""
     timeout: float | None
     deadline: float | None = None
     blind: set[Task] = field(default_factory=set)
@@ -83,7 +83,7 @@ class BarrierTable:
         self.finished: dict[str, FinishedBarrier] = {}
         """The latest finished instance of each name, oldest first."""
         self.restored_at: float | None = None
-        """When the server took up this generation after a restart; None if it has seen all of it."""
+        """Time at which the server restored this generation after a restart; None if it began in this run."""
         self.restored_epoch = 0
         """The cluster's epoch at that time."""
 

@@ -46,7 +46,7 @@ class Cluster:
         self.leases = shared.leases
         self._shared = shared
         self.restored = False
-        """Whether the current generation began before this start of the server."""
+        """True if the current generation began before this start of the server."""
         self.restored_epoch = epoch
         """Epoch at this start of the server."""
         self.restored_revision = 0
@@ -55,17 +55,17 @@ class Cluster:
 
     def _start(self, generation: Generation, epoch: int) -> None:
         self.generation = generation
-        """What is fixed for the current, or last, life."""
+        """Facts fixed for the current, or last, generation."""
         self.settings = generation.settings
-        """What can be set for each cluster."""
+        """Settings of the current, or last, generation."""
         self.rejoin = generation.settings.restart_policy is RestartPolicy.REJOIN
-        """Whether the task slots of lost and failed members may be taken again."""
+        """True if the task slots of lost and failed members may be taken again."""
         self.roster = Roster(generation.jobs, epoch)
         """Its members."""
         self.table = BarrierTable(self.name, self.roster, self._shared)
         """Its barriers."""
         self.watchdog = Watchdog(self.table, generation.settings.stuck_after, self._shared)
-        """Who of its members gets nowhere."""
+        """Detects members that are blocked or stuck."""
         self.barriers = Barriers(self.table, self.watchdog, rejoin=self.rejoin)
         """The rules of its barriers."""
         self.reconciliation = BarrierReconciliation(self.table)
@@ -83,7 +83,7 @@ class Cluster:
         self.leave_due = float("-inf")
         """Until when they are held back if all of them left in good order."""
         self.untold_loss = False
-        """Whether any of them did not leave in good order."""
+        """True if any of these departures was a loss or failure."""
         self.quiet_until = float("-inf")
         """Until when departures are held back to be told together."""
 

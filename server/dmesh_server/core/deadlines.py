@@ -1,4 +1,4 @@
-"""What must happen at a time: a heap of deadlines whose entries can be moved and cancelled."""
+"""Deadlines: a heap whose entries can be moved and cancelled."""
 
 from __future__ import annotations
 

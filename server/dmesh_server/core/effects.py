@@ -1,7 +1,7 @@
-"""What is to be done after an event: every effect that `Core.apply` returns, in the order in which to do it.
+"""Effects that `Core.apply` returns, in the order in which to carry them out.
 
-`Persist` effects of one `apply` come before the others: the runtime makes them durable before it releases
-what follows, so that nobody is told of a change that a crash could undo.
+`Persist` effects of one `apply` come before the others: the runtime makes them durable before it releases the
+rest, so that no one learns of a change that a crash could undo.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Record:
     """One of the kinds in `core.records`."""
     key: str
     value: bytes | None = field(repr=False)
-    """What to keep, in the encoding of `core.records`; None: forget it."""
+    """Content in the encoding of `core.records`; None to forget the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class KvTransacted:
     """Answers `KvTransaction`."""
 
     succeeded: bool
-    """Whether its conditions held."""
+    """True if its conditions held."""
     results: tuple[KvResult, ...]
     """The results of the operations that were carried out, in order."""
     revision: int
@@ -185,7 +185,7 @@ Answer = (
     | KeysRestored
     | CoreError
 )
-"""What a request can be answered with."""
+"""Answers to requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class LivenessChange:
     """Tells a session who has become blocked or stuck, or live again."""
 
     members: tuple[Member, ...]
-    """As they are now, without devices and addresses."""
+    """The members as they are now, without devices and addresses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What happens to a cluster: every event that `Core.apply` accepts.
+"""Events that `Core.apply` accepts.
 
-A `Request` is answered by exactly one `Reply` effect with its `token` (some at once, some later); the other
-events are answered by nothing. Tokens and session ids are chosen by the runtime and mean nothing to the core.
+A `Request` is answered by exactly one `Reply` effect with its `token`, at once or later; other events are not
+answered. The runtime chooses tokens and session ids; they mean nothing to the core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Request:
     token: int
     """Names the call, unique while it is unanswered."""
     caller: Caller
-    """Who asks."""
+    """Sender of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Attach(Request):
     session: int
     """Names the session, never used again."""
     told: LastTold | None = None
-    """What the caller was last told; None if it does not say."""
+    """The latest state that a server told the caller; None if the caller does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class PresentBarriers(Request):
     """Presents barriers that have succeeded, to a server that was restarted. Reply: `Done`."""
 
     passed: tuple[PassedBarrier, ...]
-    """Those that the caller was lately told of, each name once."""
+    """The caller's latest passed barriers, each name once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class ReportStatus:
     id: int
     """Of the request."""
     activity: Activity
-    """What the member's main thread is doing."""
+    """Activity of the member's main thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class ReportWaiting:
 
     session: int
     operation: str
-    """What it waits in, in words."""
+    """Operation that it waits in, for people."""
     tasks: tuple[Task, ...]
     """For whom; empty: it does not wait any more."""
     age: float
@@ -216,7 +216,8 @@ class EnterBarrier:
     session: int
     name: str
     instance: int
-    """How many instances of the name the caller has finished; -1 for whichever is next."""
+    """Number of instances of the name that the caller has finished; -1 for the next instance, whatever its
+    number."""
     participants: tuple[Task, ...]
     """Empty for every task of the cluster."""
     timeout: float | None
@@ -335,7 +336,7 @@ class KvWatch(Request):
     prefix: str
     from_revision: int
     told: LastTold | None = None
-    """As in `Attach`."""
+    """The latest state that a server told the caller, as in `Attach`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +344,7 @@ class Operation(Request):
     """Something that an operator asks for, who holds no task slot. Idempotent. Reply: `Operated`."""
 
     by: str
-    """Who, for messages."""
+    """Operator, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +390,7 @@ class RestoreKeys(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Whoever waited for `token` (a blocked read or a watch) is gone. Unknown tokens are ignored."""
+    """The caller waiting for `token` (a blocked read or a watch) is gone. Unknown tokens are ignored."""
 
     token: int
 

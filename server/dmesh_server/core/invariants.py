@@ -1,4 +1,4 @@
-"""What is true of a core between any two events. Tests check it after each; so can whoever hunts a bug."""
+"""Invariants of a core between any two events; tests check them after each event."""
 
 from __future__ import annotations
 

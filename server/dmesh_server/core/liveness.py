@@ -44,7 +44,7 @@ _FRAME = 300
 
 @dataclass(slots=True)
 class _Wait:
-    """What a member reported to wait for."""
+    """Wait that a member reported."""
 
     operation: str
     tasks: tuple[Task, ...]
@@ -53,7 +53,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _StatusQuery:
-    """What a member was asked."""
+    """Question that a member was asked about its activity."""
 
     id: int
     asked_at: float

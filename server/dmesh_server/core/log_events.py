@@ -1,4 +1,4 @@
-"""What happened to a cluster, as people want to read it later: plain values, each told once, when durable."""
+"""Log events of clusters, for people to read later: plain values, each released once, when durable."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BarrierEnded:
     name: str
     instance: int
     participants: int
-    """How many tasks it was for."""
+    """Number of participants."""
     missing: tuple[Task, ...]
     """The first of those who were not there."""
     missing_count: int

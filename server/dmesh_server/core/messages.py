@@ -1,4 +1,4 @@
-"""How errors and reasons name tasks, members and times, so that they read alike everywhere."""
+"""Wording of tasks, members and times in errors and reasons, so that they read alike everywhere."""
 
 from __future__ import annotations
 

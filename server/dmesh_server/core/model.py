@@ -171,7 +171,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class LastTold:
-    """What a client was last told, by whichever server."""
+    """The latest state that a client was told, by any run of the server."""
 
     store: int
     """Identity of the server's store."""

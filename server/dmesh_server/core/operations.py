@@ -1,4 +1,4 @@
-"""What operators may do to a cluster from outside: they hold no task slot in it.
+"""Changes that operators, who hold no task slot, may make to a cluster.
 
 Each names exactly what it is about (an incarnation, an instance, a revision), and asks for a state, not for a
 change: if it is so already, nothing happens and the answer is the same. So a call may be repeated, also after

@@ -1,4 +1,4 @@
-"""How facts are written down: the encoding of `Record` values.
+"""Encoding of `Record` values.
 
 Clusters, members and barriers are JSON; keys, changes and replies, which every change writes, are packed
 binary. The store names the format's version; a change of anything here is a new version.
@@ -71,7 +71,7 @@ NO_EVENTS = b"\0"
 _REPLY_HEAD = struct.Struct("<QQHH")
 """Incarnation, sequence, lengths of the call and the request id."""
 _ANSWER_HEAD = struct.Struct("<BqqI")
-"""Which answer, its number, its revision, bytes of what follows."""
+"""Head of an answer: kind, number, revision, bytes of the rest."""
 _ANSWERS = (Done, KvRevision, KvDeleted, KvIncremented, KvTransacted, KvRead)
 
 
@@ -81,7 +81,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What is fixed for one generation of a cluster."""
+    """Facts fixed for one generation of a cluster."""
 
     incarnation: int
     secret: bytes
@@ -97,7 +97,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """What is durable of the holder of a task slot."""
+    """Durable facts about the holder of a task slot."""
 
     member: Member
     """The times in it are not durable: a monotonic clock means nothing to the next process."""

@@ -34,7 +34,7 @@ class Remembered:
     """Counts the answers to calls outside of a session, from 0."""
     request_id: str
     call: str
-    """Which call it answered."""
+    """Name of the call that it answered."""
     answer: RememberedAnswer
 
 

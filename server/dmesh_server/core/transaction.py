@@ -1,4 +1,4 @@
-"""What one event brings about: the records and effects that its handlers collect."""
+"""Transaction of one event: the records and effects that its handlers collect."""
 
 from __future__ import annotations
 

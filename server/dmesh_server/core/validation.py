@@ -17,7 +17,7 @@ MAX_REASON = 4_096
 """Characters of a reason or an error message."""
 
 INT64 = range(-(1 << 63), 1 << 63)
-"""What a 64-bit integer can hold."""
+"""Range of a 64-bit integer."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 _INT31 = range(1 << 31)

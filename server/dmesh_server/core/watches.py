@@ -1,4 +1,4 @@
-"""Who waits for keys: blocked reads, watches, and the history that lets a watch start in the past."""
+"""Blocked reads and watches of keys, and the history that lets a watch start in the past."""
 
 from __future__ import annotations
 

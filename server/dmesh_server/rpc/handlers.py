@@ -1,4 +1,4 @@
-"""What every RPC has in common: bytes that are no message, refusals and faults all become a proper status.
+"""Common part of all RPC handlers: malformed requests, refusals and faults all become a proper status.
 
 Written by hand instead of the generated `add_..._to_server`, because those let a malformed message end in
 `UNKNOWN: Exception deserializing request!`, and cannot send bytes that are encoded already.
@@ -31,7 +31,7 @@ SessionBehavior = Callable[[Reader[R], Context], Awaitable[None]]
 
 
 class Desk(Protocol):
-    """What handlers need of a runtime."""
+    """Interface of the runtime that handlers need."""
 
     measures: Measures
 

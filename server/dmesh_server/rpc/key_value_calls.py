@@ -32,7 +32,7 @@ SERVICE = "dmesh.v1.KeyValueService"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How one kind of call is read and answered."""
+    """Decoder and encoder of one kind of call."""
 
     read: Callable[[int, Caller, Any, int, int], AnsweredEvent]
     """Makes the event of (token, caller, request, session, reply slot): 0 and 0 outside of a session.
@@ -41,7 +41,7 @@ class Method:
         CoreError: The request makes no sense.
     """
     answer: type
-    """What the core answers with."""
+    """Type of the core's answer."""
     write: Callable[[Any], Message]
     """Makes the response of the answer."""
 

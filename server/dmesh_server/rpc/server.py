@@ -56,7 +56,7 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 32 << 10),
 )
-"""How the gRPC server is set, and why."""
+"""Options of the gRPC server, with reasons."""
 
 
 def ping_options(lease: float) -> tuple[tuple[str, Any], ...]:

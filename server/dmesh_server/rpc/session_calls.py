@@ -26,7 +26,7 @@ _RESENDING = 1.0
 """Seconds from a session's begin in which calls of the session before come again."""
 
 _NAMES = {kind: "".join(word.capitalize() for word in kind.split("_")) for kind in METHODS}
-"""What the RPC is called that a call of each kind stands for."""
+"""Name of the RPC that each kind of call stands for."""
 
 
 def count(measures: Measures) -> None:

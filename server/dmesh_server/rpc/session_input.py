@@ -1,4 +1,4 @@
-"""What a client says in its session, whichever way it comes."""
+"""Input of a session: a client's messages, from the stream or from the express connection."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SessionInput:
 
     @property
     def crowded(self) -> bool:
-        """Whether the client should read some of what it was answered before it is listened to again."""
+        """True if the client should read some of its answers before more is read from it."""
         return self._session.send_queue.size > _MANY_BYTES
 
     async def room(self) -> None:

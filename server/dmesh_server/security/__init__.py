@@ -1,1 +1,1 @@
-"""Who may do what: tokens, roles, certificates."""
+"""Access control: tokens, roles, certificates."""

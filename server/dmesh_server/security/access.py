@@ -30,7 +30,7 @@ NOTHING_SHOWN = (
     "this server asks for a token (metadata or header `authorization: Bearer TOKEN`), and none came. Set "
     "DMESH_TOKEN or DMESH_TOKEN_FILE, or put the server's token file at ~/.config/dmesh/token"
 )
-"""What a caller without a token is told."""
+"""Refusal of a caller without a token."""
 
 
 CALLER: ContextVar[Token | None] = ContextVar("dmesh_caller", default=None)
@@ -47,7 +47,7 @@ class Hold:
         """Notes the task that serves it."""
         self._task = task
         self.revoked = False
-        """Whether it was ended because of its token."""
+        """True if it was ended because of its token."""
 
     def revoke(self) -> None:
         """Ends the stream."""
@@ -58,12 +58,12 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a caller may come in."""
+    """Decision about a caller."""
 
     token: Token | None
     """The token, if it is one of the server's and not expired."""
     problem: str = ""
-    """What to tell the caller, if not."""
+    """Refusal for the caller; empty if it may come in."""
     shown: str = ""
     """Fingerprint of what the caller showed, if it is not the server's."""
 
@@ -91,9 +91,9 @@ class Access:
             ConfigurationError: The source cannot be read, or has a token that is too short to be safe.
         """
         self.origin = source.origin
-        """Where the tokens come from, as people call it."""
+        """Origin of the tokens, for people."""
         self.refusals = refusals if refusals is not None else RefusalLog()
-        """Where refusals are noted."""
+        """Log of refused callers."""
         self._source = source
         self._wall_clock = wall_clock
         self._files = WatchedFiles([source.path] if source.path is not None else [], interval=0.0)

@@ -1,4 +1,4 @@
-"""What one peer, and all of them together, may take of the server: connections, calls, bytes."""
+"""Bounds on the connections, calls and bytes of one peer, and of all peers together."""
 
 from __future__ import annotations
 

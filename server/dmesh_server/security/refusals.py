@@ -36,7 +36,7 @@ class RefusalLog:
         self.on_line: Callable[[str, str, dict[str, object]], None] | None = None
         """Called with event, peer and fields of each line, if set."""
         self.counts: Counter[str] = Counter()
-        """How often each kind of refusal was noted, with those that got no line."""
+        """Number of refusals of each kind, including those without a log line."""
 
     def note(self, event: str, peer: str, *keys: str, **fields: object) -> None:
         """Notes a refusal.

@@ -1,4 +1,4 @@
-"""Which role each call and each HTTP request needs. What is not listed needs the greatest."""
+"""Roles that calls and HTTP requests need. An unlisted one needs the greatest."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ OPEN_PATHS = PROBE_PATHS | {"/login"}
 """HTTP paths that may be read without a token: probes, and where a browser logs in."""
 
 _ASSET_PATH = re.compile(r"/static/(?:[a-z]+/)?[a-z_]+\.(?:css|js|svg)")
-"""What pages are made of: the same for everybody, and nothing of any cluster."""
+"""Files that pages are made of: the same for all callers, without data of any cluster."""
 
 PAGE_PATHS = frozenset({"/"})
 """HTTP paths of pages for people: a login is as good as a token, to read them."""
 
 API_PREFIX = "/api/v1/"
-"""Where the REST interface is. A login is good for reading what a viewer may read of it."""
+"""Prefix of the REST interface. A login may read whatever a viewer may."""
 
 _VALUE_PATH = re.compile(r"/api/v1/clusters/[^/]*/value/?")
 """Values may be secrets of the job."""

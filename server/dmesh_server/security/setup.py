@@ -1,4 +1,4 @@
-"""How a server comes by what it checks callers with, and how that stays current."""
+"""Set-up of the server's tokens and certificates, and their reloading."""
 
 from __future__ import annotations
 

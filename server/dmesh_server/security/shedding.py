@@ -30,9 +30,9 @@ class Budget:
     per_second_and_host: float = 25.0
     """From one host, on average."""
     burst_seconds: float = 4.0
-    """How many seconds' worth may come at once: a browser loads all files of a page together."""
+    """Size of a burst in seconds' worth of requests: a browser loads all files of a page together."""
     trust_seconds: float = 60.0
-    """How long a host is listened to after a request with a token came from it."""
+    """Seconds for which a host is trusted after a request with a token came from it."""
 
 
 class LoadShedder:

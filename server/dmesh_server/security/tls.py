@@ -21,17 +21,18 @@ _WARN_DAYS = 7.0
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """How connections to a server are encrypted."""
+    """Encryption of a server's connections."""
 
     files: IdentityFiles
     """The server's certificate and key."""
     client_ca: Path | None = None
     """Authority of the clients' certificates; None: clients are not asked for one."""
     allowed: tuple[str, ...] = ()
-    """Which of the authority's clients may come in: names (DNS, URI or IP) of their certificates as a whole,
-    or prefixes that end in `/`, such as `spiffe://example.org/dmesh/`. Empty: all of them."""
+    """Names of the authority's clients that may come in: full names (DNS, URI or IP) in their
+    certificates, or prefixes that end in `/`, such as `spiffe://example.org/dmesh/`. Empty for all of
+    them."""
     names: tuple[str, str] = ("--tls-cert/--tls-key", "--tls-client-ca")
-    """How errors name the files."""
+    """Names of the files in errors."""
 
     def __post_init__(self) -> None:
         if self.allowed and self.client_ca is None:
@@ -75,7 +76,7 @@ class ServerTls:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Which clients may come in; empty for all with a certificate."""
+        """Names of the clients that may come in; empty for all with a certificate."""
         return self._settings.allowed
 
     def credentials(self) -> grpc.ServerCredentials:

@@ -1,1 +1,1 @@
-"""Where accepted events become durable: the `Store` protocol and its implementations."""
+"""Stores, in which accepted events become durable: the `Store` protocol and its implementations."""

@@ -1,4 +1,4 @@
-"""What a store is."""
+"""The `Store` protocol and the errors of stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class StoreError(OSError):
 
 
 class StoreRefusedError(StoreError):
-    """What is kept must not be used as it is. Nothing of it was changed; trying again is of no use."""
+    """The stored data must not be used as it is. Nothing of it was changed; a retry does not help."""
 
 
 class StoreDamagedError(StoreRefusedError):
@@ -32,11 +32,11 @@ class Store(Protocol):
 
     @property
     def blocking(self) -> bool:
-        """Whether calls may take long, as a disk does: then they do not belong on an event loop's thread."""
+        """True if calls may take long, as a disk does, and so must stay off an event loop's thread."""
 
     @property
     def untidy(self) -> bool:
-        """Whether `maintain` has something to do. Cheap; may be asked from any thread at any time."""
+        """True if `maintain` has something to do. Cheap; callable from any thread at any time."""
 
     def load(self) -> Sequence[Record]:
         """Returns all records that are kept, in the order in which each was last written.

@@ -52,7 +52,7 @@ class CommitMarker:
             self._open(0)
         except FileNotFoundError:
             self.fault: str | None = "there was none"
-            """Why it is not trusted."""
+            """Reason for which it is not trusted."""
         else:
             self.fault = self._read()
 

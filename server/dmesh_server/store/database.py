@@ -23,7 +23,7 @@ from dmesh_server.store.base import StoreDamagedError, StoreError, StoreFormatEr
 LAYOUT = 2
 """Version of the tables."""
 VERSION = LAYOUT * 1000 + FORMAT
-"""What the database's header says: the versions of the tables and of the records in them."""
+"""Version in the database's header: the versions of the tables and of the records in them."""
 
 _APPLICATION = 0x646D6573
 _SCHEMA = (
@@ -71,7 +71,7 @@ _CIRCUMSTANCES = (
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_INTERRUPT,
 )
-"""What SQLite may complain of though the database is right."""
+"""Complaints of SQLite that do not mean a damaged database."""
 
 Address = tuple[str, str, str]
 
@@ -85,12 +85,12 @@ class Content:
     written: int
     """Place of the last one."""
     commits: int
-    """How many commits made it so."""
+    """Number of commits in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the header of a database says."""
+    """Header of a database."""
 
     page_size: int
     """Size of its pages, bytes."""

@@ -37,7 +37,7 @@ _NEW = f"{DATABASE}.new"
 _PAGE_SIZE = 4096
 _LOG_LIMIT = 8 << 20
 _HUGE = 8
-"""How many times its limit the log is long when it is worth a warning."""
+"""Multiple of its limit at which the log's length is worth a warning."""
 _COMPACT_FROM = 1 << 20
 _PROBE_MARGIN = 64 << 10
 _NAMED_PAGES = 8
@@ -91,7 +91,7 @@ class SqliteStore:
 
     @property
     def untidy(self) -> bool:
-        """Whether the log has grown long."""
+        """True if the log has grown long."""
         marker = self._marker
         return marker is not None and marker.acknowledged.end >= self._checkpoint_at
 

@@ -37,7 +37,7 @@ Checksum = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """How far a log was acknowledged."""
+    """Acknowledged part of a log."""
 
     salts: bytes
     """Of the generation of the log; empty if no frame was acknowledged since the last checkpoint."""

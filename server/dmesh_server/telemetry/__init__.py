@@ -1,1 +1,1 @@
-"""What the server tells its operators."""
+"""Telemetry of the server: logs, metrics and spans."""

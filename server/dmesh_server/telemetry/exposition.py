@@ -33,14 +33,14 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What there is to see of the server at the moment of a scrape."""
+    """State of the server at the moment of a scrape."""
 
     now: float
     """Seconds of the server's monotonic clock."""
     ready: bool
-    """Whether it can do its work."""
+    """True if it can serve requests."""
     store_failed: bool
-    """Whether the store refuses to write."""
+    """True if the store refuses to write."""
     clusters: Iterable[Summary]
     """All clusters in numbers."""
     sessions: int

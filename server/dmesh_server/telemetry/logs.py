@@ -17,7 +17,7 @@ logger = logging.getLogger("dmesh_server")
 logger.addHandler(logging.NullHandler())
 
 LogFormat = Literal["text", "json"]
-"""How lines look: `key=value` pairs for people, or one JSON object a line for programs."""
+"""Format of lines: `key=value` pairs for people, or one JSON object a line for programs."""
 
 _LONGEST = 2000
 """Characters of one value that are kept; a client must not be able to flood a log with one name."""

@@ -1,4 +1,4 @@
-"""How late the event loop comes to what is due: the first sign of a server with too much to do."""
+"""Lateness of the event loop: the first sign of an overloaded server."""
 
 from __future__ import annotations
 

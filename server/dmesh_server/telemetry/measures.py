@@ -34,7 +34,7 @@ PATIENT = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0
 
 
 class Histogram:
-    """How often a duration was within which bounds."""
+    """Numbers of durations by upper bound."""
 
     __slots__ = ("bounds", "counts", "most", "total")
 
@@ -61,7 +61,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of durations observed."""
         return sum(self.counts)
 
     def quantile(self, part: float) -> float | None:
@@ -78,7 +78,7 @@ class Histogram:
 
 
 class Measures:
-    """What one server has counted since its start."""
+    """Counts and durations of one server since its start."""
 
     def __init__(self) -> None:
         """Begins with nothing counted."""

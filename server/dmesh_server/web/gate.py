@@ -1,4 +1,4 @@
-"""What every HTTP request must pass before the application sees it: own name, own origin, token, role."""
+"""Gate in front of the HTTP application: checks host name, origin, token and role of every request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVENT_PATHS = frozenset({"/api/v1/events", "/api/v1/errors"})
 _CLUSTER_PATH = re.compile(r"/api/v1/clusters/([A-Za-z0-9_.-]+)(?:/.*)?")
 
 _SHOWN = "dmesh.token"
-"""Where the application finds who asks."""
+"""Key of the scope under which the application finds the caller's token."""
 
 _POLICY = (
     # Whatever a page of ours shows, it runs no script but our own files, in nobody's frame.

@@ -46,13 +46,13 @@ class Connections:
     refusals: RefusalLog
     shedder: LoadShedder
     context: ssl.SSLContext | None = None
-    """How connections are encrypted; None for not at all."""
+    """Encryption of connections; None for plaintext."""
     allowed: tuple[str, ...] = ()
     """Names in clients' certificates that may come in; empty for all."""
     by_host: Counter[str] = field(default_factory=Counter)
     """Open connections of each host."""
     handshakes: set[asyncio.Task[None]] = field(default_factory=set)
-    """Those that are being encrypted."""
+    """Connections in their TLS handshake."""
 
     def admit(self, host: str) -> bool:
         """Counts a new connection from a host; returns False if it must be closed."""

@@ -17,7 +17,7 @@ from dmesh_server.telemetry.exposition import CONTENT_TYPE, Exposition, Snapshot
 from dmesh_server.web.api.answers import refusals
 
 PATH = "/metrics"
-"""Where Prometheus finds it."""
+"""Path for Prometheus."""
 
 
 def router(runtime: Runtime, logs: Iterable[RefusalLog]) -> APIRouter:

@@ -41,7 +41,7 @@ class WebServer:
         self._ask_for_certificates = ask_for_certificates
         self._limits = limits if limits is not None else HttpLimits()
         self.refusals = RefusalLog()
-        """Where refused connections are noted."""
+        """Log of refused connections."""
         self.shedder = LoadShedder(time.monotonic)
         """Bounds requests without a token, and the connections of hosts that send too many of them."""
         self.address = Address(address.host, self._sockets[0].getsockname()[1])

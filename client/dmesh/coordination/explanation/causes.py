@@ -32,7 +32,7 @@ class Suspect:
     state: str
     """`connected`, `lost`, `blocked`, `stuck`, `vacant` ..."""
     reason: str
-    """Why it is lost, failed, blocked or stuck; empty otherwise."""
+    """Reason for its being lost, failed, blocked or stuck; empty otherwise."""
     last: str
     """Its last call in the group that waits for it, else in any group; empty if unknown."""
     last_sequence: int
