@@ -1,8 +1,8 @@
-"""Between the core's decisions and the world: effects are released in order, never before they are durable.
+"""Commit pipeline: effects are released in order, and never before they are durable.
 
 Records that gather while one commit runs go into the next one together (group commit): a thousand clients
 that register at once cost a handful of disk writes. Lazy records, which clients could present again after a
-crash, hold nobody up: they go with the next commit, or by themselves a moment later.
+crash, delay nothing: they go with the next commit, or by themselves a moment later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dmesh_server.telemetry.measures import Measures
 _FIRST_RETRY = 0.1
 _LONGEST_RETRY = 2.0
 _LAZY = 0.5
-"""Seconds that lazy records wait for a commit to go with; half of what is promised."""
+"""Seconds that lazy records wait for a commit to join; half of the documented bound."""
 
 _UNORDERED = frozenset({KEY, CHANGE, REPLY})
 """Kinds of records whose effects lazy ones may overtake, since nothing else builds on them."""
@@ -44,12 +44,12 @@ class _Batch:
 
 
 class CommitPipeline:
-    """Writes records in a thread of its own and hands effects on, all on the event loop's thread.
+    """Writes records in a thread of its own and releases effects on the event loop's thread.
 
-    If a commit fails, its records are kept and tried again together with later ones until the store accepts
-    them, for the core has already gone on: what it holds and what is durable must not part ways for good.
-    Meanwhile `failure` says why, `is_undurable` tells which records a crash would undo, and effects that need
-    no new records pass at once.
+    If a commit fails, its records are kept and retried together with later ones until the store accepts them:
+    the core has already moved on, and its state must not diverge from the durable one. Meanwhile `failure`
+    has the reason, `is_undurable` the records that a crash would undo, and effects that need no new records
+    pass at once.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class CommitPipeline:
         """Makes a pipeline.
 
         Args:
-            store: Where records go.
-            release: Does what effects say.
-            refuse: Told of the effects of a commit that failed, and why; does what can be done at once, and
-                returns those effects that have to wait until the records are durable after all.
+            store: Keeps the records.
+            release: Carries effects out.
+            refuse: Called with the effects of a failed commit and the reason; carries out those that need no
+                durability, and returns the others, which wait for the store.
             on_change: Called when `failure` has changed.
-            measures: Where commits are counted.
+            measures: Counts commits.
         """
         self._store = store
         self._release = release
@@ -93,7 +93,7 @@ class CommitPipeline:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._store.load)
 
     def submit(self, effects: Sequence[Effect]) -> None:
-        """Takes the effects of one event: commits what they contain and then releases the rest."""
+        """Takes the effects of one event: commits its records and then releases the rest."""
         persists = [effect for effect in effects if isinstance(effect, Persist)]
         if not persists:
             if self._thread is None:
@@ -114,7 +114,7 @@ class CommitPipeline:
             self._release_in_turn(others, may_overtake=True)
             self._commit_soon()
         elif self.failure is not None:
-            # Nobody should wait for the next attempt to hear what this one will say.
+            # A request that comes while the store fails is refused at once: it need not wait for the retry.
             self._gathering.records += records
             self._gathering.effects += self._refuse(others, self.failure)
         else:
@@ -162,7 +162,7 @@ class CommitPipeline:
         wait = any(batch.ordered if may_overtake else batch.eager for batch in pending)
         if wait and self.failure is None:
             self._gathering.effects += effects
-            # Whoever comes after waits, too, so that the order stays.
+            # Later effects wait, too, so that the order stays.
             self._gathering.eager = True
         else:
             self._release(effects)

@@ -19,17 +19,17 @@ from dmesh_server.core.transaction import Transaction
 
 
 class BarrierReconciliation:
-    """Takes what the members of one generation of a cluster present as passed."""
+    """Takes the passed barriers that the members of one generation of a cluster present."""
 
     def __init__(self, table: BarrierTable) -> None:
         self._table = table
         self._roster = table.roster
 
     def take(self, slot: TaskSlot, passed: tuple[PassedBarrier, ...], transaction: Transaction) -> None:
-        """Takes up what a member has passed.
+        """Takes a member's passed barriers.
 
         Raises:
-            CoreError: It cannot be; nothing was taken.
+            CoreError: They are malformed or impossible; nothing was taken.
         """
         if not passed:
             return
@@ -65,11 +65,11 @@ class BarrierReconciliation:
         epoch = min(one.epoch, self._roster.epoch) if one.epoch > 0 else table.restored_epoch
         current = table.under_way.get(name)
         if current is None or current.number == number + 1:
-            # The second: somebody who was told, too, has gone on to the next.
+            # Second case: a participant that has the result already arrived at the next instance.
             table.remember(name, number, participants, None, epoch, transaction)
             return
         if current.number > number or current.participants != participants:
-            # The first is far behind, the second is a barrier of others; neither tells anything of the other.
+            # First case: far behind. Second case: a barrier of others. Neither says anything about the other.
             return
         newcomers = self._newcomers(current, epoch)
         if len(newcomers) < len(current.arrived):
@@ -83,9 +83,9 @@ class BarrierReconciliation:
             current.number = number + 1
 
     def _newcomers(self, current: Instance, epoch: int) -> list[Task]:
-        """Returns who cannot have been part of an instance that was over with `epoch`.
+        """Returns the arrived tasks that cannot have taken part in an instance that ended at `epoch`.
 
-        They took their task slots later, and left the number to the server: their instance is the next one.
+        They took their task slots later and left the number to the server: they wait for the next instance.
         """
         slots = self._roster.slots
         return [task for task in current.arrived if task in current.blind and slots[task].epoch > epoch]
@@ -93,7 +93,7 @@ class BarrierReconciliation:
     def _pass(
         self, name: str, current: Instance, newcomers: list[Task], epoch: int, transaction: Transaction
     ) -> None:
-        """Lets an instance under way succeed for all who are there but the newcomers, who wait on."""
+        """Lets an instance under way succeed for all arrived tasks but the newcomers, which wait on."""
         self._table.finish(name, None, transaction, epoch=epoch, without=newcomers)
         if newcomers:
             current.arrived = dict.fromkeys(newcomers)

@@ -1,9 +1,9 @@
-"""The barriers of one generation of a cluster, under way and finished: plain bookkeeping, without rules.
+"""Barriers of one generation of a cluster, under way and finished: plain bookkeeping, without rules.
 
-Instances under way are not durable: their participants present themselves again. The latest finished
-instance of a name is remembered. A failure is durable before anybody is told. A success is made durable
-lazily, so that a barrier waits for no disk: should a crash undo it, those who were told present it again (see
-`reconciliation`).
+Instances under way are not durable: their participants present themselves again. The latest finished instance
+of a name is remembered. A failure is durable before it is released. A success is made durable lazily, so that
+a barrier waits for no disk: if a crash undoes it, participants that have the result present it again (see
+`barrier_reconciliation`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class BarrierTable:
             self._deadlines.set(BarrierDue(self.cluster, name), instance.deadline)
 
     def drop(self, name: str) -> Instance:
-        """Forgets an instance under way as if nobody had arrived."""
+        """Removes an instance under way without a result."""
         instance = self.under_way.pop(name)
         if instance.deadline is not None:
             self._deadlines.cancel(BarrierDue(self.cluster, name))
@@ -109,14 +109,14 @@ class BarrierTable:
         epoch: int | None = None,
         without: Collection[Task] = (),
     ) -> None:
-        """Ends an instance, and tells everybody who is there.
+        """Ends an instance and sends the result to all arrived tasks.
 
         Args:
             name: The barrier's name.
-            error: Why it failed, None if it succeeded.
+            error: The reason of its failure; None for a success.
             transaction: The present event.
-            epoch: The cluster's epoch when it was over; None for the current one.
-            without: Who is there, but does not belong to this instance.
+            epoch: The cluster's epoch at its end; None for the current one.
+            without: Arrived tasks that do not belong to this instance.
         """
         instance = self.drop(name)
         epoch = self.roster.epoch if epoch is None else epoch
@@ -160,7 +160,7 @@ class BarrierTable:
             transaction.persist(self.cluster, records.BARRIER, oldest, None, lazy=lazy)
 
     def participants(self, finished: FinishedBarrier) -> frozenset[Task]:
-        """Returns who took part in a finished instance."""
+        """Returns the participants of a finished instance."""
         return self.roster.everyone if finished.participants is None else finished.participants
 
     def next_number(self, name: str) -> int:
@@ -196,7 +196,7 @@ class BarrierTable:
         )
 
     def slots(self, instance: Instance) -> list[TaskSlot]:
-        """Returns the task slots of those who are there, in order of arrival."""
+        """Returns the task slots of the arrived tasks, in order of arrival."""
         return [self.roster.slots[task] for task in instance.arrived]
 
 

@@ -1,9 +1,9 @@
-"""The rules of barriers: who may arrive, and what ends them.
+"""Rules of barriers: permission to arrive, and the ends of instances.
 
 A barrier has a name, and under it instances counted from 0. The first arrival fixes the participants and the
-deadline; the last one ends the instance, and so do a departure, the deadline, a disagreement and a
-cancellation. The latest finished instance of a name is remembered, so that a participant which was not
-reached gets the same result when it presents its arrival again, even after a crash of the server.
+deadline; the last arrival ends the instance, and so do a departure, the deadline, a disagreement and a
+cancellation. The latest finished instance of a name is remembered, so that a participant without the result
+gets it when it presents its arrival again, even after a crash of the server.
 
 In a cluster with the restart policy REJOIN, a participant that is lost or fails takes only its own arrival
 away: the instance waits for the next holder of its slot. That one has not counted instances, and leaves the
@@ -33,7 +33,7 @@ from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.transaction import Transaction
 
 _SLIM_FROM = 64
-"""From this many members on, an error's members come without their devices and addresses."""
+"""Number of members from which on an error's members come without devices and addresses."""
 
 _RETURN = 5.0
 """Seconds after a restart within which no barrier times out: its participants may be on their way."""
@@ -238,7 +238,7 @@ class Barriers:
         return self._table.restored_at is not None and slot.epoch <= self._table.restored_epoch
 
     def _ends_barriers(self, departed: TaskSlot) -> bool:
-        """Tells whether a departure fails the barriers, because nobody can take the task slot."""
+        """Tells whether a departure fails the barriers because the task slot cannot be taken again."""
         return not self._rejoin or departed.state is MemberState.LEFT
 
     def member_departed(self, slot: TaskSlot, transaction: Transaction) -> None:
@@ -285,7 +285,7 @@ class Barriers:
         self._cancel(event.name, event.instance, messages.name(member), (member,), transaction)
 
     def stop(self, name: str, instance: int, by: str, transaction: Transaction) -> bool:
-        """Ends a barrier for all its participants on somebody's behalf who is none; False: it was cancelled.
+        """Ends a barrier for all its participants for an operator; False if it was cancelled already.
 
         Raises:
             CoreError: The instance is not under way.

@@ -1,4 +1,4 @@
-"""One cluster: what it consists of, and how a life of it begins and ends."""
+"""One cluster, with the beginning and the end of its generations."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ class ServerState(Shared):
 
 
 class Cluster:
-    """A cluster by name, through all its lives.
+    """A cluster by name, through all its generations.
 
-    A life lasts from its first registration until its last member has departed. Its keys, changes and
-    barriers end with it; who was in it, and what became of them, is kept for people until the next generation
-    begins.
+    A generation lasts from its first registration until its last member has departed. Its keys, changes and
+    barriers end with it; its members and their fates are kept for display until the next generation begins.
     """
 
     def __init__(self, name: str, generation: Generation, epoch: int, shared: ServerState) -> None:
@@ -77,9 +76,9 @@ class Cluster:
         self.replies = Replies(self.limits.replies_to_observers)
         """Answers to callers without a task."""
         self.untold: list[TaskSlot] = []
-        """Departures that the sessions have not been told of."""
+        """Departures that the sessions have not been notified of."""
         self.untold_rejoined: dict[Task, TaskSlot] = {}
-        """New holders of task slots of departed members that the sessions have not been told of."""
+        """New holders of departed members' slots that the sessions have not been notified of."""
         self.leave_due = float("-inf")
         """Until when they are held back if all of them left in good order."""
         self.untold_loss = False
@@ -183,7 +182,7 @@ class Cluster:
             self.forget_replies(slot, transaction)
 
     def forget_replies(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Removes the answers kept for the holder of a task slot from what is durable."""
+        """Removes the answers kept for the holder of a task slot from the durable state."""
         for place in slot.replies.places():
             transaction.persist(self.name, records.REPLY, records.reply_key(slot.task, place), None)
 

@@ -15,7 +15,7 @@ class LeaseDue:
 
 @dataclass(frozen=True, slots=True)
 class NoticeDue:
-    """Departures that were held back are to be told."""
+    """Time to announce the departures that were held back."""
 
     cluster: str
 
@@ -37,7 +37,7 @@ class StuckDue:
 
 @dataclass(frozen=True, slots=True)
 class LivenessDue:
-    """Changes of liveness that were held back are to be told."""
+    """Time to announce the changes of liveness that were held back."""
 
     cluster: str
 

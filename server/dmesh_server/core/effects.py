@@ -81,7 +81,7 @@ class BarrierProgress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Answers a mutation that has nothing to tell."""
+    """Answers a mutation that has no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class HeartbeatAck:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """Tells a session who departed, and who took the task slots of such."""
+    """Notifies a session of departed members, and of new holders of their task slots."""
 
     epoch: int
     departed: tuple[Member, ...]
@@ -215,7 +215,7 @@ class MembershipChange:
 
 @dataclass(frozen=True, slots=True)
 class LivenessChange:
-    """Tells a session who has become blocked or stuck, or live again."""
+    """Notifies a session of members that have become blocked or stuck, or live again."""
 
     members: tuple[Member, ...]
     """The members as they are now, without devices and addresses."""
@@ -223,7 +223,7 @@ class LivenessChange:
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """Asks a session what the member's main thread is doing. Answered by `ReportStatus`."""
+    """Asks a session for the activity of the member's main thread. Answered by `ReportStatus`."""
 
     id: int
 

@@ -26,7 +26,7 @@ from dmesh_server.core.model import (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Something that somebody waits for an answer to."""
+    """Event that is answered."""
 
     token: int
     """Names the call, unique while it is unanswered."""
@@ -182,7 +182,7 @@ class Heartbeat:
     session: int
     sequence: int
     progress: int = 0
-    """Grows whenever the program gets on."""
+    """Progress count of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class ReportWaiting:
     operation: str
     """Operation that it waits in, for people."""
     tasks: tuple[Task, ...]
-    """For whom; empty: it does not wait any more."""
+    """Tasks that it waits for; empty if it does not wait any more."""
     age: float
     """For how long already, seconds."""
 
@@ -341,7 +341,7 @@ class KvWatch(Request):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Request):
-    """Something that an operator asks for, who holds no task slot. Idempotent. Reply: `Operated`."""
+    """Change by an operator, who holds no task slot. Idempotent. Reply: `Operated`."""
 
     by: str
     """Operator, for messages."""

@@ -47,7 +47,7 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,20}")
 
 
 class KeyValueStore:
-    """Keys, values and revisions, the history of their changes, and who waits for the next."""
+    """Keys, values and revisions, the history of their changes, and the blocked reads and watches."""
 
     def __init__(self, cluster: str, shared: Shared, roster: Roster, owner: str = "") -> None:
         self._cluster = cluster
@@ -206,7 +206,7 @@ class KeyValueStore:
         )
 
     def dismiss(self, token: int, error: CoreError | None, transaction: Transaction) -> None:
-        """Ends a blocked read or a watch, with an error unless whoever waited is gone."""
+        """Ends a blocked read or a watch, with an error unless the caller is gone."""
         waiter = self._release(token)
         if error is None:
             return
@@ -358,7 +358,7 @@ class KeyValueStore:
         changes.put(key, value, lease)
 
     def _commit(self, changes: KeyChanges, transaction: Transaction) -> None:
-        """Keeps the changes, if any, as the next revision, and tells those who wait for them."""
+        """Keeps the changes, if any, as the next revision; answers the blocked reads and watches."""
         if not changes:
             return
         events = changes.events()

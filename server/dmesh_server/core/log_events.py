@@ -12,7 +12,7 @@ MOST_NAMED = 32
 
 @dataclass(frozen=True, slots=True)
 class ClusterFormed:
-    """A cluster began a life: somebody registered in it."""
+    """Beginning of a cluster's generation, with its first registration."""
 
     cluster: str
     incarnation: int
@@ -30,7 +30,7 @@ class ClusterEnded:
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """Somebody took a task slot."""
+    """Registration of a process in a task slot."""
 
     cluster: str
     member: Member
@@ -69,15 +69,15 @@ class BarrierEnded:
     participants: int
     """Number of participants."""
     missing: tuple[Task, ...]
-    """The first of those who were not there."""
+    """The first tasks that had not arrived."""
     missing_count: int
     waited: float
     """Seconds since the first arrival."""
     error: str
     """Kind of its error; empty if it passed."""
     reason: str
-    """The error in words, cut to what may be kept of it."""
+    """The error's message, cut to a bounded length."""
 
 
 LogEvent = ClusterFormed | ClusterEnded | MemberJoined | MemberDeparted | LivenessTold | BarrierEnded
-"""Everything that can be told."""
+"""Events for the log."""

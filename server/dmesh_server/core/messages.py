@@ -46,7 +46,7 @@ def name_and_age(member: Member, now: float) -> str:
 
 
 def state_of(member: Member) -> str:
-    """Returns what keeps a member that is there from getting on, such as `, stuck in its own code: ...`."""
+    """Returns the problem of a present member, such as `, stuck in its own code: ...`."""
     if member.liveness is Liveness.BLOCKED:
         return f", blocked: {member.reason}"
     if member.liveness is not Liveness.STUCK:
@@ -58,7 +58,7 @@ def state_of(member: Member) -> str:
 
 
 def fate_of(member: Member) -> str:
-    """Returns what became of a departed member, such as `was lost: no heartbeat for 15.2 s`."""
+    """Returns the fate of a departed member, such as `was lost: no heartbeat for 15.2 s`."""
     verb = {MemberState.LEFT: "left", MemberState.LOST: "was lost", MemberState.FAILED: "failed"}[
         member.state
     ]

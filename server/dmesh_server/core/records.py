@@ -144,7 +144,7 @@ def encode_seconds(seconds: float) -> bytes:
 
 
 def encode_generation(generation: Generation) -> bytes:
-    """Encodes what is fixed for one generation of a cluster."""
+    """Encodes the fixed facts of a cluster's generation."""
     settings = generation.settings
     return _dump(
         {
@@ -242,7 +242,7 @@ def decode_lease(record: Record) -> tuple[int, float]:
 
 
 def decode_generation(record: Record) -> Generation:
-    """Decodes what is fixed for one generation of a cluster."""
+    """Decodes the fixed facts of a cluster's generation."""
 
     def decode(value: bytes) -> Generation:
         data = json.loads(value)

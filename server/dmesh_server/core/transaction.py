@@ -38,7 +38,7 @@ class Transaction:
         """
         self._lazy = self._lazy and lazy
         address = (cluster, kind, key)
-        if address in self._records:  # the order is that of the last words
+        if address in self._records:  # in the order of the last writes
             del self._records[address]
         self._records[address] = Record(cluster, kind, key, value)
 
@@ -61,11 +61,11 @@ class Transaction:
         self._effects.append(probe)
 
     def note(self, log_event: LogEvent) -> None:
-        """Lets people read later what happened."""
+        """Adds an event to the log."""
         self._effects.append(Noted(log_event))
 
     def effects(self) -> list[Effect]:
-        """Returns everything collected, what is to be durable first."""
+        """Returns everything collected, the durable records first."""
         if not self._records:
             return self._effects
         return [Persist(tuple(self._records.values()), self._lazy), *self._effects]

@@ -59,7 +59,7 @@ def request_id(text: str) -> None:
 
 
 def reason(text: str, *, required: bool) -> None:
-    """Checks why a member leaves or what failed."""
+    """Checks the reason of a leave or failure."""
     if required and not text:
         raise invalid("an error report needs a message that says what happened")
     if len(text) > MAX_REASON:

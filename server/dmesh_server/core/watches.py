@@ -58,7 +58,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockedRead:
-    """Somebody waits for a key to exist."""
+    """Read that waits for a key to exist."""
 
     token: int
     key: str
@@ -69,7 +69,7 @@ class BlockedRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watch:
-    """Somebody watches a prefix."""
+    """Watch of a prefix."""
 
     token: int
     prefix: str
@@ -90,7 +90,7 @@ class Waiters:
         return len(self._by_token)
 
     def add(self, waiter: BlockedRead | Watch) -> None:
-        """Lets somebody wait."""
+        """Adds a blocked read or a watch."""
         self._by_token[waiter.token] = waiter
         if waiter.slot is not None:
             waiter.slot.tokens.add(waiter.token)
@@ -102,7 +102,7 @@ class Waiters:
             self._watches.setdefault(waiter.prefix, {})[waiter.token] = waiter
 
     def remove(self, token: int) -> BlockedRead | Watch | None:
-        """Lets nobody wait under this token any more; returns who did."""
+        """Removes the blocked read or watch of a token and returns it, if there was one."""
         waiter = self._by_token.pop(token, None)
         if waiter is None:
             return None
@@ -124,11 +124,11 @@ class Waiters:
         return waiter
 
     def reads_of(self, key: str) -> list[BlockedRead]:
-        """Returns who waits for the key, in order."""
+        """Returns the blocked reads of the key, in order."""
         return list(self._reads.get(key, {}).values())
 
     def watching(self, events: tuple[KeyEvent, ...]) -> list[tuple[Watch, tuple[KeyEvent, ...]]]:
-        """Returns who watches any of the changed keys, and which of the changes each is to be told."""
+        """Returns the watches of any changed key, each with the changes for it."""
         if not self._watches:
             return []
         told: dict[int, list[KeyEvent]] = {}
@@ -145,7 +145,7 @@ class Waiters:
         return result
 
     def of(self, token: int) -> BlockedRead | Watch:
-        """Returns who waits under this token."""
+        """Returns the blocked read or watch of a token."""
         return self._by_token[token]
 
     def tokens(self) -> list[int]:

@@ -49,7 +49,7 @@ def invalid(message: str) -> CoreError:
 
 
 def caller(message: common_pb2.Caller, present: bool) -> Caller:
-    """Reads who calls.
+    """Reads the caller of a request.
 
     Args:
         message: The field.
@@ -87,7 +87,7 @@ def devices(messages: Iterable[common_pb2.Device]) -> tuple[Device, ...]:
 
 
 def cluster_settings(message: coordination_pb2.ClusterSettings) -> ClusterSettings:
-    """Reads what a client wishes to be set for its cluster; the core checks the values."""
+    """Reads a client's wishes for its cluster's settings; the core checks the values."""
     if message.restart_policy not in _POLICIES:
         raise invalid(f"restart policy {message.restart_policy} is not one that this server knows")
     return ClusterSettings(
@@ -99,7 +99,7 @@ def cluster_settings(message: coordination_pb2.ClusterSettings) -> ClusterSettin
 
 
 def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tuple[PassedBarrier, ...]:
-    """Reads what a client was told had succeeded; the core checks names and tasks."""
+    """Reads the passed barriers that a client presents; the core checks names and tasks."""
     if len(messages) > _MAX_PASSED:
         raise invalid(
             f"{len(messages)} passed barriers are presented; it may be {_MAX_PASSED}, the latest ones"
@@ -118,7 +118,7 @@ def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tup
 def last_told(
     request: coordination_pb2.RegisterRequest | coordination_pb2.Attach | key_value_pb2.WatchRequest,
 ) -> LastTold | None:
-    """Reads what a client was last told; None if it does not say."""
+    """Reads the latest state that a client was told; None if it does not say."""
     if not request.HasField("last_told"):
         return None
     told = request.last_told
@@ -130,7 +130,7 @@ def last_told(
 
 
 def activity(message: common_pb2.Activity) -> Activity:
-    """Reads what a client's main thread is doing, cut to what may be kept of it."""
+    """Reads the activity of a client's main thread, cut to a bounded length."""
     return Activity(
         message.operation[:_LONGEST_OPERATION],
         _age(message.age_ms),
@@ -140,7 +140,7 @@ def activity(message: common_pb2.Activity) -> Activity:
 
 
 def waiting(session: int, message: coordination_pb2.Waiting) -> events.ReportWaiting:
-    """Reads for whom a client waits outside of the server's sight."""
+    """Reads the tasks that a client waits for outside of the server's sight."""
     return events.ReportWaiting(
         session,
         message.operation[:_LONGEST_OPERATION],
@@ -154,7 +154,7 @@ def _age(milliseconds: int) -> float:
 
 
 def barrier_timeout(milliseconds: int) -> float | None:
-    """Reads the time limit of a barrier: 0 is none; the core refuses what is negative."""
+    """Reads the time limit of a barrier: 0 for none; the core refuses negative ones."""
     return _seconds(milliseconds) if milliseconds else None
 
 
@@ -237,7 +237,7 @@ def member_to_proto(value: Member, now: float) -> common_pb2.Member:
 
 
 def activity_to_proto(value: Activity) -> common_pb2.Activity:
-    """Writes what a member's main thread was doing."""
+    """Writes the activity of a member's main thread."""
     return common_pb2.Activity(
         operation=value.operation, age_ms=_milliseconds(value.age), stack=value.stack
     )  # fmt: skip
@@ -285,7 +285,7 @@ def cluster_header_to_proto(
 
 
 def progress_to_proto(members: Iterable[MemberProgress], now: float) -> progress_pb2.GetProgressResponse:
-    """Writes what members last said of themselves, as they said it."""
+    """Writes members' latest progress reports, as they were received."""
     response = progress_pb2.GetProgressResponse()
     for member in members:
         message = response.members.add(
@@ -298,7 +298,7 @@ def progress_to_proto(members: Iterable[MemberProgress], now: float) -> progress
 
 
 def cluster_summary_to_proto(summary: Summary) -> progress_pb2.ClusterSummary:
-    """Writes what a list says of a cluster."""
+    """Writes a cluster's entry in a list."""
     return progress_pb2.ClusterSummary(
         name=summary.name,
         incarnation=summary.incarnation,
@@ -318,7 +318,7 @@ def encode_outgoing(item: OutgoingMessage | bytes, now: float) -> bytes:
 
 
 def session_message_to_proto(message: effects.Message, now: float) -> coordination_pb2.SessionResponse:
-    """Writes what a session is told."""
+    """Writes a message to a session."""
     response = coordination_pb2.SessionResponse()
     match message:
         case effects.HeartbeatAck():
@@ -355,7 +355,7 @@ def session_message_to_proto(message: effects.Message, now: float) -> coordinati
 
 
 def key_value_to_proto(value: KeyValue) -> key_value_pb2.KeyValue:
-    """Writes a key and what is known of it."""
+    """Writes a key with its value and revisions."""
     return key_value_pb2.KeyValue(
         key=value.key,
         value=value.value,
