@@ -1,63 +1,22 @@
-"""`dmesh completion`: what makes a shell complete dmesh's command lines."""
+"""`dmesh completion`: prints the script with which a shell completes dmesh's command lines, made by shtab."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from dmesh.errors import MissingExtraError
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Prints a script that makes a shell complete verbs and flags:
+Prints a script that makes a shell complete verbs, flags and files (needs `pip install 'dmesh[cli]'`):
 
     bash   source <(dmesh completion bash)                        # in ~/.bashrc
-    zsh    source <(dmesh completion zsh)                         # in ~/.zshrc, after compinit
+    zsh    dmesh completion zsh > DIRECTORY/_dmesh                # a directory of $fpath; before compinit
     fish   dmesh completion fish > ~/.config/fish/completions/dmesh.fish"""
-_EPILOG = "exit code: 0; 2 for a command line that cannot work."
-
-_BASH = """\
-_dmesh() {
-  local path="" word
-  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$path $word" in
-%(paths)s
-    esac
-  done
-  local words=""
-  case "$path" in
-%(words)s
-  esac
-  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
-}
-complete -o default -F _dmesh dmesh
-"""
-# `words`, `CURRENT` and `path` are zsh's own; not a name of these may be taken.
-_ZSH = """\
-#compdef dmesh
-_dmesh() {
-  local at="" word
-  for word in "${(@)words[2,CURRENT-1]}"; do
-    case "$at $word" in
-%(paths)s
-    esac
-  done
-  local -a found flags
-  case "$at" in
-%(words)s
-  esac
-  if [[ ${words[CURRENT]} == -* ]]; then
-    _describe -o flag flags
-  elif (( $#found )); then
-    _describe word found
-  else
-    _files
-  fi
-}
-compdef _dmesh dmesh
-"""
+_EPILOG = "exit code: 0; 2 for a command line that cannot work, and without shtab."
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -69,113 +28,30 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Runs the verb; returns the process's exit code."""
-    print({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](), end="")  # noqa: T201
+    """Runs the verb; returns the process's exit code.
+
+    Raises:
+        MissingExtraError: shtab is not installed.
+    """
+    from dmesh.cli import VERBS, build_parser
+
+    try:
+        import shtab
+    except ImportError as error:
+        raise MissingExtraError(
+            "completion needs shtab, which makes the scripts: pip install 'dmesh[cli]'"
+        ) from error
+    parser = build_parser(tuple(VERBS))
+    _complete_files(parser, shtab.FILE)
+    print(shtab.complete(parser, args.shell), end="\n")  # noqa: T201
     return 0
 
 
-def _parsers() -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Yields every parser of the command line behind the words that lead to it."""
-    from dmesh.cli import VERBS, build_parser
-
-    waiting: list[tuple[tuple[str, ...], argparse.ArgumentParser]] = [((), build_parser(tuple(VERBS)))]
-    while waiting:
-        path, parser = waiting.pop(0)
-        yield path, parser
-        waiting += [((*path, name), below) for name, below in _below(parser).items()]
-
-
-def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
+    """Lets words of the user's own be completed as files, in all parsers."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
-
-
-def _options(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
-    """Returns the flags of a parser with their help."""
-    return [
-        (flag, action.help or "")
-        for action in parser._actions
-        for flag in action.option_strings
-        if action.help != argparse.SUPPRESS
-    ]
-
-
-def _choices(parser: argparse.ArgumentParser) -> Sequence[str]:
-    """Returns the words that may stand in a place of their own, where there are only some."""
-    return [
-        str(word)
-        for action in parser._actions
-        if not action.option_strings and not isinstance(action, argparse._SubParsersAction)
-        for word in action.choices or ()
-    ]
-
-
-def _bash() -> str:
-    paths, words = [], []
-    for path, parser in _parsers():
-        text = " ".join(path)
-        known = [*_below(parser), *_choices(parser), *(flag for flag, _ in _options(parser))]
-        words.append(f"    {shlex.quote(text)}) words={shlex.quote(' '.join(known))} ;;")
-        if path:
-            before = " ".join((" ".join(path[:-1]), path[-1]))
-            paths.append(f"      {shlex.quote(before)}) path={shlex.quote(text)} ;;")
-    return _BASH % {"paths": "\n".join(paths), "words": "\n".join(words)}
-
-
-def _zsh() -> str:
-    paths, words = [], []
-    for path, parser in _parsers():
-        text = " ".join(path)
-        found = [*_helped(parser), *((word, "") for word in _choices(parser))]
-        lists = f"found=({_described(found)}) flags=({_described(_options(parser))})"
-        words.append(f"    {shlex.quote(text)}) {lists} ;;")
-        if path:
-            before = " ".join((" ".join(path[:-1]), path[-1]))
-            paths.append(f"      {shlex.quote(before)}) at={shlex.quote(text)} ;;")
-    return _ZSH % {"paths": "\n".join(paths), "words": "\n".join(words)}
-
-
-def _described(words: Iterable[tuple[str, str]]) -> str:
-    """Returns words with what they mean, as zsh's `_describe` takes them."""
-    return " ".join(shlex.quote(f"{word}:{_summary(text)}" if text else word) for word, text in words)
-
-
-def _summary(text: str) -> str:
-    return " ".join(text.replace("%%", "%").split())[:80]
-
-
-def _helped(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
-    """Returns the verbs of a parser with their help."""
-    return [
-        (choice.dest, choice.help or "")
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for choice in action._choices_actions
-    ]
-
-
-def _takes_files(parser: argparse.ArgumentParser) -> bool:
-    """Returns whether words of the user's own follow, which may be files."""
-    own = [action for action in parser._actions if not action.option_strings]
-    return bool(own) and not _below(parser) and not _choices(parser)
-
-
-def _fish() -> str:
-    lines = ["complete -c dmesh -f"]
-    for path, parser in _parsers():
-        below = _below(parser)
-        seen = [f"__fish_seen_subcommand_from {name}" for name in path]
-        # Until a verb is there, its siblings are offered.
-        unseen = [f"not __fish_seen_subcommand_from {' '.join(below)}"] if below else []
-        condition = shlex.quote("; and ".join([*seen, *unseen]) or "true")
-        for name, text in (*_helped(parser), *((word, "") for word in _choices(parser))):
-            summary = f" -d {shlex.quote(_summary(text))}" if text else ""
-            lines.append(f"complete -c dmesh -n {condition} -a {shlex.quote(name)}{summary}")
-        if _takes_files(parser):
-            lines.append(f"complete -c dmesh -n {condition} -F")
-        for flag, text in _options(parser):
-            kind = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
-            lines.append(f"complete -c dmesh -n {condition} {kind} -d {shlex.quote(_summary(text))}")
-    return "\n".join(lines) + "\n"
+            for below in action.choices.values():
+                _complete_files(below, files)
+        elif not action.option_strings and not action.choices:
+            action.complete = files  # type: ignore[attr-defined]
