@@ -44,7 +44,7 @@ from dmesh_server.core.effects import (
     Registered,
     SessionEnd,
 )
-from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.errors import CoreError, ErrorKind, not_attached, stopping
 from dmesh_server.core.events import (
     Abandon,
     Attach,
@@ -277,7 +277,7 @@ class Core:
         cluster.barriers.enter(slot, event, transaction)
 
     def _refuse_session(self, session: int, transaction: Transaction) -> None:
-        error = _stopping() if self.stopping else _not_attached()
+        error = stopping() if self.stopping else not_attached()
         transaction.push((session,), SessionEnd(error))
 
     def _attach(self, event: Attach, transaction: Transaction) -> Answer:
@@ -448,7 +448,7 @@ class Core:
         """Answers a request with what `handle` returns, or its refusal; None: answered by it, or later."""
         try:
             if self.stopping and not isinstance(event, Leave | ReportError):
-                raise _stopping()
+                raise stopping()
             answer = handle(event, transaction)
         except CoreError as error:
             cluster = self._clusters.get(event.caller.cluster)
@@ -470,7 +470,7 @@ class Core:
             cluster = self._cluster(event.caller)
             slot = membership.find(cluster, event.caller, transaction)
             if event.session and event.session != slot.session and not slot.state.departed:
-                raise _not_attached()  # what a replaced session asked may have been given up since
+                raise not_attached()  # what a replaced session asked may have been given up since
             remembered = slot.replies.find(event.request_id, type(event).__name__, event.reply_slot)
             if remembered is not None:
                 return remembered
@@ -533,12 +533,12 @@ class Core:
             return
         self.stopping = True
         for cluster in self._clusters.values():
-            cluster.dismiss_waiters(_stopping(), transaction)
+            cluster.dismiss_waiters(stopping(), transaction)
             sessions = dict(cluster.roster.sessions)
             for slot in sessions.values():
                 cluster.unbind(slot)
                 slot.state = MemberState.REGISTERED
-            transaction.push(sessions, SessionEnd(_stopping()))
+            transaction.push(sessions, SessionEnd(stopping()))
         # From here on nobody is declared lost and no barrier times out: that is for the successor to judge.
         self._deadlines.clear()
 

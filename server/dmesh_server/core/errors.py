@@ -60,3 +60,18 @@ class CoreError(Exception):
 
     def __str__(self) -> str:
         return f"{self.kind.name}: {self.message}"
+
+
+def stopping() -> CoreError:
+    """Returns the refusal of a server that stops."""
+    return CoreError(
+        ErrorKind.SHUTTING_DOWN,
+        "the coordination server is shutting down; connect again to its successor, if there will be one",
+    )
+
+
+def not_attached() -> CoreError:
+    """Returns the refusal of a session that no member has."""
+    return CoreError(
+        ErrorKind.NOT_REGISTERED, "this session is not attached to a member (any more): attach again"
+    )
