@@ -1,4 +1,4 @@
-"""The coordination server inside another process: what client 0 hosts when no server was named.
+"""The coordination server inside another process: hosted by client 0 if no server is named.
 
 Needs nothing but the base distribution. The server lives on an event loop of its own in a daemon thread, so
 that the host's program may block, compute and hold its own event loops as it likes.
@@ -133,8 +133,8 @@ def start(
     Args:
         listen: HOST:PORT; port 0 for any free one.
         limits: Bounds and times; the defaults if None.
-        store: Where state becomes durable; memory if None.
-        tokens: Which tokens callers must show; None: whoever can reach the address may do everything.
+        store: Store of the state; memory if None.
+        tokens: Accepted tokens; None: every caller that reaches the address may do everything.
         certificates: Certificate and key of the server, and the authority that must have signed those of the
             clients; None for connections that are not encrypted.
         insecure: Accept an address that other machines can reach without tokens, or without certificates.
@@ -176,7 +176,7 @@ def start(
 
 def _quiet_about_shared_wakeups(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     # If the host's program uses grpc.aio, too, its loop and ours are woken for each other's events, and
-    # whoever comes second finds nothing to read (grpc/grpc#25364). Harmless, but asyncio would print a
+    # the second reader finds nothing to read (grpc/grpc#25364). Harmless, but asyncio would print a
     # traceback each time.
     if isinstance(context.get("exception"), BlockingIOError) and "_handle_events" in str(
         context.get("handle")

@@ -1,4 +1,4 @@
-"""Addresses to listen on: reading them, trying them, and saying what is wrong with them."""
+"""Addresses to listen on: parsing, trials, and errors that say what to correct."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Address:
         """Reads `HOST:PORT` or `[IPV6]:PORT`.
 
         Args:
-            text: The text.
-            what: What the text is, for the error, e.g. "--listen".
+            text: The address.
+            what: Name of the setting for errors, e.g. "--listen".
 
         Raises:
             ConfigurationError: It is not an address.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dmesh_server.web.server import WebServer
 
 EXIT_DATA_REFUSED = 3
-"""Exit code when what is in the data directory is damaged, or of another format, and was left as it is."""
+"""Exit code for a data directory that is damaged or of another format, and was left unchanged."""
 
 _GC_THRESHOLDS = (50_000, 20, 50)
 """Thresholds of the garbage collector. With Python's own, a server of thousands of sessions spends an
@@ -141,7 +141,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
 
 
 def _traces(settings: ServerSettings, undo: contextlib.AsyncExitStack) -> Traces | None:
-    """Returns what makes spans of calls, to be ended by `undo`; None if nobody wants any."""
+    """Returns the maker of spans of calls, ended by `undo`; None without tracing."""
     if not settings.otel:
         return None
     from dmesh.telemetry import open_provider
@@ -234,7 +234,7 @@ def _open_store(settings: ServerSettings) -> Store:
 
 @contextlib.contextmanager
 def _blame(settings: ServerSettings) -> Iterator[None]:
-    """Says that what goes wrong is the data directory's fault, which the operator has to mend."""
+    """Reports errors as faults of the data directory, which the operator has to mend."""
     try:
         yield
     except StoreRefusedError:

@@ -138,9 +138,9 @@ class Runtime:
     Attributes:
         server_incarnation: Random number of this start of the server.
         limits: The bounds and times that the core keeps to.
-        progress: What members last said of their own progress.
-        event_log: What happened.
-        measures: What the server has counted of itself.
+        progress: Members' latest progress reports.
+        event_log: Latest events, for people.
+        measures: Counts and durations of the server.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Runtime:
         self._listeners: list[Callable[[], None]] = []
 
     async def start(self) -> None:
-        """Takes up what the store holds; the runtime is ready when this returns."""
+        """Restores the store's state; the runtime is ready when this returns."""
         found = await self._pipeline.load()
         self._core.restore(found, self._clock())
         self._not_ready = None
@@ -211,7 +211,7 @@ class Runtime:
         self._readiness_changed()
 
     async def shutdown(self) -> None:
-        """Begins the shutdown and sees to it that nobody waits any more for something that will not come."""
+        """Begins the shutdown and ends all waits."""
         self.begin_shutdown()
         await self._pipeline.drain()
         pending, self._pending = self._pending, {}
@@ -358,7 +358,7 @@ class Runtime:
             logs.debug("session_closed", **describe_caller(session.caller), session=session.number)
 
     def send(self, event: Said) -> None:
-        """Hands in what a session said."""
+        """Hands in a session's message."""
         self._apply(event)
 
     async def open_watch(self, event: KvWatch) -> Watch:
@@ -385,7 +385,7 @@ class Runtime:
             self._apply(Abandon(watch.token))
 
     def tick(self) -> None:
-        """Lets the core act on the time that has passed; called by the timer, or by who owns the clock."""
+        """Lets the core act on the time that has passed; called by the timer, or by a test's clock."""
         self._apply(Tick())
 
     def _noting(self, event: KvSet, sink: Sink) -> Sink:
@@ -427,14 +427,14 @@ class Runtime:
         return None
 
     def _would_show_undurable(self, event: AnsweredEvent) -> bool:
-        """Tells whether a read would show what the store has refused so far."""
+        """Tells whether a read would show a change that the store has refused so far."""
         match event:
             case KvGet():
                 return self._pipeline.is_undurable(event.caller.cluster, records.KEY, event.key)
             case GetClusterState():
                 return self._pipeline.is_undurable(event.caller.cluster, records.MEMBER)
             case KvGetMany() | KvList() | KvWatch():
-                # Their answers tell the latest revision.
+                # Their answers include the latest revision.
                 return self._pipeline.is_undurable(event.caller.cluster, records.CHANGE)
         return False
 
@@ -484,7 +484,7 @@ class Runtime:
         self._timer, self._timer_at = None, float("inf")
         try:
             self.tick()
-        except Exception:  # noqa: BLE001 -- a bug, but without a timer nobody would ever be declared lost again
+        except Exception:  # noqa: BLE001 -- a bug, but without a timer no member would ever be declared lost again
             logs.error("tick_failed", exc_info=True)
             self._timer_at = self._clock() + _AFTER_FAILED_TICK
             self._timer = asyncio.get_running_loop().call_later(_AFTER_FAILED_TICK, self._on_timer)
@@ -531,7 +531,7 @@ class Runtime:
         self.event_log.note(log_event)
 
     def _refuse(self, effects: Sequence[Effect], reason: str) -> list[Effect]:
-        """Does what can be done of the effects of a failed commit; returns what must wait for the next."""
+        """Carries out the effects of a failed commit that need no durability; returns the others."""
         failed = CoreError(
             ErrorKind.STORE_UNAVAILABLE,
             f"the coordination server could not make the change durable: {reason}. It takes effect if "

@@ -13,8 +13,8 @@ T = TypeVar("T")
 class SendQueue(Generic[T]):
     """Items for one reader, in order.
 
-    A reader that does not keep up must cost nobody else anything: when the queue is full the send queue drops
-    what it holds and closes, and `overflowed` says so. All methods are called on the event loop's thread.
+    A reader that does not keep up must not cost others anything: a full queue drops its items and closes, and
+    `overflowed` is True. All methods are called on the event loop's thread.
     """
 
     def __init__(self, limit: int, max_bytes: int | None = None) -> None:
@@ -32,7 +32,7 @@ class SendQueue(Generic[T]):
         self._drained: asyncio.Future[None] | None = None
         self._mark = 0
         self.size = 0
-        """Bytes of what it holds."""
+        """Bytes of the queued items."""
         self.overflowed = False
         self.on_overflow: Callable[[], object] | None = None
         self.on_news: Callable[[], object] | None = None
@@ -57,7 +57,7 @@ class SendQueue(Generic[T]):
             self._wake()
 
     def close(self) -> None:
-        """Lets the reader have what is queued already, and nothing more."""
+        """Takes no further items; the reader still gets the queued ones."""
         self._closed = True
         self._wake()
         self._tell_drained()

@@ -81,13 +81,13 @@ class Session:
             self._put(encoded, len(encoded))
 
     def fail(self, fault: CoreError | None = None) -> None:
-        """Ends the session, after what is queued already; the client may come back."""
+        """Ends the session after the queued messages; the client may come back."""
         if self.fault is None:
             self.fault = fault
         self.send_queue.close()
 
     def drop(self) -> None:
-        """Ends the session of a client that does not read what it is sent."""
+        """Ends the session of a client that does not read its messages."""
         self.dropped = True
         logs.warning(
             "session_dropped", **describe_caller(self.caller), reason="it does not read what it is sent"

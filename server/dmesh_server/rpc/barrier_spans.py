@@ -1,4 +1,4 @@
-"""Spans of one session's waits at barriers: from its arrival to what it is told."""
+"""Spans of one session's waits at barriers, from the arrival to the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BarrierSpans:
     """The spans that are not over yet."""
 
     def __init__(self, traces: Traces, session: Session) -> None:
-        """Begins without any.
+        """Begins empty.
 
         Args:
             traces: Makes them.

@@ -28,7 +28,7 @@ _SLICE = 128
 _MOST_REFUSALS = 100
 """Refused calls in a row after which a connection that was authenticated before is closed, too."""
 _FORGOTTEN = 1024
-"""Authenticated peers, beyond those that can be connected, that may be remembered before the next sweep."""
+"""Number of disconnected peers that may stay remembered as authenticated until the next sweep."""
 
 
 class Peer(NamedTuple):
@@ -51,7 +51,7 @@ class ConnectionGuard:
     """Knows which peers have authenticated, and closes the connections of others."""
 
     def __init__(self, connections: int, per_host: int, refusals: RefusalLog) -> None:
-        """Makes a guard that has seen nobody.
+        """Makes a guard without connections.
 
         Args:
             connections: Connections that the server accepts in all. From half of them on, those of peers
@@ -88,7 +88,7 @@ class ConnectionGuard:
             await self.sweep(port)
 
     async def sweep(self, port: int) -> None:
-        """Closes what is too much, if there is anything to close."""
+        """Closes the connections above the limits, if there are any."""
         descriptors = [int(name) for name in os.listdir(_DESCRIPTORS)]
         crowded = len(descriptors) >= self._connections // 2
         forgotten = len(self._authenticated) > len(descriptors) + _FORGOTTEN
@@ -98,9 +98,9 @@ class ConnectionGuard:
         before = frozenset(self._authenticated)
         found = await self._connections_to(port, descriptors)
         current = {peer for _, peer in found.values()}
-        # Who has authenticated while this was looked up may not have been connected when it began.
+        # A peer that authenticated during the look-up may have connected after it began.
         self._authenticated -= before - current
-        # The oldest first: whoever has a token shows it at once.
+        # The oldest first: a peer with a token shows it at once.
         strangers: defaultdict[str, list[int]] = defaultdict(list)
         for inode in self._known:
             if inode in found and found[inode][1] not in self._authenticated:

@@ -54,10 +54,10 @@ class CoordinationServicer:
         """Makes a servicer.
 
         Args:
-            runtime: Who knows the answers.
-            limits: What peers may take.
+            runtime: Answers the requests.
+            limits: Bounds on the use by peers.
             express: Takes express connections; None if there are none.
-            traces: Makes spans of what is asked in sessions; None for none.
+            traces: Makes spans of calls in sessions; None for none.
         """
         self._runtime = runtime
         self._traces = traces
@@ -110,7 +110,7 @@ class CoordinationServicer:
         except BaseException:
             self._admission.leave(caller)
             raise
-        if answer.task != caller.task:  # it will come again, as who it is now
+        if answer.task != caller.task:  # it will come again, as its new self
             self._admission.leave(caller)
             caller = replace(caller, task=answer.task)
         logs.info(

@@ -12,18 +12,18 @@ from dmesh_server.send_queue import SendQueue
 async def until_first_done(
     send_queue: SendQueue[Any], writer: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]
 ) -> None:
-    """Runs a stream's writer and what else belongs to the stream until one of them ends, and ends the rest.
+    """Runs a stream's writer and its other tasks until one of them ends, and ends the rest.
 
     A writer whose reader does not read hangs in a single write and would never look at its queue again: it
     is ended when the send queue overflows. The caller asks the send queue whether that was so.
 
     Args:
-        send_queue: What `writer` writes.
+        send_queue: Source of `writer`.
         writer: Writes until the send queue is closed.
-        others: What else is done for the stream.
+        others: Other tasks of the stream.
 
     Raises:
-        Exception: What the first to fail raised.
+        Exception: The exception of the first task to fail.
     """
     tasks = [asyncio.create_task(part) for part in (writer, *others)]
     send_queue.on_overflow = tasks[0].cancel

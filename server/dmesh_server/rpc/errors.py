@@ -50,7 +50,7 @@ STATUS_CODES: dict[ErrorKind, grpc.StatusCode] = {
     ErrorKind.STORE_LOST: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorKind.LEASE_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
 }
-"""The status code of each kind of error. What to do is told by the kind, never by the code alone."""
+"""Status code of each kind of error. Clients decide by the kind, never by the code alone."""
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CoreError, now: float) -> NoReturn:
@@ -61,9 +61,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CoreError, n
 
 
 def encode_for_metadata(error: CoreError, now: float) -> bytes:
-    """Serializes an error within the bounds that gRPC sets for metadata.
+    """Serializes an error within gRPC's bounds for metadata.
 
-    Members are cut down to what names them, and left out from the first that does not fit.
+    Members are cut down to their names; from the first that does not fit, they are left out.
     """
     message = common_pb2.Error(
         kind=convert.error_kind(error.kind),

@@ -1,7 +1,7 @@
-"""Express connections: the messages of sessions as frames of TCP, for a part of gRPC's processor time.
+"""Express connections: sessions' messages as frames of TCP, for a part of gRPC's processor time.
 
-`Express` in `protos/dmesh/v1/coordination.proto` describes them. Who connects says nothing but a ticket,
-which it was given on a session stream: whoever may not have a session, or has none any more, gets nothing.
+`Express` in `protos/dmesh/v1/coordination.proto` describes them. A connecting client shows nothing but a
+ticket, which it was given on a session's stream: without a session, it gets nothing.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _UNREAD = 1 << 20
 """Bytes of unread answers from which on no more is read from a client."""
 
 _PARTING = 1.0
-"""Seconds that a client may take to read what it was told before its session ended."""
+"""Seconds that a client may take to read the last messages of its session."""
 
 _BEGINS = pb.SessionResponse(express_begins=pb.ExpressBegins()).SerializeToString()
 
 
 class Input(Protocol):
-    """Takes what a client says."""
+    """Takes a client's messages."""
 
     def take(self, request: pb.SessionRequest) -> float:
         """Acts on one message; returns for how many seconds not to listen; raises `CoreError` at the end."""
 
 
 class ExpressServer:
-    """Listens for express connections, and knows whom they were offered to."""
+    """Listens for express connections, and keeps the offers made to sessions."""
 
     def __init__(self, runtime: Runtime, limits: PeerLimits) -> None:
         """Makes a server that does not listen yet.
 
         Args:
             runtime: Knows the time.
-            limits: What peers may take.
+            limits: Bounds on the use by peers.
         """
         self.now = runtime.now
         self.limits = limits
@@ -69,7 +69,7 @@ class ExpressServer:
 
         Args:
             sockets: Listening sockets of one port.
-            beside: The port on which the streams are: who came to another one gets no offer.
+            beside: The port of the streams: clients of another one get no offer.
         """
         loop = asyncio.get_running_loop()
         for listener in sockets:
@@ -82,7 +82,7 @@ class ExpressServer:
         self._stopping = True
         for server in self._servers:
             server.close()
-        await asyncio.sleep(0)  # those that were accepted already are told of now
+        await asyncio.sleep(0)  # connections that were accepted already are announced now
         for stranger in tuple(self._strangers):
             stranger.abort()
         if self._connections:
@@ -95,11 +95,11 @@ class ExpressServer:
             await server.wait_closed()
 
     def offer(self, session: Session, said: Input, port: int) -> Express | None:
-        """Offers a session an express connection, or not. To be closed.
+        """Offers a session an express connection if there is room. Close the result.
 
         Args:
             session: The session.
-            said: Takes what comes through it.
+            said: Takes the client's messages.
             port: The port that the client has connected to.
         """
         if port == 0 or port != self._beside or len(self._connections) >= self.limits.express_connections:
@@ -109,12 +109,12 @@ class ExpressServer:
         return express
 
     def take(self, ticket: bytes) -> Express | None:
-        """Returns whose ticket this is, once; None if it is nobody's."""
+        """Returns the offer of a ticket, once; None for an unknown ticket."""
         return self._offers.pop(ticket, None)
 
     def admit(self, connection: _Connection) -> bool:
         """Notes a new connection; returns whether it may stay."""
-        # Offers may be more than there is room for: it is not known who takes them up.
+        # There may be more offers than room: not every client takes its offer up.
         crowded = len(self._connections) >= self.limits.express_connections
         if self._stopping or crowded or len(self._strangers) >= _MOST_STRANGERS:
             return False
@@ -138,7 +138,7 @@ class Express:
     """One session's express connection, from the offer on."""
 
     def __init__(self, server: ExpressServer, session: Session, said: Input, offer: pb.Express) -> None:
-        """Makes one that nobody has taken up."""
+        """Makes an offer that is not taken up yet."""
         self.offer = offer
         self._server = server
         self._session = session
@@ -147,17 +147,17 @@ class Express:
         self._begun = False
 
     def board(self, connection: _Connection) -> None:
-        """Somebody came with the ticket: what the session is told goes this way from now on."""
+        """Takes the connection that showed the ticket: the session's messages go this way from now on."""
         self._connection = connection
         self._session.answer(_BEGINS)
         self._session.express = self._send
         logs.debug("express_connected", **describe_caller(self._session.caller))
 
     def begin(self) -> None:
-        """The client says that what it says comes this way from now on.
+        """Begins to read the client's messages from the connection.
 
         Raises:
-            CoreError: It never came with its ticket, or has said so before.
+            CoreError: It has no connection, or has begun before.
         """
         if self._connection is None:
             raise convert.invalid("`express_begins` without an express connection")
@@ -174,7 +174,7 @@ class Express:
             self._end(refusal)
         except DecodeError:
             self._end(convert.invalid("a frame of the express connection is no SessionRequest"))
-        except Exception:  # noqa: BLE001 -- a bug, which must cost this session its life and nobody else
+        except Exception:  # noqa: BLE001 -- a bug, which must end this session only
             logs.error("request_failed", exc_info=True, request="dmesh.v1.SessionRequest")
             self._end(
                 CoreError(
@@ -194,7 +194,7 @@ class Express:
         )
 
     def lost(self) -> None:
-        """The connection is gone; what was on its way with it is said again in the next session."""
+        """Ends the session: messages lost with the connection are sent again in the next one."""
         self._session.fail()
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ class _Connection(asyncio.Protocol):
             self._go_on()
 
     def listen(self) -> None:
-        """Reads what the client says, from now on."""
+        """Begins to read frames."""
         self._listening = True
         self._go_on()
 
@@ -283,10 +283,10 @@ class _Connection(asyncio.Protocol):
         self._pause()
 
     def send(self, message: bytes) -> bool:
-        """Sends a message; returns False if the client does not read what it was sent."""
+        """Sends a message; returns False if the client does not read."""
         assert self._transport is not None
         if self._over or self._transport.is_closing():
-            return True  # the session is about to end; what it misses is said again in the next one
+            return True  # the session is about to end; lost messages are sent again in the next one
         unread = self._transport.get_write_buffer_size()
         if unread > 0 and unread + len(message) > MAX_SESSION_BYTES:
             return False
@@ -294,7 +294,7 @@ class _Connection(asyncio.Protocol):
         return True
 
     def finish(self) -> None:
-        """Ends the connection after what was sent; what the client says meanwhile is not listened to.
+        """Ends the connection after the sent messages; further frames of the client are ignored.
 
         To close it with something unread would make the system drop what is still on its way to the client.
         """
@@ -332,7 +332,7 @@ class _Connection(asyncio.Protocol):
         if self._patience is not None:
             self._patience.cancel()
         self._server.welcome(self)
-        # What the client said before on the stream comes first.
+        # The client's earlier messages on the stream come first.
         self._pause()
         self._express.board(self)
 

@@ -47,7 +47,7 @@ class Malformed:
         self.name = name
 
     def refusal(self) -> CoreError:
-        """Returns what to answer."""
+        """Returns the refusal of the request."""
         return convert.invalid(f"the bytes of the request are not a {self.name} message")
 
 
@@ -127,7 +127,7 @@ async def _fail(context: Context, error: Exception, request_type: type[Message],
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, grpc.aio.InternalError):
-        raise asyncio.CancelledError from error  # the stream broke while we wrote: nobody is left to be told
+        raise asyncio.CancelledError from error  # the stream broke while we wrote: no client is left
     if not isinstance(error, CoreError):
         # A bug of ours: the operator gets the traceback, the client a sentence.
         name = request_type.DESCRIPTOR.full_name

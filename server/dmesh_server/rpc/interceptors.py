@@ -1,4 +1,4 @@
-"""Asks everybody who calls for a token, before a byte of the request is decoded."""
+"""Gates in front of the RPCs: a token is checked before a byte of the request is decoded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _REVOKED = "the token that this stream was opened with is not accepted any more;
 
 
 class TokenGate(grpc.aio.ServerInterceptor):
-    """Lets calls pass whose token may do what they ask for.
+    """Lets calls pass whose token has the role they need.
 
     Others never reach a servicer: they get a handler that reads nothing of the request and refuses.
     """
@@ -56,7 +56,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        """Returns what handles the call: its servicer, or a refusal; None if there is no such method."""
+        """Returns the handler of the call: its servicer, or a refusal; None if there is no such method."""
         method = handler_call_details.method
         needed = role_for_rpc(method)
         if needed is None:
@@ -150,7 +150,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
 
 
 class IdentityGate(grpc.aio.ServerInterceptor):
-    """Lets calls pass whose client certificate names somebody who is allowed."""
+    """Lets calls pass whose client certificate has an allowed name."""
 
     def __init__(self, allowed: Sequence[str], refusals: RefusalLog) -> None:
         """Makes a gate.
@@ -223,7 +223,7 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
 
 
 def _in_time(handler: Handler) -> Handler:
-    """Wraps a call that needs no token, so that nobody keeps it open by never sending its request."""
+    """Wraps a call that needs no token, with a limit on the time until its request has arrived."""
     if handler.request_streaming or handler.response_streaming:
         return handler
     behavior: Any = handler.unary_unary
@@ -260,6 +260,6 @@ async def _abort(
     error = common_pb2.Error(kind=kind, message=message)
     try:
         await context.abort(code, status_message(message), ((ERROR_METADATA, error.SerializeToString()),))
-    except grpc.aio.InternalError as broken:  # nobody is left to be told
+    except grpc.aio.InternalError as broken:  # no client is left to answer
         raise asyncio.CancelledError from broken
     raise AssertionError("abort returned")

@@ -29,7 +29,7 @@ class KeyValueServicer:
         """Makes a servicer.
 
         Args:
-            runtime: Who knows the answers.
+            runtime: Answers the requests.
         """
         self._runtime = runtime
         self._backups = Backups(runtime)

@@ -1,7 +1,6 @@
-"""The calls of the key-value store between the wire and the core, whichever way they come.
+"""Calls of the key-value store between the wire and the core, by RPC or within a session.
 
-A call comes as an RPC of `KeyValueService`, or inside a session; what it says and what it is answered with
-are the same messages.
+Both ways carry the same messages.
 """
 
 from __future__ import annotations

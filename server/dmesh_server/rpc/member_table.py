@@ -41,7 +41,7 @@ class MemberTable:
             members = (convert.member_to_proto(member, now) for member in state.members)
             encoded = coordination_pb2.GetClusterStateResponse(members=members).SerializeToString()
             entry = _Entry(state.incarnation, state.epoch, now, encoded)
-            # Clusters come and go; only the busy ones are worth remembering.
+            # Only busy clusters are worth remembering.
             if len(self._entries) >= 64 and state.name not in self._entries:
                 self._entries.clear()
             self._entries[state.name] = entry

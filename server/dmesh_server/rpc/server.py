@@ -48,7 +48,7 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     # A process whose interpreter was blocked answers and sends in a burst when it goes on; to close its
     # connection for that (GOAWAY, too_many_pings) would make it look dead just when it is back.
     ("grpc.http2.max_ping_strikes", 0),
-    # gRPC lets a fast sender have tens of megabytes under way, also of what is refused for its size.
+    # gRPC lets a fast sender have tens of megabytes under way, even of requests refused for their size.
     # No request is larger than this by much.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
@@ -60,13 +60,13 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 def ping_options(lease: float) -> tuple[tuple[str, Any], ...]:
-    """Returns how often clients are pinged, and how long they have for their answer, for a lease in seconds.
+    """Returns the options of pings to clients: their interval and time-out, for a lease in seconds.
 
     gRPC's C code answers pings on threads of its own, also while a client's interpreter is blocked: a
-    connection that answers them but sends no heartbeats is a process that lives. One that does not is
-    stopped, or cut off, and its session ends by this 0.6 to 0.85 of a lease later: whoever is back within
-    half a lease is not missed. It is the ping timeout that closes a connection; the keepalive timeout alone
-    does not.
+    connection that answers them without heartbeats belongs to a live process. A process that does not answer
+    is stopped or cut off, and its session ends 0.6 to 0.85 of a lease later: a client back within half a
+    lease is not missed. It is the ping timeout that closes a connection; the keepalive timeout alone does
+    not.
     """
     interval = max(_SHORTEST_PING_MS, round(lease * 1000 / 4))
     timeout = max(_SHORTEST_PING_MS, round(lease * 1000 * 0.6))
@@ -96,10 +96,10 @@ class RpcServer:
         """Makes a server that does not listen yet.
 
         Args:
-            runtime: Who answers.
-            access: Knows whose token may do what; None if nobody has to prove who they are.
-            tls: How connections are encrypted; None for not at all.
-            peer_limits: What peers may take; the defaults if None.
+            runtime: Answers the requests.
+            access: Roles of the accepted tokens; None to accept callers without a token.
+            tls: Encryption of connections; None for plaintext.
+            peer_limits: Bounds on the use by peers; the defaults if None.
             express_port: Where express connections are taken, if connections are not encrypted; 0 for any
                 free port, None for not at all.
             health: Offer `grpc.health.v1` (needs the server extra).
@@ -126,7 +126,7 @@ class RpcServer:
         self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
         self._guarding: asyncio.Task[None] | None = None
-        # Frames are not encrypted: who wants that stays with gRPC.
+        # Frames are not encrypted: with TLS, sessions stay with gRPC.
         self._express = None if express_port is None or tls is not None else ExpressServer(runtime, bounds)
         self._express_port = express_port
         coordination_handlers = CoordinationServicer(runtime, bounds, self._express, traces).handlers()
@@ -164,7 +164,7 @@ class RpcServer:
         return Address(address.host, port)
 
     async def stop(self, grace: float) -> None:
-        """Refuses new calls at once, and ends those under way after `grace` seconds."""
+        """Refuses new calls at once, and ends calls under way after `grace` seconds."""
         if self._guarding is not None:
             self._guarding.cancel()
         await self._server.stop(grace)

@@ -39,11 +39,11 @@ class SessionCalls:
     """The calls of one session that are not answered yet. Neither a task nor a future is made for one."""
 
     def __init__(self, runtime: Runtime, session: Session, traces: Traces | None = None) -> None:
-        """Begins without any.
+        """Begins empty.
 
         Args:
-            runtime: Who knows the answers.
-            session: Whose calls they are.
+            runtime: Answers the requests.
+            session: The session of the calls.
             traces: Makes spans of them; None for none.
         """
         self._traces = traces

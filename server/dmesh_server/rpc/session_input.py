@@ -32,13 +32,13 @@ class SessionInput:
     """
 
     def __init__(self, runtime: Runtime, session: Session, rate: float, traces: Traces | None = None) -> None:
-        """Begins with nothing said.
+        """Begins without messages.
 
         Args:
-            runtime: Whom it is told.
-            session: Whose messages they are.
-            rate: Messages per second that the client may say.
-            traces: Makes spans of what it asks; None for none.
+            runtime: Takes the events.
+            session: The session of the messages.
+            rate: Messages per second that the client may send.
+            traces: Makes spans of its calls; None for none.
         """
         self._pace = Pace(rate, runtime.now())
         self._runtime = runtime
@@ -97,7 +97,7 @@ class SessionInput:
         return self._session.send_queue.size > _MANY_BYTES
 
     async def room(self) -> None:
-        """Waits until the client has read most of what it was answered."""
+        """Waits until the client has read most of its answers."""
         await self._session.send_queue.drained(_MANY_BYTES)
 
     def close(self) -> None:

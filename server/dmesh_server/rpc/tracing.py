@@ -22,10 +22,10 @@ _OURS = "/dmesh.v1."
 
 
 class CallTracer(grpc.aio.ServerInterceptor):
-    """Traces calls that were let in. It stands behind the gates: strangers make no spans.
+    """Traces the calls that passed the gates: strangers make no spans.
 
-    A session is not a span, which would last as long as the program: what is asked within it has spans. Of a
-    watch, the span ends when it is in place.
+    A session is not a span, which would last as long as the program; the calls within it are. The span of a
+    watch ends when the watch is in place.
     """
 
     def __init__(self, traces: Traces) -> None:
@@ -106,7 +106,7 @@ class _Placed:
 
 
 def _status(context: Context) -> tuple[grpc.StatusCode, str]:
-    """Returns what a call was aborted with."""
+    """Returns the status that a call was aborted with."""
     code: Any = context.code()
     if not isinstance(code, grpc.StatusCode):  # its C layer has numbers
         code = next((one for one in grpc.StatusCode if one.value[0] == code), grpc.StatusCode.UNKNOWN)

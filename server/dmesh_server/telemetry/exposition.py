@@ -1,7 +1,7 @@
 """The server's measures for Prometheus. The sets of labels are bounded: no client can add to them.
 
 docs/observability.md lists every metric; a test compares the list, the alert rules and the dashboard with
-what is here.
+this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dmesh_server.core.views import CONDITIONS, Summary
 from dmesh_server.telemetry.measures import Histogram, Measures
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-"""Type of what `Exposition.render` returns."""
+"""Content type of `Exposition.render`'s result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Exposition(Collector):
         """Makes a registry of its own.
 
         Args:
-            version: Of dmesh.
-            measures: What the server has counted.
-            look: Returns what there is to see now.
+            version: Version of dmesh.
+            measures: Counts and durations of the server.
+            look: Returns the server's present state.
         """
         self._version = version
         self._measures = measures

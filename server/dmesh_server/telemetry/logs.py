@@ -1,8 +1,8 @@
-"""Structured log lines: one event, one line, whatever a client put into its names.
+"""Structured log lines: one event, one line, whatever a client puts into its names.
 
 Everything goes through the standard `logging` module under the logger `dmesh_server`, which is silent until
-somebody configures it: the embedded server lives in a user's process and must not write to its terminal.
-`dmesh serve` calls `configure`.
+it is configured: the embedded server lives in a user's process and must not write to its terminal. `dmesh
+serve` calls `configure`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 def _monotonic() -> float:
-    # Orders lines also when somebody set the wall clock between them. Taken at most a moment after the event.
+    # Orders lines even across a change of the wall clock. Taken at most a moment after the event.
     return round(time.monotonic(), 3)
 
 

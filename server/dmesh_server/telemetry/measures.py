@@ -1,7 +1,7 @@
-"""Counts and durations that the server keeps of itself: plain numbers, which cost next to nothing.
+"""Counts and durations that the server keeps of itself: plain numbers, at next to no cost.
 
-Everything is counted on the event loop's thread, without locks; `exposition` shows it to Prometheus, where
-there is one. The embedded server counts as well, for nobody: a call for "are we measuring?" costs the same.
+Everything is counted on the event loop's thread, without locks; `exposition` shows it to Prometheus, if
+installed. The embedded server counts as well: asking "are we measuring?" would cost the same.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ QUICK = (
     5.0,
     10.0,
 )
-"""Upper bounds for what should take milliseconds, seconds."""
+"""Upper bounds in seconds for work of milliseconds."""
 PATIENT = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
-"""Upper bounds for what waits for others, seconds."""
+"""Upper bounds in seconds for waits."""
 
 
 class Histogram:
@@ -39,14 +39,14 @@ class Histogram:
     __slots__ = ("bounds", "counts", "most", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """Begins without any.
+        """Begins empty.
 
         Args:
-            bounds: Upper bounds, ascending, seconds; what is larger is counted, too.
+            bounds: Upper bounds, ascending, seconds; larger durations are counted, too.
         """
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """By bound; the last one has what is larger than all."""
+        """Numbers by bound; the last one is of durations above all bounds."""
         self.total = 0.0
         """Their sum, seconds."""
         self.most = 0.0
@@ -95,7 +95,7 @@ class Measures:
         self.lateness = Histogram(QUICK)
         """By how much heartbeats came later than agreed."""
         self.lag = Histogram(QUICK)
-        """By how much the event loop came late to what was due."""
+        """Lateness of the event loop."""
         self.sessions_dropped = 0
         """Sessions that were dropped because their clients did not read."""
         self.readers_dropped = 0

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of what the server is asked (the extra `otel`). Imported only where tracing is on.
+"""OpenTelemetry spans of the server's calls (the extra `otel`). Imported only where tracing is on.
 
-A span has names in it (cluster, task, method, barrier), never a key, its value or a token. What callers
-say of where their call belongs is believed as far as it makes sense: nothing of it is an error.
+A span has names in it (cluster, task, method, barrier), never a key, its value or a token. A caller's trace
+context is believed as far as it makes sense: nothing in it is an error.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Traces:
 
         Args:
             method: Its full name, such as `/dmesh.v1.CoordinationService/Leave`.
-            fields: What came with it, from anybody.
-            caller: Who calls, if that is known.
+            fields: Its metadata, unchecked.
+            caller: The caller, if known.
             client: The caller's host; empty for a call within a session.
         """
         service, _, name = method.strip("/").partition("/")

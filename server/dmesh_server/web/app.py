@@ -58,7 +58,7 @@ _BEARER = HTTPBearer(auto_error=False, description="a token of the server; the g
 _MAX_FORM = 16_384
 """Bytes of a login form."""
 _FORM_SECONDS = 10.0
-"""Time in which it must be there: whoever sends it has not shown a token yet."""
+"""Seconds until the form must have arrived: its sender has not shown a token yet."""
 
 
 def create_app(
@@ -76,11 +76,11 @@ def create_app(
     """Makes the application, behind its gate.
 
     Args:
-        runtime: Who knows the state.
+        runtime: The server's state.
         host: Host that the server listens on; requests for other names are refused.
-        access: Knows whose token may do what; None if nobody has to prove who they are.
-        facts: What is to be shown of the server that it is part of.
-        refusals: Where callers are noted that are refused elsewhere.
+        access: Roles of the accepted tokens; None to accept callers without a token.
+        facts: Facts about the server that the runtime does not know.
+        refusals: Log of callers that were refused elsewhere.
         open_metrics: Let `/metrics` be read without a token.
         allowed_hosts: Other names of the server: of its DNS entry, or of a proxy before it.
         shedder: Bounds requests without a token; one with the defaults if None.
@@ -215,10 +215,10 @@ def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIR
             str | None, Header(pattern=CURSOR, description="id of the last event that the reader received")
         ] = None,
     ) -> Response:
-        """Tells what happens as it happens (server-sent events), and which clusters look different.
+        """Streams events as they happen (server-sent events), and the clusters whose numbers change.
 
-        Barriers that pass are left out unless `kind` asks for them. A reader that comes back says with
-        `Last-Event-ID`, or `after`, what it knows; what happened since then comes first.
+        Passed barriers are left out unless `kind` asks for them. A returning reader gives its position with
+        `Last-Event-ID`, or `after`, and first gets the events since then.
         """
         if overview.full:
             raise CoreError(

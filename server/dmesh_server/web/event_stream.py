@@ -130,7 +130,7 @@ class Overview:
                 found = self._look()
             except CoreError:  # the server stops, which the readers learn
                 return
-            except Exception:  # noqa: BLE001 -- a bug, but without a look nobody would see another change
+            except Exception:  # noqa: BLE001 -- a bug, but without a look no reader would see another change
                 logs.error("overview_failed", exc_info=True)
                 continue
             changed = [one for name, one in found.items() if self._seen.get(name) is not one]
@@ -201,12 +201,12 @@ class EventStream(Response):
         """Makes an answer that has not begun.
 
         Args:
-            runtime: Who knows what happens.
-            overview: Who knows the clusters' numbers.
-            access: Knows whose token is still good; None if nobody has to show one.
-            keep: What the reader asks for.
-            after: Number of the last event that it knows of; None: it wants to know of what comes.
-            restarted: What it knows is of an earlier start of the server.
+            runtime: The server's state and event log.
+            overview: The clusters' numbers.
+            access: The accepted tokens; None if callers need none.
+            keep: The reader's filter.
+            after: Number of the last event that it has; None for events from now on.
+            restarted: True if its position is of an earlier start of the server.
         """
         super().__init__(headers={"x-accel-buffering": "no"})
         self._runtime = runtime

@@ -74,7 +74,7 @@ class HttpGate:
         Args:
             app: The application behind it.
             names: Names of the server; requests for others are refused.
-            access: Knows whose token may do what; None if nobody has to prove who they are.
+            access: Roles of the accepted tokens; None to accept callers without a token.
             logins: Knows whose cookie stands for which token.
             pacer: When requests with a token are answered.
             shedder: Bounds those without one.

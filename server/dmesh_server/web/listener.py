@@ -35,12 +35,12 @@ class HttpLimits:
     head_seconds: float = 10.0
     """Time for the head of a request, from the connection or from its first byte."""
     unread_seconds: float = 30.0
-    """Time for which a client may read nothing of what it is sent."""
+    """Seconds for which a client may leave sent data unread."""
 
 
 @dataclass
 class Connections:
-    """The open connections, and what each new one must pass."""
+    """Open connections, and the checks of new ones."""
 
     limits: HttpLimits
     refusals: RefusalLog
@@ -48,7 +48,7 @@ class Connections:
     context: ssl.SSLContext | None = None
     """Encryption of connections; None for plaintext."""
     allowed: tuple[str, ...] = ()
-    """Names in clients' certificates that may come in; empty for all."""
+    """Names in client certificates that may come in; empty for all."""
     by_host: Counter[str] = field(default_factory=Counter)
     """Open connections of each host."""
     handshakes: set[asyncio.Task[None]] = field(default_factory=set)

@@ -20,7 +20,7 @@ MOST_CLUSTERS = 10
 """Clusters of one page."""
 
 MOST_MEMBERS = 200
-"""Members of a cluster that are listed one by one, those in trouble first."""
+"""Members of a cluster that are listed one by one, problems first."""
 
 MOST_BARRIERS = 20
 """Barriers of a cluster that are listed one by one, the oldest first."""
@@ -53,9 +53,9 @@ class ClusterSection:
 
 
 def visible(text: str) -> str:
-    """Returns text that shows all that is in it, at a length that fits.
+    """Returns text with all its characters made visible, at a bounded length.
 
-    Control characters, line breaks and whatever turns the direction of writing come out as escapes.
+    Control characters, line breaks and changes of the writing direction come out as escapes.
     """
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_LONGEST])
     return shown if len(text) <= _LONGEST else f"{shown}… ({len(text)} characters)"
@@ -136,7 +136,7 @@ async def _section(views: ClusterViews, name: str, steps: Steps) -> ClusterSecti
 
 
 def _members(views: ClusterViews, name: str) -> list[Member]:
-    """Returns the members that are listed, those in trouble first."""
+    """Returns the listed members, problems first."""
 
     def found() -> Iterator[Member]:
         counted = views.summary(name).members

@@ -52,8 +52,8 @@ class WebServer:
         """Serves the application; returns when it accepts requests.
 
         Args:
-            app: What answers.
-            tls: How connections are encrypted; None for not at all.
+            app: The application.
+            tls: Encryption of connections; None for plaintext.
         """
         context = None if tls is None else tls.context(ask_for_certificates=self._ask_for_certificates)
         allowed = tls.allowed if tls is not None and self._ask_for_certificates else ()
