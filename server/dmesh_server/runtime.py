@@ -117,7 +117,7 @@ AnsweredEvent = (
 """The events that are answered."""
 
 Said = Heartbeat | EnterBarrier | ReportStatus | ReportWaiting | ReportProcess | EndSession
-"""What sessions say that is not answered, or not by a reply."""
+"""Messages of sessions that get no answer, or none by a reply."""
 
 Sink = Callable[[object], None]
 """Takes the answer of one request, which may be a `CoreError`; called on the loop, and must not fail."""

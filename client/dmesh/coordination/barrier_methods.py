@@ -268,7 +268,7 @@ class PendingBarrier:
 
     @property
     def done(self) -> bool:
-        """Whether the barrier is over: `wait` returns, or raises, at once."""
+        """True if the barrier is over: `wait` returns, or raises, at once."""
         return self._arrival.settled
 
     def wait(self) -> None:

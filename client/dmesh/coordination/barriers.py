@@ -138,7 +138,7 @@ class Arrival:
     thread: int = field(default_factory=threading.get_ident)
     """Id of the thread that waits."""
     present: tuple[Participant, ...] = ()
-    """Who came to a barrier of those alive. Valid once settled."""
+    """Participants that came to a barrier of those alive. Valid once settled."""
     error: DMeshError | None = None
     """Error with which this process ends the wait by itself. Valid once settled."""
     _asleep: threading.Lock = field(default_factory=_locked)

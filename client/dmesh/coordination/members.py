@@ -276,16 +276,16 @@ class BarrierStatus:
 
 @dataclass(frozen=True, slots=True)
 class BarrierProgress:
-    """How far a barrier is."""
+    """Progress of a barrier."""
 
     finished: int
-    """How many instances of its name are over, as far as the coordinator remembers."""
+    """Number of finished instances of its name, as far as the coordinator remembers."""
     current: BarrierStatus | None
     """The instance under way: who has come, who has not."""
 
     @property
     def arrived(self) -> int:
-        """How many have come to the instance under way."""
+        """Number of tasks that have arrived at the instance under way."""
         return 0 if self.current is None else len(self.current.arrived)
 
     @classmethod

@@ -43,7 +43,7 @@ class Instance:
     timeout: float | None
     deadline: float | None = None
     blind: set[Task] = field(default_factory=set)
-    """Who of them left the number to the server."""
+    """Arrived tasks that left the number to the server."""
     alive: set[Task] | None = None
     """Of a barrier of those alive: the participants that are members now."""
 
@@ -52,12 +52,12 @@ class Instance:
 
     @property
     def expected(self) -> Set[Task]:
-        """Who has to come."""
+        """Tasks that the instance waits for."""
         return self.participants if self.alive is None else self.alive
 
     @property
     def complete(self) -> bool:
-        """Whether everybody is there."""
+        """True if all expected tasks have arrived."""
         return len(self.arrived) == len(self.expected)
 
     def missing(self) -> Set[Task]:

@@ -66,38 +66,39 @@ class Deadlines:
     def __init__(self) -> None:
         self.heap: list[tuple[float, int, Due]] = []
         """Entries, stale ones included: nothing is due before the first."""
-        self._live: dict[Due, int] = {}
+        self.live: dict[Due, int] = {}
+        """Serial number of the valid entry of each `Due`."""
         self._serial = 0
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self.live)
 
     def __contains__(self, due: object) -> bool:
-        return due in self._live
+        return due in self.live
 
     def set(self, due: Due, when: float) -> None:
         """Lets `due` happen at `when` and not at any time set before."""
         self._serial += 1
-        self._live[due] = self._serial
+        self.live[due] = self._serial
         heapq.heappush(self.heap, (when, self._serial, due))
-        if len(self.heap) > 2 * len(self._live) + _SLACK:
-            self.heap = [entry for entry in self.heap if self._live.get(entry[2]) == entry[1]]
+        if len(self.heap) > 2 * len(self.live) + _SLACK:
+            self.heap = [entry for entry in self.heap if self.live.get(entry[2]) == entry[1]]
             heapq.heapify(self.heap)
 
     def cancel(self, due: Due) -> None:
         """Lets `due` not happen; nothing if it was not going to."""
-        self._live.pop(due, None)
+        self.live.pop(due, None)
 
     def clear(self) -> None:
         """Lets nothing happen."""
         self.heap.clear()
-        self._live.clear()
+        self.live.clear()
 
     def next(self) -> float | None:
         """Returns the earliest time at which something is due, None for never."""
         while self.heap:
             when, serial, due = self.heap[0]
-            if self._live.get(due) == serial:
+            if self.live.get(due) == serial:
                 return when
             heapq.heappop(self.heap)
         return None
@@ -108,5 +109,5 @@ class Deadlines:
         if when is None or when > now:
             return None
         _, _, due = heapq.heappop(self.heap)
-        del self._live[due]
+        del self.live[due]
         return due

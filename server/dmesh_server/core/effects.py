@@ -74,7 +74,7 @@ class BarrierProgress:
     """Answers `GetBarrier`."""
 
     finished: int
-    """How many instances of the name are over, as far as is known."""
+    """Number of finished instances of the name, as far as known."""
     current: BarrierStatus | None
     """The instance under way."""
 
@@ -249,7 +249,7 @@ class BarrierResult:
     epoch: int = 0
     """The cluster's epoch when it was over, the same for all."""
     present: tuple[Participant, ...] | None = None
-    """Who has come, sorted; only of a barrier of those alive that succeeded."""
+    """Participants that came, sorted; only for a barrier of those alive that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ Message = (
     | BarrierResult
     | SessionEnd
 )
-"""What a session can be told."""
+"""Messages to a session."""
 
 
 @dataclass(frozen=True, slots=True)

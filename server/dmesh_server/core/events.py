@@ -147,7 +147,7 @@ class Evidence:
     gone: bool
     """True: the process has certainly ended; False: it certainly exists."""
     source: str = ""
-    """How that is known, for messages."""
+    """Source of that knowledge, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,14 +65,14 @@ class Lease:
     suspected_at: float | None = None
     """Beginning of the suspicion, in served time; None if the owner is not suspected."""
     vouched: bool = False
-    """Whether the suspected owner's process is known to exist."""
+    """True if the suspected owner's process is known to exist."""
     ended: bool = False
-    """Whether it is over."""
+    """True if the lease is over."""
     _items: dict[int, Item] = field(default_factory=dict)
 
     @property
     def suspected(self) -> bool:
-        """Whether the owner's connection closed and nothing was heard since."""
+        """True if the owner's connection closed and it has not been heard from since."""
         return self.suspected_at is not None
 
     @property
@@ -160,7 +160,7 @@ class Leases:
         if lease.suspected_at is not None:
             lease.suspected_at = lease.renewed_at
             self._arm(lease)
-        elif LeaseDue(lease.number) not in self._deadlines:
+        elif LeaseDue(lease.number) not in self._deadlines.live:
             self._arm(lease)
 
     def suspect(self, lease: Lease, now: float) -> None:

@@ -120,7 +120,7 @@ class FinishedBarrier:
     epoch: int
     """The cluster's, when it was over."""
     present: tuple[Participant, ...] | None = None
-    """Who had come, of a barrier of those alive that succeeded."""
+    """Participants that came to a barrier of those alive that succeeded."""
 
 
 def slot_key(task: Task) -> str:
