@@ -60,7 +60,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to have ended against this process's will: its keys are deleted."""
+        """True if it is known to have ended against this process's will: its keys are deleted."""
         return self._lost
 
     def renew(self) -> None:

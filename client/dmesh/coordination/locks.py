@@ -55,7 +55,7 @@ class Entry:
     token: int
     """Its creation revision."""
     value: bytes
-    """What it says of the process that has set it."""
+    """Description by the process that has set it."""
 
 
 class Queue:
@@ -270,11 +270,7 @@ class _Held:
 
     @property
     def held(self) -> bool:
-        """Whether this process has acquired it and not released it since.
-
-        A process that was frozen or cut off may have lost it without knowing: what must happen only while it
-        is held belongs into a transaction with `condition`, or carries `token`.
-        """
+        """True while this process holds it."""
         return self._queue.entry is not None
 
     @property

@@ -94,7 +94,7 @@ class Put:
     lease: Lease | None = None
     """Lease with which the key ends."""
     ephemeral: bool = False
-    """Whether the key ends when this process leaves, fails or is lost."""
+    """True if the key ends when this process leaves, fails or is lost."""
 
     def to_proto(self) -> pb.Operation:
         """Converts for the wire."""

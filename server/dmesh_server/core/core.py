@@ -121,7 +121,7 @@ class Core:
         self._shared = ServerState(limits, quotas=quotas or Quotas())
         self._deadlines = self._shared.deadlines
         self.views = ClusterViews(self._clusters)
-        """What there is to see of them."""
+        """Read models of the clusters."""
         self._store = StoreIdentity(server_incarnation)
         self._epoch_floor = 0
         """The highest epoch of any cluster forgotten, so that epochs grow even through that."""
@@ -543,22 +543,9 @@ class Core:
         self._deadlines.clear()
 
 
-def _stopping() -> CoreError:
-    return CoreError(
-        ErrorKind.SHUTTING_DOWN,
-        "the coordination server is shutting down; connect again to its successor, if there will be one",
-    )
-
-
 def _ended(cluster: Cluster) -> CoreError:
     return CoreError(
         ErrorKind.CLUSTER_ENDING,
         f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those of the next "
         "ones. Write them when the first of these has registered.",
-    )
-
-
-def _not_attached() -> CoreError:
-    return CoreError(
-        ErrorKind.NOT_REGISTERED, "this session is not attached to a member (any more): attach again"
     )

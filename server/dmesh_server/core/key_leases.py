@@ -31,7 +31,7 @@ class _Attached:
     ended: Callable[[_Attached, Transaction], None]
     keys: set[str] = field(default_factory=set)
     granted: bool = True
-    """Whether it was granted for keys; False for the lease of a member."""
+    """True if it was granted for keys; False for the lease of a member."""
 
     def lease_ended(self, lease: Lease, transaction: Transaction) -> None:
         """Removes the keys."""

@@ -40,21 +40,6 @@ def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) ->
             return restore_keys(cluster, event, transaction)
 
 
-def carry_out(cluster: Cluster, event: StopBarrier | Evict | DropKey, transaction: Transaction) -> Operated:
-    """Carries an operator's change out.
-
-    Raises:
-        CoreError: It was refused.
-    """
-    match event:
-        case StopBarrier():
-            return stop_barrier(cluster, event, transaction)
-        case Evict():
-            return evict(cluster, event, transaction)
-        case DropKey():
-            return drop_key(cluster, event, transaction)
-
-
 def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction) -> Operated:
     """Fails a barrier for all its participants.
 
