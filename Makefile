@@ -107,7 +107,7 @@ load: native-current ## Register 1,000 clients over real connections, pass a bar
 	$(BIN)/python benchmarks/clients.py $(ARGS)
 
 load-10k: native-current ## The same with 10,000 clients, 5 minutes of heartbeats and a mass disconnect; holds its limits.
-	$(BIN)/python benchmarks/clients.py --clients 10000 --heartbeat 300 --ending vanish --check $(ARGS)
+	$(BIN)/python benchmarks/clients.py --clients 10000 --heartbeat 300 --resets 1 --ending vanish --check $(ARGS)
 
 bench-peers: $(READY) ## Make the environment with JAX's coordination service, outside of this directory.
 	$(BIN)/python benchmarks/coordination.py --prepare

@@ -327,6 +327,8 @@ class Load:
             print(f"{title}: {self.report[f'{title}_s']} s", file=sys.stderr, flush=True)
         for answer in answers:
             self.errors += answer["errors"] + answer["said"]
+        if name == "register" and self.errors:
+            raise SystemExit("\n".join([f"{len(self.errors)} clients could not register:", *self.errors[:5]]))
         return answers
 
     def run(self) -> None:

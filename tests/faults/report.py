@@ -101,6 +101,13 @@ ROWS = (
     Row("s34", "random faults for a minute (an hour with DMESH_FAULTS_SOAK=3600): kills, stops and freezes of the "
         "server, frozen clients, delay, drop, throttle, reset, refusal by proxy, alone and in pairs",
         "all that the kill loop checks; memory, descriptors and threads do not grow"),
+    Row("s35", "connections of one client, of half of them, of all reset, and refused for a second; a process killed "
+        "meanwhile; default settings", "nobody is declared dead, barriers and counters go on; who is killed is "
+        "noticed within half a second"),
+    Row("s36", "the server stopped, or its loop held up, for 0.5 to 3 s, with connections reset before and in it",
+        "nobody is declared dead, but for a process that was killed"),
+    Row("s37", "the connections of 1,000 clients (10,000 with DMESH_LOAD_RESETS=10000) reset at once",
+        "every session is attached again, nobody is declared dead"),
     Row("s38", "200 increments and compare-and-sets without an answer when the connection breaks, 20 times; the server "
         "killed in between", "each is made once, and reports what it did"),
     Row("s39", "floods without a token: 1,500 connect-and-drop requests a second, gRPC calls as fast as they are "
