@@ -242,6 +242,14 @@ class MemberInfo(Protocol):
         """Cause of a loss or failure, in words."""
 
     @property
+    def cause(self) -> Enum:
+        """Cause of a departure: a `dmesh.coordination.DepartureCause`."""
+
+    @property
+    def code(self) -> int:
+        """Code with which it reported an error of its own; 0 for none."""
+
+    @property
     def rank(self) -> int:
         """The client id, by which collectives know it."""
 
@@ -263,6 +271,11 @@ class CoordinationError(DMeshError, RuntimeError):
     def __init__(self, message: str, members: Sequence[MemberInfo] = ()) -> None:
         super().__init__(message)
         self.members = tuple(members)
+
+    @property
+    def failures(self) -> tuple[MemberInfo, ...]:
+        """The members among `members` that were lost or failed: each with `cause`, `code` and `reason`."""
+        return tuple(member for member in self.members if member.state.name in ("LOST", "FAILED"))
 
 
 class CoordinatorUnavailableError(CoordinationError, ConnectionError):
@@ -363,7 +376,17 @@ class WaitTimeoutError(CoordinationError, TimeoutError):
 
 
 class WatchCompactedError(CoordinationError):
-    """The server no longer keeps the revision that the watch should start from."""
+    """The server no longer keeps the revision that the watch should start from.
+
+    Attributes:
+        oldest_revision: The first revision from which a watch can start; 0 if it is not known.
+        revision: The current revision of the key-value store; 0 if it is not known.
+    """
+
+    def __init__(self, message: str, oldest_revision: int = 0, revision: int = 0) -> None:
+        super().__init__(message)
+        self.oldest_revision = oldest_revision
+        self.revision = revision
 
 
 class CollectiveError(DMeshError, RuntimeError):

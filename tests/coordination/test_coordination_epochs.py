@@ -7,12 +7,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.coordination.conftest import eventually
 
 from dmesh import coordination
-from dmesh.coordination import MemberState
+from dmesh.coordination import DepartureCause, MemberState
 from dmesh.coordination.members import Task
 from dmesh.coordination.retry import Patience
-from dmesh.errors import BarrierError, BarrierMismatchError, ConfigurationError, FencedError, WaitTimeoutError
+from dmesh.errors import (
+    BarrierError,
+    BarrierMismatchError,
+    ConfigurationError,
+    FencedError,
+    WaitTimeoutError,
+    WatchCompactedError,
+)
+from dmesh_server.core.model import Limits
 
 SECONDS = 60.0
 
@@ -102,6 +111,7 @@ def test_two_kinds_of_one_name(join, pool) -> None:
 def test_arriving_without_waiting(join) -> None:
     first, second = join(0, 2), join(1, 2)
     pending = first.arrive("b", timeout=SECONDS)
+    eventually(lambda: first.barrier_progress("b").arrived, "its own arrival")
     progress = first.barrier_progress("b")
     assert (progress.finished, progress.arrived) == (0, 1)
     assert progress.current is not None
@@ -135,3 +145,45 @@ def test_the_public_functions(join, monkeypatch) -> None:
     with pytest.raises(ZeroDivisionError), coordination.double_barrier("double"):
         raise ZeroDivisionError
     assert coordination.barrier_progress("double/leave").finished == 1
+
+
+def test_why_a_member_failed_as_data(join, pool) -> None:
+    first, second = join(0, 3), join(1, 3)
+    waiting = pool.submit(first.barrier, "b", [0, 1], SECONDS)
+    second.report_error("CUDA error: out of memory", code=1702)
+    with pytest.raises(BarrierError) as caught:
+        waiting.result(SECONDS)
+    (failure,) = caught.value.failures
+    assert (failure.cause, failure.code, failure.reason) == (
+        DepartureCause.REPORTED_ERROR, 1702, "CUDA error: out of memory",
+    )  # fmt: skip
+    assert (failure.rank, failure.incarnation) == (1, second.identity.incarnation)
+    assert first.member(1).cause is DepartureCause.REPORTED_ERROR
+    assert first.member(0).cause is DepartureCause.NONE
+    for code in ("7", 1 << 31, True):
+        with pytest.raises(ConfigurationError, match="32 bits"):
+            first.report_error("no", code=code)
+
+
+def test_how_members_departed(join) -> None:
+    agents = [join(index, 3) for index in range(3)]
+    agents[1].leave()
+    agents[2].leave("SystemExit: 3")
+    assert [member.cause for member in agents[0].members()] == [
+        DepartureCause.NONE, DepartureCause.LEFT, DepartureCause.EXITED,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", [Limits(lease=120.0, watch_history=3)])
+def test_a_watch_that_comes_too_late_is_told_where_it_can_start(join) -> None:
+    agent = join(0, 1)
+    for number in range(10):
+        agent.key_value_set("k", str(number), allow_overwrite=True)
+    with pytest.raises(WatchCompactedError) as caught:
+        agent.watch("", 5)
+    assert (caught.value.oldest_revision, caught.value.revision) == (8, 10)
+    with agent.watch("", caught.value.oldest_revision) as watch:
+        assert next(watch).text() == "7"
+    with pytest.raises(WatchCompactedError) as caught:
+        agent.watch("", 12)
+    assert caught.value.revision == 10

@@ -40,6 +40,7 @@ from dmesh.coordination.locks import Counter, Election, Leader, Lock, Semaphore
 from dmesh.coordination.members import (
     BarrierProgress,
     BarrierStatus,
+    DepartureCause,
     Device,
     Liveness,
     Member,
@@ -78,6 +79,7 @@ __all__ = [
     "Condition",
     "Counter",
     "Delete",
+    "DepartureCause",
     "Device",
     "double_barrier",
     "Election",
@@ -507,10 +509,11 @@ def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> N
     SignalHook.install(signals)
 
 
-def report_error(message: str) -> None:
+def report_error(message: str, code: int = 0) -> None:
     """Declares this process failed and tells every other one why; it takes part in nothing any more.
 
     Args:
-        message: What happened, for the people who read the others' errors.
+        message: Description of the failure, for the people who read the others' errors.
+        code: Code of the failure for programs, of 32 bits; 0 for none. The others find it in `Member.code`.
     """
-    _agent().report_error(message)
+    _agent().report_error(message, code)

@@ -409,16 +409,23 @@ class Agent(KeyValueMethods, BarrierMethods):
         """Asks for the task slots that nobody has taken yet, sorted."""
         return self.cluster_state(timeout).vacant
 
-    def report_error(self, message: str) -> None:
+    def report_error(self, message: str, code: int = 0) -> None:
         """Declares this process FAILED and tells every member why.
 
         From then on the coordinator accepts nothing from it: every call raises `FencedError`.
+
+        Args:
+            message: Description for people.
+            code: Code for programs, of 32 bits; 0 for none.
         """
         if not isinstance(message, str) or not message.strip():
             raise ConfigurationError(f"message must be a text that says what failed, got {message!r}")
+        if isinstance(code, bool) or not isinstance(code, int) or not -(1 << 31) <= code < 1 << 31:
+            raise ConfigurationError(f"code must be an integer of 32 bits, not {code!r}")
         request = pb.ReportErrorRequest(
-            caller=self._caller, request_id=secrets.token_hex(16), message=message[:_MAX_MESSAGE]
-        )
+            caller=self._caller, request_id=secrets.token_hex(16), message=message[:_MAX_MESSAGE],
+            code=code,
+        )  # fmt: skip
         self._calls.call(self._link.coordination.ReportError, request, doing="reporting an error")
 
     def report_waiting(self, operation: str, ranks: Sequence[int], age: float) -> None:

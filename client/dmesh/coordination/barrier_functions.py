@@ -79,8 +79,8 @@ def arrive(
     from dmesh import coordination
 
     loaded = coordination.arrive("loaded")
-    coordination.barrier_progress("loaded").finished  # -> 1
     loaded.wait()
+    coordination.barrier_progress("loaded").finished  # -> 1
     ```
 
     Every arrival has to be waited for before this process comes to the same name again.

@@ -147,6 +147,8 @@ class Fault:
     """The gRPC status, if it came with one."""
     fields: tuple[str, ...] = ()
     """Refused fields of the request, as the protocol names them; empty if none is to blame."""
+    revisions: tuple[int, int] = (0, 0)
+    """The oldest and the current revision, if a watch cannot start where it should."""
 
     @property
     def status(self) -> grpc.StatusCode:
@@ -201,6 +203,8 @@ class Fault:
                 f"the request or its answer is too large for one message: {self.message}"
             )
         cls = _EXCEPTIONS.get(self.kind, CoordinationError)
+        if cls is WatchCompactedError:
+            return WatchCompactedError(self.message, *self.revisions)
         advice = advise(self.kind, self.fields)
         message = f"{self.message.removesuffix('.')}. {advice}" if advice else self.message
         return cls(message, self.members) if issubclass(cls, CoordinationError) else cls(message)
@@ -220,6 +224,7 @@ def from_error(error: pb.Error) -> Fault:
         members=tuple(Member.from_proto(member) for member in error.members),
         epoch=error.epoch,
         fields=tuple(error.fields),
+        revisions=(error.oldest_revision, error.revision),
     )
 
 

@@ -64,6 +64,31 @@ class MemberState(enum.Enum):
         return self in (MemberState.LEFT, MemberState.LOST, MemberState.FAILED)
 
 
+class DepartureCause(enum.Enum):
+    """Cause of a member's departure. The values are the wire's."""
+
+    NONE = 0
+    """The member has not departed."""
+    LEFT = 1
+    """It left in good order."""
+    EXITED = 2
+    """It ended without a proper shutdown, and said so."""
+    REPORTED_ERROR = 3
+    """It reported an error of its own: see `Member.code`."""
+    PROCESS_GONE = 4
+    """Its process is known to be gone."""
+    DISCONNECTED = 5
+    """Its connection closed and was not built up again in time."""
+    SILENT = 6
+    """Its lease ran out: it was stopped, or its network is cut."""
+    NOT_BACK = 7
+    """It did not come back after a restart of the coordinator."""
+    EVICTED = 8
+    """An operator evicted it."""
+    UNKNOWN = -1
+    """Cause that this version does not know."""
+
+
 class Liveness(enum.Enum):
     """Progress of a member that is connected. The values are the wire's."""
 
@@ -169,6 +194,10 @@ class Member:
     """Its progress; UNKNOWN for members that have departed."""
     activity: Activity | None = None
     """Its activity when it was last asked; only if it is STUCK."""
+    cause: DepartureCause = DepartureCause.NONE
+    """Cause of its departure; NONE if it has not departed."""
+    code: int = 0
+    """Code with which it reported an error of its own; 0 for none."""
 
     @property
     def rank(self) -> int:
@@ -211,9 +240,12 @@ class Member:
             reason=message.reason,
             liveness=Liveness(message.liveness) if message.liveness in _LIVENESS else Liveness.UNKNOWN,
             activity=Activity.from_proto(message.activity) if message.HasField("activity") else None,
+            cause=DepartureCause(message.cause) if message.cause in _CAUSES else DepartureCause.UNKNOWN,
+            code=message.code,
         )
 
 
+_CAUSES = frozenset(cause.value for cause in DepartureCause)
 _STATES = frozenset(state.value for state in MemberState)
 _LIVENESS = frozenset(liveness.value for liveness in Liveness)
 

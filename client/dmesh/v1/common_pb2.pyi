@@ -83,6 +83,54 @@ LIVENESS_STUCK: Liveness.ValueType  # 3
 """Heartbeats come, but others have been waiting for it for longer than `stuck_after_ms` and it made no progress."""
 Global___Liveness: _TypeAlias = Liveness  # noqa: Y015
 
+class _DepartureCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DepartureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DepartureCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEPARTURE_CAUSE_UNSPECIFIED: _DepartureCause.ValueType  # 0
+    """The member has not departed."""
+    DEPARTURE_CAUSE_LEFT: _DepartureCause.ValueType  # 1
+    """It said goodbye."""
+    DEPARTURE_CAUSE_EXITED: _DepartureCause.ValueType  # 2
+    """It ended without a proper shutdown, and said so."""
+    DEPARTURE_CAUSE_REPORTED_ERROR: _DepartureCause.ValueType  # 3
+    """It reported an error of its own."""
+    DEPARTURE_CAUSE_PROCESS_GONE: _DepartureCause.ValueType  # 4
+    """Its process is known to be gone, or ended its session without a goodbye."""
+    DEPARTURE_CAUSE_DISCONNECTED: _DepartureCause.ValueType  # 5
+    """Its connection closed and was not built up again in time."""
+    DEPARTURE_CAUSE_SILENT: _DepartureCause.ValueType  # 6
+    """Its lease ran out: it was stopped, or its network is cut."""
+    DEPARTURE_CAUSE_NOT_BACK: _DepartureCause.ValueType  # 7
+    """It did not come back after a restart of the server."""
+    DEPARTURE_CAUSE_EVICTED: _DepartureCause.ValueType  # 8
+    """An operator evicted it."""
+
+class DepartureCause(_DepartureCause, metaclass=_DepartureCauseEnumTypeWrapper):
+    """Cause of a departure."""
+
+DEPARTURE_CAUSE_UNSPECIFIED: DepartureCause.ValueType  # 0
+"""The member has not departed."""
+DEPARTURE_CAUSE_LEFT: DepartureCause.ValueType  # 1
+"""It said goodbye."""
+DEPARTURE_CAUSE_EXITED: DepartureCause.ValueType  # 2
+"""It ended without a proper shutdown, and said so."""
+DEPARTURE_CAUSE_REPORTED_ERROR: DepartureCause.ValueType  # 3
+"""It reported an error of its own."""
+DEPARTURE_CAUSE_PROCESS_GONE: DepartureCause.ValueType  # 4
+"""Its process is known to be gone, or ended its session without a goodbye."""
+DEPARTURE_CAUSE_DISCONNECTED: DepartureCause.ValueType  # 5
+"""Its connection closed and was not built up again in time."""
+DEPARTURE_CAUSE_SILENT: DepartureCause.ValueType  # 6
+"""Its lease ran out: it was stopped, or its network is cut."""
+DEPARTURE_CAUSE_NOT_BACK: DepartureCause.ValueType  # 7
+"""It did not come back after a restart of the server."""
+DEPARTURE_CAUSE_EVICTED: DepartureCause.ValueType  # 8
+"""An operator evicted it."""
+Global___DepartureCause: _TypeAlias = DepartureCause  # noqa: Y015
+
 class _ErrorKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -400,6 +448,8 @@ class Member(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     LIVENESS_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """Incarnation of the process that holds it."""
     state: Global___MemberState.ValueType
@@ -412,6 +462,10 @@ class Member(_message.Message):
     """Why it is LOST or FAILED, or why it is BLOCKED or STUCK, in words; empty otherwise."""
     liveness: Global___Liveness.ValueType
     """Whether it gets anywhere. Only for members that have not departed."""
+    cause: Global___DepartureCause.ValueType
+    """Cause of its departure."""
+    code: _builtins.int
+    """Code with which it reported an error of its own (ReportError); 0 for none."""
     @_builtins.property
     def task(self) -> Global___Task:
         """The seat."""
@@ -446,10 +500,12 @@ class Member(_message.Message):
         reason: _builtins.str = ...,
         liveness: Global___Liveness.ValueType = ...,
         activity: Global___Activity | None = ...,
+        cause: Global___DepartureCause.ValueType = ...,
+        code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "process", b"process", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "devices", b"devices", "incarnation", b"incarnation", "last_seen_age_ms", b"last_seen_age_ms", "liveness", b"liveness", "peer_addresses", b"peer_addresses", "process", b"process", "reason", b"reason", "registered_age_ms", b"registered_age_ms", "state", b"state", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "cause", b"cause", "code", b"code", "devices", b"devices", "incarnation", b"incarnation", "last_seen_age_ms", b"last_seen_age_ms", "liveness", b"liveness", "peer_addresses", b"peer_addresses", "process", b"process", "reason", b"reason", "registered_age_ms", b"registered_age_ms", "state", b"state", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -538,12 +594,18 @@ class Error(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
+    OLDEST_REVISION_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     kind: Global___ErrorKind.ValueType
     """What kind."""
     message: _builtins.str
     """One paragraph: the failure, the tasks involved, the values expected."""
     epoch: _builtins.int
     """The cluster's epoch at the time."""
+    oldest_revision: _builtins.int
+    """Of a watch that cannot start where it should (COMPACTED): the first revision whose changes are kept."""
+    revision: _builtins.int
+    """Of such a watch: the revision of the key-value store."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """Members (or vacant task slots, with no incarnation) that the error is about: missing, lost, or in the way."""
@@ -562,10 +624,12 @@ class Error(_message.Message):
         members: _abc.Iterable[Global___Member] | None = ...,
         epoch: _builtins.int = ...,
         fields: _abc.Iterable[_builtins.str] | None = ...,
+        oldest_revision: _builtins.int = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fields", b"fields", "kind", b"kind", "members", b"members", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fields", b"fields", "kind", b"kind", "members", b"members", "message", b"message", "oldest_revision", b"oldest_revision", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

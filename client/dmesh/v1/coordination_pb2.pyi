@@ -1418,10 +1418,13 @@ class ReportErrorRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As in RegisterRequest."""
     message: _builtins.str
     """What happened, 1-4096 characters."""
+    code: _builtins.int
+    """Code of the error, which means something to the caller's program; 0 for none."""
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who failed."""
@@ -1432,10 +1435,11 @@ class ReportErrorRequest(_message.Message):
         caller: _common_pb2.Caller | None = ...,
         request_id: _builtins.str = ...,
         message: _builtins.str = ...,
+        code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "message", b"message", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "code", b"code", "message", b"message", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,7 +87,7 @@ from dmesh_server.core.events import (
     StopBarrier,
     Tick,
 )
-from dmesh_server.core.model import Caller, ClusterState, Limits, MemberState
+from dmesh_server.core.model import Caller, ClusterState, DepartureCause, Limits, MemberState
 from dmesh_server.core.operations import OperatorEvent, operate
 from dmesh_server.core.quotas import Quotas
 from dmesh_server.core.records import Generation
@@ -263,7 +263,7 @@ class Core:
         elif isinstance(event, ReportProcess):
             membership.take_report(cluster, slot, event, transaction)
         elif isinstance(event, EndSession):
-            membership.depart(cluster, slot, MemberState.LOST, membership.ENDED, transaction)
+            membership.lose(cluster, slot, DepartureCause.PROCESS_GONE, membership.ENDED, transaction)
         else:
             cluster.watchdog.report_waiting(slot, event.operation, event.tasks, event.age, transaction)
 
@@ -367,15 +367,20 @@ class Core:
         slot = membership.find(cluster, event.caller, transaction)
         if not slot.state.departed:
             slot.last_seen_at = transaction.now
-            state = MemberState.FAILED if event.reason and not event.clean else MemberState.LEFT
-            membership.depart(cluster, slot, state, event.reason, transaction)
+            state, cause = MemberState.LEFT, DepartureCause.LEFT
+            if event.reason and not event.clean:
+                state, cause = MemberState.FAILED, DepartureCause.EXITED
+            membership.depart(cluster, slot, state, cause, event.reason, transaction)
         return Done()
 
     def _report_error(
         self, cluster: Cluster, slot: TaskSlot, event: ReportError, transaction: Transaction
     ) -> RememberedAnswer:
         validation.reason(event.message, required=True)
-        membership.depart(cluster, slot, MemberState.FAILED, event.message, transaction)
+        if event.code not in validation.INT32:
+            raise validation.invalid(f"the code {event.code} of an error is a number of 32 bits")
+        cause = DepartureCause.REPORTED_ERROR
+        membership.depart(cluster, slot, MemberState.FAILED, cause, event.message, transaction, event.code)
         return Done()
 
     def _settle(self, cluster: Cluster, transaction: Transaction) -> None:

@@ -58,6 +58,11 @@ class CoreError(Exception):
     """Refused fields of the request, as the protocol names them (`settings.lease_ms`); empty if none is to
     blame. The client adds the settings of its own that these fields come from."""
 
+    oldest_revision: int = 0
+    """First revision whose changes are kept, if a watch cannot start where it should."""
+    revision: int = 0
+    """Revision of the key-value store then."""
+
     def __str__(self) -> str:
         return f"{self.kind.name}: {self.message}"
 

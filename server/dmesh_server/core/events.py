@@ -80,6 +80,8 @@ class ReportError(Mutation):
     """Declares the caller failed. Reply: `Done`."""
 
     message: str
+    code: int = 0
+    """Code of the error, which means something to the caller's program; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,8 @@ class KeyValueStore:
                 f"a watch from revision {event.from_revision} is not possible: cluster "
                 f"{quote(self._cluster)} is at revision {self.revision}. The cluster has begun a new "
                 "generation since: read the keys again and watch from the revision of that read plus one.",
+                oldest_revision=self.history.oldest(self.revision),
+                revision=self.revision,
             )
         oldest = self.history.oldest(self.revision)
         if 0 < event.from_revision < oldest:
@@ -182,6 +184,8 @@ class KeyValueStore:
                 f"a watch from revision {event.from_revision} is not possible: the server keeps the changes "
                 f"since revision {oldest} (now {self.revision}). Read the keys again and watch from the "
                 "revision of that read plus one.",
+                oldest_revision=oldest,
+                revision=self.revision,
             )
         self._wait(Watch(event.token, event.prefix, slot))
         transaction.reply(event.token, KvRevision(self.revision))

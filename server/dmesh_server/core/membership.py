@@ -12,7 +12,7 @@ from dmesh_server.core.effects import MembershipChange, Probe, ProcessQuery, Ses
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import Attach, Evidence, ReportProcess, SessionClosed
 from dmesh_server.core.log_events import MemberDeparted
-from dmesh_server.core.model import Caller, Liveness, MemberState
+from dmesh_server.core.model import Caller, DepartureCause, Liveness, MemberState
 from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.transaction import Transaction
 
@@ -156,7 +156,7 @@ def take_evidence(cluster: Cluster, event: Evidence, transaction: Transaction) -
     if slot is None or slot.lease.number != event.lease or not slot.lease.suspected:
         return
     if event.gone:
-        depart(cluster, slot, MemberState.LOST, f"{_CLOSED}, and {event.source}", transaction)
+        lose(cluster, slot, DepartureCause.PROCESS_GONE, f"{_CLOSED}, and {event.source}", transaction)
     else:
         cluster.leases.vouch(slot.lease)
 
@@ -192,22 +192,38 @@ def lease_expired(cluster: Cluster, slot: TaskSlot, transaction: Transaction) ->
         return
     if lease.suspected_at is not None:
         silent_before = lease.suspected_at - lease.renewed_at > 2 * cluster.settings.heartbeat_interval
+        cause = DepartureCause.SILENT
         reason = f"no sign of life for {silence}: it was stopped, or its network is cut"
         if not silent_before:
-            reason = f"{_CLOSED} and was not built up again"
+            cause, reason = DepartureCause.DISCONNECTED, f"{_CLOSED} and was not built up again"
     elif slot.restored:
+        cause = DepartureCause.NOT_BACK
         reason = f"it did not come back within {messages.seconds(lease.ttl)} of the server's restart"
     else:
+        cause = DepartureCause.SILENT
         reason = f"no sign of life for {silence}, and no session"
-    depart(cluster, slot, MemberState.LOST, reason, transaction)
+    lose(cluster, slot, cause, reason, transaction)
+
+
+def lose(
+    cluster: Cluster, slot: TaskSlot, cause: DepartureCause, reason: str, transaction: Transaction
+) -> None:
+    """Declares a member lost."""
+    depart(cluster, slot, MemberState.LOST, cause, reason, transaction)
 
 
 def depart(
-    cluster: Cluster, slot: TaskSlot, state: MemberState, reason: str, transaction: Transaction
+    cluster: Cluster,
+    slot: TaskSlot,
+    state: MemberState,
+    cause: DepartureCause,
+    reason: str,
+    transaction: Transaction,
+    code: int = 0,
 ) -> None:
     """Ends a membership: settles the member's barriers, ends its waits, and lets everybody be told."""
     cluster.watchdog.departed(slot)
-    slot.state = state
+    slot.state, slot.cause, slot.code = state, cause, code
     slot.reason = reason
     cluster.roster.depart(slot)
     cluster.leases.revoke(slot.lease, transaction)

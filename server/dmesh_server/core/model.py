@@ -34,6 +34,29 @@ class MemberState(enum.Enum):
         return self in (MemberState.LEFT, MemberState.LOST, MemberState.FAILED)
 
 
+class DepartureCause(enum.Enum):
+    """Cause of a departure. The values are the wire's."""
+
+    NONE = 0
+    """The member has not departed."""
+    LEFT = 1
+    """It said goodbye."""
+    EXITED = 2
+    """It ended without a proper shutdown, and said so."""
+    REPORTED_ERROR = 3
+    """It reported an error of its own."""
+    PROCESS_GONE = 4
+    """Its process is known to be gone, or ended its session without a goodbye."""
+    DISCONNECTED = 5
+    """Its connection closed and was not built up again in time."""
+    SILENT = 6
+    """Its lease ran out: it was stopped, or its network is cut."""
+    NOT_BACK = 7
+    """It did not come back after a restart of the server."""
+    EVICTED = 8
+    """An operator evicted it."""
+
+
 class Liveness(enum.Enum):
     """Progress of a connected member. The values are the wire's."""
 
@@ -155,6 +178,10 @@ class Member:
     """Progress of the member; meaningless once it has departed."""
     activity: Activity | None = None
     """Its activity when it was last asked; only if it is STUCK."""
+    cause: DepartureCause = DepartureCause.NONE
+    """Cause of its departure."""
+    code: int = 0
+    """Code with which it reported an error of its own; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.effects import Answer, KeySnapshot, KeysRestored, Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DropKey, Evict, RestoreKeys, SnapshotKeys, StopBarrier
-from dmesh_server.core.model import MemberState
+from dmesh_server.core.model import DepartureCause, MemberState
 from dmesh_server.core.transaction import Transaction
 
 OperatorEvent = StopBarrier | Evict | DropKey | SnapshotKeys | RestoreKeys
@@ -78,7 +78,7 @@ def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
         return Operated(changed=False)
     why = f": {event.reason}" if event.reason else ""
     reason = f"evicted by an operator ({event.by}){why}"[: validation.MAX_REASON]
-    membership.depart(cluster, slot, MemberState.FAILED, reason, transaction)
+    membership.depart(cluster, slot, MemberState.FAILED, DepartureCause.EVICTED, reason, transaction)
     return Operated(changed=True)
 
 

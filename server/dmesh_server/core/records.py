@@ -28,6 +28,7 @@ from dmesh_server.core.messages import ranges
 from dmesh_server.core.model import (
     Activity,
     ClusterSettings,
+    DepartureCause,
     Device,
     Job,
     KeyEvent,
@@ -421,11 +422,13 @@ def _member(member: Member) -> dict[str, Any]:
         data["liveness"] = member.liveness.value
     if member.activity is not None:
         data["activity"] = [member.activity.operation, member.activity.age, list(member.activity.stack)]
+    if member.cause is not DepartureCause.NONE:
+        data["cause"] = [member.cause.value, member.code]
     return data
 
 
 def _read_member(data: Any) -> Member:
-    activity = data.get("activity")
+    activity, (cause, code) = data.get("activity"), data.get("cause", (0, 0))
     return Member(
         Task(str(data["job"]), int(data["index"])),
         int(data["incarnation"]),
@@ -438,4 +441,6 @@ def _read_member(data: Any) -> Member:
         str(data["reason"]),
         Liveness(data.get("liveness", Liveness.LIVE.value)),
         None if activity is None else Activity(str(activity[0]), float(activity[1]), tuple(activity[2])),
+        DepartureCause(cause),
+        int(code),
     )

@@ -121,6 +121,8 @@ def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
             epoch=holder.epoch,
             former=holder.former,
             reason=member.reason,
+            cause=member.cause,
+            code=member.code,
             restored=True,
         )
         cluster.roster.add(slot)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from dmesh_server.core.lease import OVER, Lease
 from dmesh_server.core.model import (
     Activity,
+    DepartureCause,
     Device,
     Job,
     Liveness,
@@ -42,6 +43,10 @@ class TaskSlot:
     """Incarnations of earlier holders in this generation, which must never act for the task again."""
     reason: str = ""
     """Reason of the holder's departure."""
+    cause: DepartureCause = DepartureCause.NONE
+    """Cause of the holder's departure."""
+    code: int = 0
+    """Code of the error that the holder reported."""
     session: int | None = None
     """The attached session."""
     lease: Lease = OVER
@@ -74,6 +79,8 @@ class TaskSlot:
             self.reason if self.state.departed else self.complaint,
             self.liveness,
             self.activity,
+            self.cause,
+            self.code,
         )
 
     def outline(self) -> Member:

@@ -191,6 +191,8 @@ def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
         members=(member_to_proto(member, now) for member in error.members),
         epoch=error.epoch,
         fields=error.fields,
+        oldest_revision=error.oldest_revision,
+        revision=error.revision,
     )
 
 
@@ -217,6 +219,8 @@ def member_to_proto(value: Member, now: float) -> common_pb2.Member:
             message.liveness = common_pb2.Liveness.ValueType(value.liveness.value)
         if value.activity is not None:
             message.activity.CopyFrom(activity_to_proto(value.activity))
+        message.cause = common_pb2.DepartureCause.ValueType(value.cause.value)
+        message.code = value.code
         message.last_seen_age_ms = _milliseconds(now - value.last_seen_at)
         message.registered_age_ms = _milliseconds(now - value.registered_at)
         facts = value.process

@@ -177,7 +177,9 @@ class CoordinationServicer:
     async def report_error(self, request: pb.ReportErrorRequest, context: Context) -> pb.ReportErrorResponse:
         """Declares the caller failed."""
         caller = caller_of(request)
-        event = events.ReportError(self._runtime.next_number(), caller, request.request_id, request.message)
+        event = events.ReportError(
+            self._runtime.next_number(), caller, request.request_id, request.message, request.code
+        )
         await self._runtime.request(event, Done)
         logs.warning("error_reported", **describe_caller(caller), message=request.message)
         return pb.ReportErrorResponse()

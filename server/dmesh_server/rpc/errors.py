@@ -70,6 +70,8 @@ def encode_for_metadata(error: CoreError, now: float) -> bytes:
         message=shorten(error.message, _MAX_DETAILS),
         epoch=error.epoch,
         fields=error.fields,
+        oldest_revision=error.oldest_revision,
+        revision=error.revision,
     )
     size = message.ByteSize()
     for member in error.members:

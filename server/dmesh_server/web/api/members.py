@@ -37,9 +37,9 @@ Condition = Annotated[str, StringConstraints(pattern=f"^({'|'.join(CONDITIONS)})
 _EXAMPLE: JsonDict = {
     "task": "/job:worker/task:2", "job": "worker", "index": 2, "incarnation": "00000000000000ff",
     "condition": "LOST", "state": "LOST", "liveness": "LIVE",
-    "reason": "its connection closed without a goodbye", "host": "node7", "pid": 4711,
-    "program": "train.py", "dmesh_version": "0.1.0", "devices": {"CPU": 8}, "last_seen_age": 4.2,
-    "registered_age": 310.5,
+    "reason": "its connection closed without a goodbye", "cause": "PROCESS_GONE", "code": 0,
+    "host": "node7", "pid": 4711, "program": "train.py", "dmesh_version": "0.1.0", "devices": {"CPU": 8},
+    "last_seen_age": 4.2, "registered_age": 310.5,
 }  # fmt: skip
 
 
@@ -60,6 +60,11 @@ class MemberRow(BaseModel):
     state: str = Field(description="REGISTERED, CONNECTED, LEFT, LOST or FAILED")
     liveness: str = Field(description="of a present member: LIVE, BLOCKED (silent) or STUCK (no progress)")
     reason: str = Field(description="reason for its being LOST, FAILED, BLOCKED or STUCK")
+    cause: str = Field(
+        description="cause of its departure: NONE, LEFT, EXITED, REPORTED_ERROR, PROCESS_GONE, DISCONNECTED, "
+        "SILENT, NOT_BACK or EVICTED"
+    )
+    code: int = Field(description="code with which it reported an error of its own; 0 for none")
     host: str = Field(description="host name, as the process sees it")
     pid: int = Field(description="process id on that host")
     program: str = Field(description="program that runs")
@@ -194,6 +199,8 @@ def row(member: Member, now: float) -> dict[str, Any]:
         "state": member.state.name,
         "liveness": member.liveness.name,
         "reason": member.reason,
+        "cause": member.cause.name,
+        "code": member.code,
         "host": process.host,
         "pid": process.pid,
         "program": process.program,
