@@ -17,6 +17,7 @@ from dmesh_server import effect_logging, failpoints
 from dmesh_server.commits import CommitPipeline
 from dmesh_server.core import records
 from dmesh_server.core.core import Core
+from dmesh_server.core.declarations import Declarations
 from dmesh_server.core.effects import (
     Attached,
     BarrierResult,
@@ -36,6 +37,7 @@ from dmesh_server.core.events import (
     Abandon,
     Attach,
     CancelBarrier,
+    DeclareCluster,
     DropKey,
     EndSession,
     EnterBarrier,
@@ -72,6 +74,7 @@ from dmesh_server.core.events import (
     Stalled,
     StopBarrier,
     Tick,
+    WithdrawCluster,
 )
 from dmesh_server.core.log_events import BarrierEnded
 from dmesh_server.core.model import Caller, LastTold, Limits, MemberState
@@ -108,6 +111,8 @@ AnsweredEvent = (
     | RenewLease
     | RevokeLease
     | KvWatch
+    | DeclareCluster
+    | WithdrawCluster
     | StopBarrier
     | Evict
     | DropKey
@@ -242,6 +247,16 @@ class Runtime:
         if refusal is not None:
             raise refusal
         return self._core.views
+
+    @property
+    def declarations(self) -> Declarations:
+        """The declared clusters, as of now.
+
+        Raises:
+            CoreError: The server is not ready, or stops.
+        """
+        self.views  # noqa: B018 - refuses
+        return self._core.declarations
 
     @property
     def store_failure(self) -> str | None:

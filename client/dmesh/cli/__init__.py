@@ -26,6 +26,7 @@ VERBS: Mapping[str, str] = {
     "status": "show whether a cluster is well, and how far it is",
     "why": "say what a cluster waits for, and who is missing",
     "top": "show what each rank is doing, live",
+    "cluster": "declare clusters before their first client",
     "members": "list the members of a cluster",
     "barriers": "list the barriers under way, and who is missing",
     "kv": "look at the keys of a cluster, set and delete them",

@@ -34,12 +34,14 @@ from dmesh_server.core.deadlines import (
     StuckDue,
     WaitDue,
 )
+from dmesh_server.core.declarations import Declaration, Declarations
 from dmesh_server.core.effects import (
     Answer,
     Attached,
     Done,
     Effect,
     HeartbeatAck,
+    Operated,
     Record,
     Registered,
     SessionEnd,
@@ -49,6 +51,7 @@ from dmesh_server.core.events import (
     Abandon,
     Attach,
     CancelBarrier,
+    DeclareCluster,
     DropKey,
     EndSession,
     EnterBarrier,
@@ -86,6 +89,7 @@ from dmesh_server.core.events import (
     Stalled,
     StopBarrier,
     Tick,
+    WithdrawCluster,
 )
 from dmesh_server.core.model import Caller, ClusterState, DepartureCause, Limits, MemberState
 from dmesh_server.core.operations import OperatorEvent, operate
@@ -123,6 +127,8 @@ class Core:
         self.views = ClusterViews(self._clusters)
         """Read models of the clusters."""
         self._store = StoreIdentity(server_incarnation)
+        self.declarations = Declarations(limits)
+        """The clusters that operators have declared."""
         self._epoch_floor = 0
         """The highest epoch of any cluster forgotten, so that epochs grow even through that."""
 
@@ -153,7 +159,8 @@ class Core:
             RecordError: A record cannot be understood.
         """
         assert not self._clusters, "only a new core can be restored"
-        self._store.value, self._epoch_floor, restored = restore_all(durable, now, self._shared)
+        self._store.value, self._epoch_floor, restored, declared = restore_all(durable, now, self._shared)
+        self.declarations.restore(declared)
         self._clusters.update(restored)
         self._ended = {name: None for name, cluster in self._clusters.items() if cluster.ended}
 
@@ -228,7 +235,10 @@ class Core:
                 )
             case ReportStatus() | ReportWaiting() | ReportProcess() | EndSession():
                 self._report(event, transaction)
-            case StopBarrier() | Evict() | DropKey() | SnapshotKeys() | RestoreKeys():
+            case (
+                DeclareCluster() | WithdrawCluster() | StopBarrier() | Evict() | DropKey() | SnapshotKeys()
+                | RestoreKeys()
+            ):  # fmt: skip
                 self._answer(event, transaction, self._operate)
             case Shutdown():
                 self._shutdown(transaction)
@@ -327,6 +337,7 @@ class Core:
             registration.check_registration(event, cluster, self.limits)
             registration.check_free(cluster, task, transaction)
         else:
+            event = self.declarations.applied(event)
             registration.check_registration(event, None, self.limits)
             validation.jobs(event.jobs, self.limits)
             settings = decide(event.settings, self.limits, sum(len(job.addresses) for job in event.jobs))
@@ -432,10 +443,19 @@ class Core:
             )
         return cluster
 
-    def _operate(self, event: OperatorEvent, transaction: Transaction) -> Answer:
+    def _operate(
+        self, event: OperatorEvent | DeclareCluster | WithdrawCluster, transaction: Transaction
+    ) -> Answer:
         if event.caller.task is not None:
             raise validation.invalid("members do not operate on their cluster from outside: name no task")
-        return operate(self._cluster(event.caller), event, transaction)
+        match event:
+            case DeclareCluster():
+                declaration = Declaration(event.tasks, event.settings)
+                return Operated(self.declarations.declare(event.caller.cluster, declaration, transaction))
+            case WithdrawCluster():
+                return Operated(self.declarations.withdraw(event.caller.cluster, transaction))
+            case _:
+                return operate(self._cluster(event.caller), event, transaction)
 
     def _reader(self, event: Request, transaction: Transaction) -> tuple[Cluster, TaskSlot | None]:
         """Returns the cluster that is read, and the task slot of the reader; None for an observer."""

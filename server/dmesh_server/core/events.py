@@ -350,6 +350,21 @@ class Operation(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class DeclareCluster(Operation):
+    """Fixes jobs and settings of the caller's cluster for all of its generations to come."""
+
+    tasks: tuple[tuple[str, int], ...]
+    """Number of tasks of each job, sorted by job."""
+    settings: ClusterSettings
+    """What is open is the first client's to wish."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawCluster(Operation):
+    """Takes a declaration back; a cluster that runs goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopBarrier(Operation):
     """Fails a barrier for all its participants."""
 
@@ -437,6 +452,8 @@ Event = (
     | RenewLease
     | RevokeLease
     | KvWatch
+    | DeclareCluster
+    | WithdrawCluster
     | StopBarrier
     | Evict
     | DropKey

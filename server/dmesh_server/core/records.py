@@ -144,6 +144,13 @@ def encode_seconds(seconds: float) -> bytes:
     return repr(float(seconds)).encode()
 
 
+def encode_declaration(tasks: tuple[tuple[str, int], ...], settings: ClusterSettings) -> bytes:
+    """Encodes the declared jobs and settings of a cluster."""
+    policy = settings.restart_policy
+    wishes = [settings.heartbeat_interval, settings.lease, settings.stuck_after]
+    return _dump({"tasks": tasks, "settings": [policy.value if policy else 0, *wishes]})
+
+
 def encode_generation(generation: Generation) -> bytes:
     """Encodes the fixed facts of a cluster's generation."""
     settings = generation.settings
@@ -240,6 +247,20 @@ def decode_number(record: Record) -> int:
 def decode_lease(record: Record) -> tuple[int, float]:
     """Decodes the number and the time to live of a lease, seconds."""
     return _decoded(record, lambda value: (int(record.key, 16), float(value.decode("ascii"))))
+
+
+def decode_declaration(record: Record) -> tuple[tuple[tuple[str, int], ...], ClusterSettings]:
+    """Decodes the declared jobs and settings of a cluster."""
+
+    def decode(value: bytes) -> tuple[tuple[tuple[str, int], ...], ClusterSettings]:
+        data = json.loads(value)
+        policy, interval, lease, stuck_after = data["settings"]
+        settings = ClusterSettings(
+            RestartPolicy(policy) if policy else None, float(interval), float(lease), float(stuck_after)
+        )
+        return tuple((str(job), int(count)) for job, count in data["tasks"]), settings
+
+    return _decoded(record, decode)
 
 
 def decode_generation(record: Record) -> Generation:

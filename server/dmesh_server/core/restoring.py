@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dmesh_server.core import membership, records
 from dmesh_server.core.cluster import Cluster, ServerState
+from dmesh_server.core.declarations import RECORD
 from dmesh_server.core.effects import Record
 from dmesh_server.core.errors import CoreError
 from dmesh_server.core.model import MemberState
@@ -21,14 +22,15 @@ FLOOR = "floor"
 
 def restore_all(
     durable: Iterable[Record], now: float, shared: ServerState
-) -> tuple[int, int, dict[str, Cluster]]:
+) -> tuple[int, int, dict[str, Cluster], list[Record]]:
     """Rebuilds all clusters.
 
     Members that had not departed come back as REGISTERED, and have a full lease to attach again. Records
     must come in the order in which they were last written.
 
     Returns:
-        The store's identity, 0 if it has none yet; the floor of epochs; and the clusters by name.
+        The store's identity, 0 if it has none yet; the floor of epochs; the clusters by name; and the records
+        of declared clusters.
 
     Raises:
         RecordError: A record cannot be understood, or one is missing.
@@ -37,17 +39,21 @@ def restore_all(
     for record in durable:
         grouped.setdefault(record.cluster, {}).setdefault(record.kind, []).append(record)
     of_server = {FLOOR: 0, STORE: 0}
-    clusters = {}
+    clusters, declared = {}, list[Record]()
     for name, kinds in grouped.items():
         if unknown := kinds.keys() - _KINDS:
             raise RecordError(f"the store has records of unknown kinds ({', '.join(sorted(unknown))})")
         if name:
-            clusters[name] = _restore(name, kinds, now, shared)
+            of_cluster = kinds.get(records.CLUSTER, [])
+            declared += [record for record in of_cluster if record.key == RECORD]
+            kinds[records.CLUSTER] = [record for record in of_cluster if record.key != RECORD]
+            if any(kinds.values()):
+                clusters[name] = _restore(name, kinds, now, shared)
         else:
             of_server |= {record.key: records.decode_number(record) for record in kinds[records.CLUSTER]}
     if clusters and not of_server[STORE]:
         raise RecordError("the record of the store's identity is missing from the store; it is damaged")
-    return of_server[STORE], of_server[FLOOR], clusters
+    return of_server[STORE], of_server[FLOOR], clusters, declared
 
 
 _KINDS = {

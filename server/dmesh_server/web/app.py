@@ -31,6 +31,7 @@ from dmesh_server.web.api import (
     barriers,
     clusters,
     collectives,
+    declarations,
     events,
     keys,
     members,
@@ -165,6 +166,7 @@ def create_app(
     overview = Overview(runtime)
     for resource in (
         clusters.router(runtime),
+        declarations.router(runtime),
         why.router(runtime, pacer),
         members.router(runtime),
         seats.router(runtime, pacer),

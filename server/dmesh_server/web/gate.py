@@ -21,7 +21,9 @@ _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
-_FILTERED_PATHS = PAGE_PATHS | {"/api/v1/clusters", "/api/v1/server", "/openapi.json"}
+_FILTERED_PATHS = PAGE_PATHS | {
+    "/api/v1/clusters", "/api/v1/declarations", "/api/v1/server", "/openapi.json",
+}  # fmt: skip
 """Paths whose answers leave out what a token that is bound to clusters may not see."""
 _EVENT_PATHS = frozenset({"/api/v1/events", "/api/v1/errors"})
 """Paths that such a token may read for one of its clusters."""

@@ -7,7 +7,7 @@ from fastapi import Request
 from dmesh.security.tokens import Role
 from dmesh_server.core.effects import Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.events import DropKey, Evict, StopBarrier
+from dmesh_server.core.events import DeclareCluster, DropKey, Evict, StopBarrier, WithdrawCluster
 from dmesh_server.core.model import Task
 from dmesh_server.event_log import AdminAction
 from dmesh_server.runtime import Runtime
@@ -20,7 +20,7 @@ from dmesh_server.web.gate import has_role
 async def operate(
     runtime: Runtime,
     request: Request,
-    event: StopBarrier | Evict | DropKey,
+    event: DeclareCluster | WithdrawCluster | StopBarrier | Evict | DropKey,
     action: str,
     target: str,
     task: Task | None = None,

@@ -1,0 +1,115 @@
+"""Declared clusters: jobs, timeouts and policies that are fixed before the first client registers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from dmesh_server.core.declarations import Declaration
+from dmesh_server.core.errors import CoreError, ErrorKind
+from dmesh_server.core.events import DeclareCluster, WithdrawCluster
+from dmesh_server.core.model import Caller, ClusterSettings, RestartPolicy
+from dmesh_server.runtime import Runtime
+from dmesh_server.web.api.answers import NAME, ClusterName, Operation, answer, asker, refusals
+from dmesh_server.web.api.operations import operate
+from dmesh_server.web.gate import covers
+
+_Job = Annotated[str, StringConstraints(pattern=NAME)]
+_Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
+class DeclarationBody(BaseModel):
+    """A cluster to declare."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"jobs": {"worker": 8}, "restart_policy": "REJOIN", "lease": 30}]},
+    )
+
+    jobs: dict[_Job, _Count] = Field(min_length=1, max_length=1000, description="number of tasks of each job")
+    restart_policy: str | None = Field(
+        default=None, pattern="^(FAIL_FAST|REJOIN)$", description="null: as the first client wishes"
+    )
+    heartbeat_interval: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds between two heartbeats of a client; null: as the first one wishes",
+    )
+    lease: float | None = Field(
+        default=None,
+        gt=0,
+        description="silence after which a member is blocked or lost, seconds; null: as the first client "
+        "wishes",
+    )
+    stuck_after: float | None = Field(
+        default=None,
+        description="seconds for which others wait for a member before it is asked about it; negative: "
+        "never; null: as the first client wishes",
+    )
+
+
+class DeclarationView(DeclarationBody):
+    """A declared cluster."""
+
+    cluster: str = Field(description="its name")
+
+
+class DeclarationList(BaseModel):
+    """The declared clusters."""
+
+    declarations: list[DeclarationView] = Field(description="sorted by name")
+
+
+def router(runtime: Runtime) -> APIRouter:
+    """Returns the resource."""
+    routes = APIRouter(tags=["clusters"])
+
+    @routes.get("/declarations", response_model=DeclarationList, responses=refusals())
+    async def list_declarations(request: Request) -> Response:
+        """Lists the declared clusters, whether or not they run."""
+        names = [name for name in runtime.declarations.names() if covers(request.scope, name)]
+        return answer(DeclarationList(declarations=[_view(runtime, name) for name in names]))
+
+    @routes.get("/clusters/{cluster}/declaration", response_model=DeclarationView, responses=refusals(404))
+    async def show_declaration(cluster: ClusterName) -> Response:
+        """Shows how a cluster is declared."""
+        return answer(_view(runtime, cluster))
+
+    @routes.put("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals())
+    async def declare_cluster(request: Request, cluster: ClusterName, wanted: DeclarationBody) -> Response:
+        """Fixes the jobs and settings of a cluster for its generations to come. Needs the role `admin`."""
+        settings = ClusterSettings(
+            RestartPolicy[wanted.restart_policy] if wanted.restart_policy else None,
+            wanted.heartbeat_interval or 0.0,
+            wanted.lease or 0.0,
+            wanted.stuck_after or 0.0,
+        )
+        tasks = tuple(sorted(wanted.jobs.items()))
+        event = DeclareCluster(runtime.next_number(), Caller(cluster), asker(request), tasks, settings)
+        target = ", ".join(f"{job}={count}" for job, count in tasks)[:200]
+        return answer(await operate(runtime, request, event, "declare_cluster", target))
+
+    @routes.delete("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals())
+    async def withdraw_cluster(request: Request, cluster: ClusterName) -> Response:
+        """Takes a declaration back; a cluster that runs goes on. Needs the role `admin`."""
+        event = WithdrawCluster(runtime.next_number(), Caller(cluster), asker(request))
+        return answer(await operate(runtime, request, event, "withdraw_cluster", cluster))
+
+    return routes
+
+
+def _view(runtime: Runtime, name: str) -> DeclarationView:
+    declaration: Declaration | None = runtime.declarations.find(name)
+    if declaration is None:
+        raise CoreError(ErrorKind.NOT_REGISTERED, f"no cluster {name!r} is declared on this server")
+    settings = declaration.settings
+    return DeclarationView(
+        cluster=name,
+        jobs=dict(declaration.tasks),
+        restart_policy=settings.restart_policy.name if settings.restart_policy else None,
+        heartbeat_interval=settings.heartbeat_interval or None,
+        lease=settings.lease or None,
+        stuck_after=settings.stuck_after or None,
+    )
