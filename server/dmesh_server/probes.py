@@ -55,23 +55,23 @@ class Prober:
         process = probe.process
         place = (process.boot_id, process.pid_namespace)
         if process.pid > 0 and all(place) and place == (self._boot_id, self._namespace):
-            self._start(self._watch_process(probe))
+            self._start(self._watch_process, probe)
         elif probe.remote and probe.peer_addresses:
-            self._start(self._try_port(probe))
+            self._start(self._try_port, probe)
 
     def close(self) -> None:
         """Ends all probes."""
         for task in self._tasks:
             task.cancel()
 
-    def _start(self, probing: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(probing), name="dmesh-probe")
+    def _start(self, look: Callable[[Probe], Coroutine[None, None, None]], probe: Probe) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(look, probe), name="dmesh-probe")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, probing: Coroutine[None, None, None]) -> None:
+    async def _run(self, look: Callable[[Probe], Coroutine[None, None, None]], probe: Probe) -> None:
         try:
-            await probing
+            await look(probe)  # made here: a probe that is cancelled before it begins leaves no coroutine behind
         except Exception:  # noqa: BLE001 -- a bug: then the lease alone decides
             logs.error("probe_failed", exc_info=True)
 

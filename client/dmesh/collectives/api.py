@@ -156,13 +156,13 @@ class Async(TypedDict, total=False):
 
 
 class SyncOut(Sync, total=False):
-    """Those of calls with a result."""
+    """Options of calls with a result."""
 
     out: Array | None
 
 
 class AsyncOut(Async, total=False):
-    """Those of calls with a result."""
+    """Options of calls with a result."""
 
     out: Array | None
 

@@ -68,7 +68,7 @@ class Cluster:
         self.barriers = Barriers(self.table, self.watchdog, rejoin=self.rejoin)
         """The rules of its barriers."""
         self.reconciliation = BarrierReconciliation(self.table)
-        """What its members say that they have passed."""
+        """Barriers that its members present as passed."""
         self.store = KeyValueStore(self.name, self._shared, self.roster, self.owner)
         """Its keys."""
         self.epoch_waits = EpochWaits(self.name, self._shared, self.state)

@@ -61,7 +61,7 @@ class Register(Mutation):
     settings: ClusterSettings = NO_WISHES
     """Settings that the client wishes for the cluster."""
     told: LastTold | None = None
-    """What the client was last told, if it was registered before."""
+    """Latest state that the client was told of, if it was registered before."""
     owner: str = ""
     """Tenant whose quota a new generation counts for; empty for none."""
 

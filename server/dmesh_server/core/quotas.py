@@ -34,7 +34,7 @@ class Owned(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether all its members have departed."""
+        """True if all its members have departed."""
 
     @property
     def size(self) -> tuple[int, int, int]:

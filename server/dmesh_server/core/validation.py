@@ -17,7 +17,7 @@ MAX_REASON = 4_096
 """Characters of a reason or an error message."""
 
 INT32 = range(-(1 << 31), 1 << 31)
-"""What a 32-bit integer can hold."""
+"""Largest signed 32-bit integer."""
 
 INT64 = range(-(1 << 63), 1 << 63)
 """Range of a 64-bit integer."""

@@ -31,14 +31,14 @@ _NOBODY = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class IssuedToken:
-    """What the server keeps of a token that it has issued."""
+    """Record that the server keeps of a token that it has issued."""
 
     id: str
     """Public name, a part of the token itself."""
     hash: str
     """SHA-256 of the token: 256 random bits, so there is nothing to guess."""
     fingerprint: str
-    """As logs show tokens."""
+    """Fingerprint by which logs name the token."""
     role: Role
     name: str
     clusters: frozenset[str]
@@ -87,7 +87,7 @@ class IssuedTokens:
 
     @property
     def durable(self) -> bool:
-        """Whether they outlive the server's process."""
+        """True if they outlive the server's process."""
         return self._path is not None
 
     def identify(self, shown: str) -> Token | None:
