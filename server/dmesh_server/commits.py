@@ -60,7 +60,7 @@ class CommitPipeline:
         on_change: Callable[[], None],
         measures: Measures,
     ) -> None:
-        """Makes a pipeline.
+        """Make a pipeline.
 
         Args:
             store: Keeps the records.
@@ -87,13 +87,13 @@ class CommitPipeline:
         self.failure: str | None = None
 
     async def load(self) -> Sequence[Record]:
-        """Reads all records from the store."""
+        """Read all records from the store."""
         if self._thread is None:
             return self._store.load()
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._store.load)
 
     def submit(self, effects: Sequence[Effect]) -> None:
-        """Takes the effects of one event: commits its records and then releases the rest."""
+        """Take the effects of one event: commits its records and then releases the rest."""
         persists = [effect for effect in effects if isinstance(effect, Persist)]
         if not persists:
             if self._thread is None:
@@ -125,17 +125,17 @@ class CommitPipeline:
             self._commit_now()
 
     def hold(self, effect: Effect) -> None:
-        """Keeps an effect until everything that was submitted is durable."""
+        """Keep an effect until everything that was submitted is durable."""
         self._gathering.effects.append(effect)
 
     def is_undurable(self, cluster: str, kind: str, key: str | None = None) -> bool:
-        """Tells whether the store has refused, so far, this record, or any of its kind if `key` is None."""
+        """Tell whether the store has refused, so far, this record, or any of its kind if `key` is None."""
         if key is not None:
             return (cluster, kind, key) in self._undurable
         return any((owner, what) == (cluster, kind) for owner, what, _ in self._undurable)
 
     async def drain(self) -> None:
-        """Waits until everything submitted is durable and released, or cannot be made so."""
+        """Wait until everything submitted is durable and released, or cannot be made so."""
         self._closing = True
         self._hurry.set()
         if self._thread is not None and self._gathering.records:
@@ -144,7 +144,7 @@ class CommitPipeline:
             await self._task
 
     async def close(self) -> None:
-        """Drains, and closes the store."""
+        """Drain, and close the store."""
         await self.drain()
         if self._lazy_timer is not None:
             self._lazy_timer.cancel()
@@ -157,7 +157,7 @@ class CommitPipeline:
             self._thread.shutdown(wait=False)
 
     def _release_in_turn(self, effects: Sequence[Effect], *, may_overtake: bool = False) -> None:
-        """Releases effects that need no commit: at once, or after those that they may build on."""
+        """Release effects that need no commit: at once, or after those that they may build on."""
         pending = [self._gathering] if self._under_way is None else [self._gathering, self._under_way]
         wait = any(batch.ordered if may_overtake else batch.eager for batch in pending)
         if wait and self.failure is None:

@@ -11,7 +11,7 @@ _BARRIER_FAILURES = (ErrorKind.BARRIER_TIMEOUT, ErrorKind.BARRIER_FAILED, ErrorK
 
 
 def log_message(message: Message, cluster: str) -> None:
-    """Logs a message to the sessions of `cluster`, once for all of them, if operators need it."""
+    """Log a message to the sessions of `cluster`, once for all of them, if operators need it."""
     match message:
         case MembershipChange():
             for member in message.departed:

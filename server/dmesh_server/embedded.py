@@ -48,7 +48,7 @@ class EmbeddedServer:
         tls: ServerTls | None = None,
         traces: Traces | None = None,
     ) -> None:
-        """Makes a server that does not run yet; see `start`."""
+        """Make a server that does not run yet; see `start`."""
         self._traces = traces
         self._access = access
         self._tls = tls
@@ -64,7 +64,7 @@ class EmbeddedServer:
         self.address = ""
 
     def stop(self, grace: float = 1.0) -> None:
-        """Tells all sessions that the server stops, gives calls under way `grace` seconds, and ends it.
+        """Tell all sessions that the server stops, give calls under way `grace` seconds, and ends it.
 
         Idempotent; may be called by any thread. Returns when the port is free again.
         """
@@ -128,7 +128,7 @@ def start(
     insecure: bool = False,
     traces: Provider | None = None,
 ) -> EmbeddedServer:
-    """Starts a server in this process and returns when it accepts calls.
+    """Start a server in this process and return when it accepts calls.
 
     Args:
         listen: HOST:PORT; port 0 for any free one.

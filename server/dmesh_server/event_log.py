@@ -95,7 +95,7 @@ class Entry:
     __slots__ = ("encoded", "event", "kind", "number", "time")
 
     def __init__(self, number: int, time: float, kind: str, event: Event) -> None:
-        """Makes an entry that is not encoded yet."""
+        """Make an entry that is not encoded yet."""
         self.number = number
         self.time = time
         self.kind = kind
@@ -143,7 +143,7 @@ class Filter:
     """Select events about this member."""
 
     def __call__(self, entry: Entry) -> bool:
-        """Tells whether an event is one of them."""
+        """Tell whether an event is one of them."""
         return (
             (self.kinds is None or entry.kind in self.kinds)
             and (self.cluster is None or entry.event.cluster == self.cluster)
@@ -177,7 +177,7 @@ class Feed:
     """One reader's events as they happen; it closes when the reader falls behind."""
 
     def __init__(self, keep: Filter, limit: int) -> None:
-        """Makes a feed; `EventLog.subscribe` attaches it."""
+        """Make a feed; `EventLog.subscribe` attaches it."""
         self.keep = keep
         self.send_queue: SendQueue[Entry] = SendQueue(limit)
 
@@ -188,7 +188,7 @@ class EventLog:
     def __init__(
         self, clock: Callable[[], float], *, most: int = _MOST, most_routine: int = _MOST_ROUTINE
     ) -> None:
-        """Begins empty.
+        """Begin empty.
 
         Args:
             clock: Unix time, seconds.
@@ -217,7 +217,7 @@ class EventLog:
         return len(self._feeds)
 
     def note(self, event: Event) -> None:
-        """Appends an event and delivers it to the readers."""
+        """Append an event and deliver it to the readers."""
         kind = kind_of(event)
         self.counts[kind] += 1
         self._last += 1
@@ -228,7 +228,7 @@ class EventLog:
                 feed.send_queue.put(entry)
 
     def page(self, after: int | None, limit: int, keep: Filter) -> Page:
-        """Returns the first events after a number, oldest first.
+        """Return the first events after a number, oldest first.
 
         Args:
             after: Number of the last one that the reader knows of; None: whatever is kept.
@@ -245,12 +245,12 @@ class EventLog:
         return Page(entries, last, more, lost if lost > after else 0)
 
     def latest(self, before: int, limit: int, keep: Filter) -> tuple[Entry, ...]:
-        """Returns the last events before a number, newest first; 0: before none."""
+        """Return the last events before a number, newest first; 0: before none."""
         newest = merge(*(ring.before(before) for ring in self._rings(keep)), key=_number, reverse=True)
         return tuple(islice(filter(keep, newest), limit))
 
     def subscribe(self, keep: Filter, limit: int = _UNREAD) -> Feed:
-        """Returns a feed of the events from now on. Pair with `unsubscribe`."""
+        """Return a feed of the events from now on. Pair with `unsubscribe`."""
         feed = Feed(keep, limit)
         if self.closed:
             feed.send_queue.close()
@@ -258,7 +258,7 @@ class EventLog:
         return feed
 
     def unsubscribe(self, feed: Feed) -> None:
-        """Ends a feed. Idempotent."""
+        """End a feed. Idempotent."""
         self._feeds.discard(feed)
         feed.send_queue.close()
 
@@ -266,7 +266,7 @@ class EventLog:
         return (self._notable, self._routine) if keep.routine else (self._notable,)
 
     def close(self) -> None:
-        """Ends all feeds: the server stops."""
+        """End all feeds: the server stops."""
         self.closed = True
         for feed in self._feeds:
             feed.send_queue.close()
@@ -310,7 +310,7 @@ class _Ring:
 
 
 def kind_of(event: Event) -> str:
-    """Returns the event's kind, one of `KINDS`."""
+    """Return the event's kind, one of `KINDS`."""
     match event:
         case BarrierEnded():
             return "barrier_failed" if event.error else ROUTINE
@@ -333,7 +333,7 @@ def kind_of(event: Event) -> str:
 
 
 def task_of(event: Event) -> Task | None:
-    """Returns the member that an event is about, if it is about one."""
+    """Return the member that an event is about, if it is about one."""
     match event:
         case MemberJoined() | MemberDeparted() | LivenessTold():
             return event.member.task
@@ -343,7 +343,7 @@ def task_of(event: Event) -> Task | None:
 
 
 def preemption(event: KvSet) -> Preemption:
-    """Reads a preemption notice that a client set as a key under `PREEMPTION_NOTICES`."""
+    """Read a preemption notice that a client set as a key under `PREEMPTION_NOTICES`."""
     try:
         content = json.loads(event.value) if len(event.value) <= 1 << 16 else None
     except (ValueError, RecursionError):  # a client may set any key to anything
@@ -358,7 +358,7 @@ def _number(entry: Entry) -> int:
 
 
 def _size(event: Event) -> int:
-    """Returns about how much memory an event keeps, bytes."""
+    """Return about how much memory an event keeps, bytes."""
     texts: Sequence[str]
     match event:
         case MemberJoined() | MemberDeparted() | LivenessTold():

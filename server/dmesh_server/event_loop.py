@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` on a loop of its own, like `asyncio.run`."""
+    """Run `main` on a loop of its own, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=_factory()) as runner:
         return runner.run(main)
 

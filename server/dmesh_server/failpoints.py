@@ -66,7 +66,7 @@ _counting = threading.Lock()
 
 
 def hit(point: str) -> None:
-    """Passes a point: does what is enabled there, nothing by default.
+    """Pass a point: does what is enabled there, nothing by default.
 
     Raises:
         OSError: The point is told to fail.
@@ -76,7 +76,7 @@ def hit(point: str) -> None:
 
 
 def configure(text: str) -> None:
-    """Enables exactly what `text` says, in the notation of DMESH_FAILPOINTS; nothing if it is empty.
+    """Enable exactly what `text` says, in the notation of DMESH_FAILPOINTS; nothing if it is empty.
 
     Raises:
         ValueError: A point or an action is not known, or a number is none. Nothing has changed.
@@ -89,7 +89,7 @@ def configure(text: str) -> None:
 
 
 def enabled() -> tuple[str, ...]:
-    """Returns the names of the points that are enabled."""
+    """Return the names of the points that are enabled."""
     return tuple(_active or ())
 
 

@@ -30,7 +30,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, what: str) -> Address:
-        """Reads `HOST:PORT` or `[IPV6]:PORT`.
+        """Read `HOST:PORT` or `[IPV6]:PORT`.
 
         Args:
             text: The address.
@@ -56,7 +56,7 @@ class Address:
         return cls(host, port)
 
     def resolve(self) -> list[str]:
-        """Returns the IP addresses of the host, in the order of the system's preference.
+        """Return the IP addresses of the host, in the order of the system's preference.
 
         Raises:
             ConfigurationError: The name is unknown.
@@ -71,12 +71,12 @@ class Address:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def is_loopback(self) -> bool:
-        """Returns whether only this machine can reach the address."""
+        """Return whether only this machine can reach the address."""
         return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in self.resolve())
 
 
 def bind(address: Address) -> list[socket.socket]:
-    """Opens listening sockets on every IP address of the host that this machine has, all with the same port.
+    """Open listening sockets on every IP address of the host that this machine has, all with the same port.
 
     A name such as `localhost` stands for several addresses. Listening on some of them while another program
     has the port on the rest would send clients to the wrong server.

@@ -48,7 +48,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(settings: ServerSettings, announce: Callable[[str], None] | None = None) -> int:
-    """Runs a server until SIGTERM or SIGINT and returns the process's exit code.
+    """Run a server until SIGTERM or SIGINT and return the process's exit code.
 
     A second signal ends the process at once.
 
@@ -80,7 +80,7 @@ def serve(settings: ServerSettings, announce: Callable[[str], None] | None = Non
 
 
 def serve_flags(flags: argparse.Namespace) -> int:
-    """Runs a server as the command line says; see `serve` and `ServerSettings.from_flags`."""
+    """Run a server as the command line says; see `serve` and `ServerSettings.from_flags`."""
     return serve(ServerSettings.from_flags(flags))
 
 
@@ -141,7 +141,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
 
 
 def _traces(settings: ServerSettings, undo: contextlib.AsyncExitStack) -> Traces | None:
-    """Returns the maker of spans of calls, ended by `undo`; None without tracing."""
+    """Return the maker of spans of calls, ended by `undo`; None without tracing."""
     if not settings.otel:
         return None
     from dmesh.telemetry import open_provider
@@ -234,7 +234,7 @@ def _open_store(settings: ServerSettings) -> Store:
 
 @contextlib.contextmanager
 def _blame(settings: ServerSettings) -> Iterator[None]:
-    """Reports errors as faults of the data directory, which the operator has to mend."""
+    """Report errors as faults of the data directory, which the operator has to mend."""
     try:
         yield
     except StoreRefusedError:

@@ -80,7 +80,7 @@ class MeshReport:
 
 
 def read_mesh(message: pb.AnnouncedMesh) -> MeshReport | None:
-    """Reads a mesh; None if it is malformed. Malformed runs of devices are left out."""
+    """Read a mesh; None if it is malformed. Malformed runs of devices are left out."""
     axes = tuple((axis.name[:_NAME], axis.size) for axis in message.axes)
     if not 0 < len(axes) <= _AXES or any(not 0 < size <= MOST_DEVICES for _, size in axes):
         return None

@@ -51,7 +51,7 @@ class Prober:
         self._connects = 0
 
     def begin(self, probe: Probe) -> None:
-        """Begins to look for a process."""
+        """Begin to look for a process."""
         process = probe.process
         place = (process.boot_id, process.pid_namespace)
         if process.pid > 0 and all(place) and place == (self._boot_id, self._namespace):
@@ -60,7 +60,7 @@ class Prober:
             self._start(self._try_port, probe)
 
     def close(self) -> None:
-        """Ends all probes."""
+        """End all probes."""
         for task in self._tasks:
             task.cancel()
 
@@ -71,7 +71,9 @@ class Prober:
 
     async def _run(self, look: Callable[[Probe], Coroutine[None, None, None]], probe: Probe) -> None:
         try:
-            await look(probe)  # made here: a probe that is cancelled before it begins leaves no coroutine behind
+            await look(
+                probe
+            )  # made here: a probe that is cancelled before it begins leaves no coroutine behind
         except Exception:  # noqa: BLE001 -- a bug: then the lease alone decides
             logs.error("probe_failed", exc_info=True)
 
@@ -117,7 +119,7 @@ class Prober:
 
 
 def _pauses(times: tuple[float, ...], every: float | None = None) -> Iterator[float]:
-    """Yields the pauses between given times, then `every` for ever."""
+    """Yield the pauses between given times, then `every` for ever."""
     before = 0.0
     for time in times:
         yield time - before
@@ -127,7 +129,7 @@ def _pauses(times: tuple[float, ...], every: float | None = None) -> Iterator[fl
 
 
 async def _address_at(addresses: tuple[str, ...], remote: str) -> tuple[str, int] | None:
-    """Returns the first of a client's own addresses that is one of the host from which its session came."""
+    """Return the first of a client's own addresses that is one of the host from which its session came."""
     for text in addresses:
         name, _, port = text.rpartition(":")
         name = name.strip("[]")
@@ -137,7 +139,7 @@ async def _address_at(addresses: tuple[str, ...], remote: str) -> tuple[str, int
 
 
 async def _resolve(name: str) -> set[str]:
-    """Returns the addresses of a host; none if they are not known soon."""
+    """Return the addresses of a host; none if they are not known soon."""
     with contextlib.suppress(ValueError):
         return {str(ipaddress.ip_address(name))}
     try:
@@ -149,7 +151,7 @@ async def _resolve(name: str) -> set[str]:
 
 
 async def _connect(address: str, port: int) -> bool | None:
-    """Connects once. True: accepted; False: refused; None: neither within the time."""
+    """Connect once. True: accepted; False: refused; None: neither within the time."""
     try:
         async with asyncio.timeout(_CONNECT_WITHIN):
             _, writer = await asyncio.open_connection(address, port)

@@ -184,14 +184,14 @@ class MemberProgress:
     _brief: tuple[GroupBrief, ...] | None = None
 
     def message(self) -> pb.ProgressReport | None:
-        """Decodes the report without cutting it to the bounds for display; None if it is malformed."""
+        """Decode the report without cutting it to the bounds for display; None if it is malformed."""
         try:
             return pb.ProgressReport.FromString(self.encoded)
         except DecodeError:  # a member may send any bytes
             return None
 
     def read(self, *, recent: bool = True) -> Report | None:
-        """Returns the report; None if it is malformed.
+        """Return the report; None if it is malformed.
 
         Args:
             recent: True to include its latest calls, which are most of it.
@@ -200,7 +200,7 @@ class MemberProgress:
         return None if message is None else _report(message, self.received_at, recent)
 
     def brief(self) -> tuple[GroupBrief, ...] | None:
-        """Returns its groups in brief; None if the report is malformed. Decodes once and keeps the result."""
+        """Return its groups in brief; None if the report is malformed. Decodes once and keeps the result."""
         if self._brief is None:
             message = self.message()
             if message is None:
@@ -213,7 +213,7 @@ class ProgressBook:
     """Keeps the last report of each member."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Begins empty.
+        """Begin empty.
 
         Args:
             clock: The server's monotonic seconds.
@@ -224,7 +224,7 @@ class ProgressBook:
         self._dropping = False
 
     def note(self, caller: Caller, encoded: bytes) -> None:
-        """Keeps a report in place of the member's last one, if there is room for it."""
+        """Keep a report in place of the member's last one, if there is room for it."""
         if caller.task is None or len(encoded) > MOST_BYTES:
             return
         now = self._clock()
@@ -248,13 +248,13 @@ class ProgressBook:
                 said.brief()
 
     def members(self, cluster: str) -> tuple[MemberProgress, ...]:
-        """Returns the last report of each member of a cluster, sorted by task; departed ones included."""
+        """Return the last report of each member of a cluster, sorted by task; departed ones included."""
         self._forget(self._clock())
         kept = self._clusters.get(cluster)
         return () if kept is None else tuple(sorted(kept.members.values(), key=_slot_order))
 
     def look(self, cluster: str) -> tuple[MemberProgress, ...]:
-        """Returns the same for readers of the briefs that will come back.
+        """Return the same for readers of the briefs that will come back.
 
         For a while, new reports are decoded in brief on arrival: decoding a thousand at once would hold the
         loop up.
@@ -300,7 +300,7 @@ def _report(message: pb.ProgressReport, at: float, recent: bool) -> Report:
 
 
 def meshes_of(message: pb.ProgressReport) -> tuple[MeshReport, ...]:
-    """Returns the meshes of a report, without reading the rest of it."""
+    """Return the meshes of a report, without reading the rest of it."""
     return tuple(mesh for mesh in map(read_mesh, message.meshes[:_MESHES]) if mesh is not None)
 
 

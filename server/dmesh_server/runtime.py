@@ -157,7 +157,7 @@ class Runtime:
         session_queue: int = 1024,
         quotas: Quotas | None = None,
     ) -> None:
-        """Makes a runtime that is not started yet.
+        """Make a runtime that is not started yet.
 
         Args:
             store: Where accepted events become durable.
@@ -191,7 +191,7 @@ class Runtime:
         self._listeners: list[Callable[[], None]] = []
 
     async def start(self) -> None:
-        """Restores the store's state; the runtime is ready when this returns."""
+        """Restore the store's state; the runtime is ready when this returns."""
         found = await self._pipeline.load()
         self._core.restore(found, self._clock())
         self._not_ready = None
@@ -202,7 +202,7 @@ class Runtime:
         self._readiness_changed()
 
     def begin_shutdown(self) -> None:
-        """Tells everybody that the server stops: waiting calls are answered, sessions end. Idempotent."""
+        """Tell everybody that the server stops: waiting calls are answered, sessions end. Idempotent."""
         if self._stopping:
             return
         self._cancel_timer()
@@ -216,7 +216,7 @@ class Runtime:
         self._readiness_changed()
 
     async def shutdown(self) -> None:
-        """Begins the shutdown and ends all waits."""
+        """Begin the shutdown and ends all waits."""
         self.begin_shutdown()
         await self._pipeline.drain()
         pending, self._pending = self._pending, {}
@@ -228,12 +228,12 @@ class Runtime:
             watch.send_queue.close()
 
     async def close(self) -> None:
-        """Ends the runtime; everything acknowledged is durable when this returns."""
+        """End the runtime; everything acknowledged is durable when this returns."""
         await self.shutdown()
         await self._pipeline.close()
 
     def readiness(self) -> str | None:
-        """Returns why the server cannot do its work now, or None if it can."""
+        """Return why the server cannot do its work now, or None if it can."""
         return self._not_ready or self._pipeline.failure
 
     @property
@@ -274,28 +274,28 @@ class Runtime:
         return len(self._pending)
 
     def add_readiness_listener(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` on the loop whenever `readiness` may have changed."""
+        """Call `listener` on the loop whenever `readiness` may have changed."""
         self._listeners.append(listener)
 
     def now(self) -> float:
-        """Returns the time by the runtime's monotonic clock, seconds."""
+        """Return the time by the runtime's monotonic clock, seconds."""
         return self._clock()
 
     def next_number(self) -> int:
-        """Returns a number that was never used before, for a token or a session."""
+        """Return a number that was never used before, for a token or a session."""
         self._last_number += 1
         return self._last_number
 
     def random_incarnation(self) -> int:
-        """Returns a random number for a new generation of a cluster."""
+        """Return a random number for a new generation of a cluster."""
         return secrets.randbits(64) or 1
 
     def random_secret(self) -> bytes:
-        """Returns a secret for a new generation of a cluster."""
+        """Return a secret for a new generation of a cluster."""
         return secrets.token_bytes(32)
 
     async def request(self, event: AnsweredEvent, answer: type[A]) -> A:
-        """Hands a request in and waits for its answer, which must be an `answer`.
+        """Hand a request in and wait for its answer, which must be an `answer`.
 
         Cancelling the call abandons the request: a change may still happen, a blocked read ends.
 
@@ -322,7 +322,7 @@ class Runtime:
         return result
 
     def ask(self, event: AnsweredEvent, sink: Sink) -> None:
-        """Hands a request in; `sink` gets its answer, now or later, unless the request is abandoned."""
+        """Hand a request in; `sink` gets its answer, now or later, unless the request is abandoned."""
         refusal = self._early_refusal(event)
         if refusal is not None:
             sink(refusal)
@@ -337,14 +337,14 @@ class Runtime:
             raise
 
     def abandon(self, token: int) -> None:
-        """Forgets a request: a change may still happen, a blocked read ends. Idempotent."""
+        """Forget a request: a change may still happen, a blocked read ends. Idempotent."""
         self._pending.pop(token, None)
         self._apply(Abandon(token))
 
     async def open_session(
         self, caller: Caller, told: LastTold | None = None, remote: str = ""
     ) -> tuple[Session, Attached]:
-        """Attaches a new session to the caller's task slot. Pair with `close_session`.
+        """Attach a new session to the caller's task slot. Pair with `close_session`.
 
         Args:
             caller: Whose task slot it is.
@@ -365,7 +365,7 @@ class Runtime:
         return session, attached
 
     def close_session(self, session: Session) -> None:
-        """Notes that a session's stream has ended. Idempotent."""
+        """Note that a session's stream has ended. Idempotent."""
         if self._sessions.pop(session.number, None) is not None:
             session.send_queue.close()
             self.measures.sessions_dropped += session.dropped
@@ -373,11 +373,11 @@ class Runtime:
             logs.debug("session_closed", **describe_caller(session.caller), session=session.number)
 
     def send(self, event: Said) -> None:
-        """Hands in a session's message."""
+        """Hand in a session's message."""
         self._apply(event)
 
     async def open_watch(self, event: KvWatch) -> Watch:
-        """Puts a watch in place. Pair with `close_watch`.
+        """Put a watch in place. Pair with `close_watch`.
 
         Raises:
             CoreError: The watch was refused.
@@ -394,17 +394,17 @@ class Runtime:
         return watch
 
     def close_watch(self, watch: Watch) -> None:
-        """Ends a watch. Idempotent."""
+        """End a watch. Idempotent."""
         if self._watches.pop(watch.token, None) is not None:
             watch.send_queue.close()
             self._apply(Abandon(watch.token))
 
     def tick(self) -> None:
-        """Lets the core act on the time that has passed; called by the timer, or by a test's clock."""
+        """Let the core act on the time that has passed; called by the timer, or by a test's clock."""
         self._apply(Tick())
 
     def _noting(self, event: KvSet, sink: Sink) -> Sink:
-        """Notes a preemption when its announcement has become a key; of several, the first one does."""
+        """Note a preemption when its announcement has become a key; of several, the first one does."""
 
         def settle(answer: object) -> None:
             if isinstance(answer, KvRevision):
@@ -442,7 +442,7 @@ class Runtime:
         return None
 
     def _would_show_undurable(self, event: AnsweredEvent) -> bool:
-        """Tells whether a read would show a change that the store has refused so far."""
+        """Tell whether a read would show a change that the store has refused so far."""
         match event:
             case KvGet():
                 return self._pipeline.is_undurable(event.caller.cluster, records.KEY, event.key)
@@ -469,14 +469,14 @@ class Runtime:
         self._schedule()
 
     def _beat(self) -> None:
-        """Measures stalls: it is called every `_PULSE`, unless the loop does not run."""
+        """Measure stalls: it is called every `_PULSE`, unless the loop does not run."""
         self._note_stall()
         loop = asyncio.get_running_loop()
         self._pulse_at = loop.time() + _PULSE
         self._pulse = loop.call_at(self._pulse_at, self._beat)
 
     def _note_stall(self) -> None:
-        """Tells the core of a stall that is over before it judges anybody by the time that has passed."""
+        """Tell the core of a stall that is over before it judges anybody by the time that has passed."""
         now = asyncio.get_running_loop().time()
         stall = now - self._pulse_at
         if stall > _PULSE:
@@ -580,7 +580,7 @@ class Runtime:
 
 
 def _tells_of_loss(push: Push) -> bool:
-    """Returns whether a message says that a member was lost or failed.
+    """Return whether a message says that a member was lost or failed.
 
     Others act on it, so a crash of the server must not undo it: nobody hears of it before it is durable.
     """

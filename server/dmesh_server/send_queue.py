@@ -18,7 +18,7 @@ class SendQueue(Generic[T]):
     """
 
     def __init__(self, limit: int, max_bytes: int | None = None) -> None:
-        """Makes an empty send queue.
+        """Make an empty send queue.
 
         Args:
             limit: How many items it holds at most.
@@ -39,7 +39,7 @@ class SendQueue(Generic[T]):
         """Called when there is something to take, or the queue is closed; for readers that do not wait."""
 
     def put(self, item: T, size: int = 0) -> None:
-        """Adds an item of `size` bytes; ignored once the send queue is closed."""
+        """Add an item of `size` bytes; ignored once the send queue is closed."""
         if self._closed:
             return
         too_large = self._max_bytes is not None and self.size > 0 and self.size + size > self._max_bytes
@@ -57,7 +57,7 @@ class SendQueue(Generic[T]):
             self._wake()
 
     def close(self) -> None:
-        """Takes no further items; the reader still gets the queued ones."""
+        """Take no further items; the reader still gets the queued ones."""
         self._closed = True
         self._wake()
         self._tell_drained()
@@ -68,7 +68,7 @@ class SendQueue(Generic[T]):
         return self._closed
 
     def take_all(self) -> list[T]:
-        """Returns all items that are queued, without waiting."""
+        """Return all items that are queued, without waiting."""
         items = [item for item, _ in self._items]
         self._items.clear()
         self.size = 0
@@ -77,7 +77,7 @@ class SendQueue(Generic[T]):
         return items
 
     async def get(self) -> T | None:
-        """Returns the next item, or None when a closed send queue is empty. For one reader at a time."""
+        """Return the next item, or None when a closed send queue is empty. For one reader at a time."""
         while not self._items:
             if self._closed:
                 return None
@@ -93,7 +93,7 @@ class SendQueue(Generic[T]):
         return item
 
     async def drained(self, mark: int) -> None:
-        """Waits until at most `mark` bytes are queued, or the queue is closed. For one waiter at a time."""
+        """Wait until at most `mark` bytes are queued, or the queue is closed. For one waiter at a time."""
         while self.size > mark and not self._closed:
             self._mark = mark
             self._drained = asyncio.get_running_loop().create_future()

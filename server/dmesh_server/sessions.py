@@ -50,7 +50,7 @@ class Session:
         max_bytes: int = MAX_SESSION_BYTES,
         remote: str = "",
     ) -> None:
-        """Makes a session that may fall `queue_limit` messages, or `max_bytes` of answers behind."""
+        """Make a session that may fall `queue_limit` messages, or `max_bytes` of answers behind."""
         self.number = number
         self.caller = caller
         self.remote = remote
@@ -63,7 +63,7 @@ class Session:
         self.on_told: Callable[[Message], None] | None = None
 
     def tell(self, outgoing: OutgoingMessage) -> None:
-        """Queues a message; the last one closes the queue."""
+        """Queue a message; the last one closes the queue."""
         if self.on_told is not None:
             self.on_told(outgoing.message)
         if self.express is not None and not isinstance(outgoing.message, HeartbeatAck | SessionEnd):
@@ -74,20 +74,20 @@ class Session:
             self.send_queue.close()
 
     def answer(self, encoded: bytes) -> None:
-        """Queues an answer to a call."""
+        """Queue an answer to a call."""
         if self.express is not None:
             self.express(encoded)
         else:
             self._put(encoded, len(encoded))
 
     def fail(self, fault: CoreError | None = None) -> None:
-        """Ends the session after the queued messages; the client may come back."""
+        """End the session after the queued messages; the client may come back."""
         if self.fault is None:
             self.fault = fault
         self.send_queue.close()
 
     def drop(self) -> None:
-        """Ends the session of a client that does not read its messages."""
+        """End the session of a client that does not read its messages."""
         self.dropped = True
         logs.warning(
             "session_dropped", **describe_caller(self.caller), reason="it does not read what it is sent"
@@ -110,14 +110,14 @@ class Watch:
     """A watch in place."""
 
     def __init__(self, token: int, queue_limit: int, max_bytes: int) -> None:
-        """Makes a watch that may fall `queue_limit` revisions, or `max_bytes` of keys and values behind."""
+        """Make a watch that may fall `queue_limit` revisions, or `max_bytes` of keys and values behind."""
         self.token = token
         self.send_queue: SendQueue[WatchPush] = SendQueue(queue_limit, max_bytes)
         self.revision = 0
 
 
 def describe_caller(caller: Caller) -> dict[str, object]:
-    """Returns the log fields that name a caller."""
+    """Return the log fields that name a caller."""
     return {
         "cluster": caller.cluster,
         "task": caller.task or "observer",

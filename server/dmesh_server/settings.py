@@ -107,7 +107,7 @@ class ServerSettings:
 
     @classmethod
     def from_flags(cls, flags: argparse.Namespace) -> ServerSettings:
-        """Reads the command line of `dmesh serve`: texts and switches, named like the flags.
+        """Read the command line of `dmesh serve`: texts and switches, named like the flags.
 
         Raises:
             ConfigurationError: One of them cannot work.
@@ -164,7 +164,7 @@ class ServerSettings:
         )
 
     def describe(self) -> list[Setting]:
-        """Returns all settings with their origins."""
+        """Return all settings with their origins."""
         found = []
         for one in fields(self):
             value = getattr(self, one.name)

@@ -136,7 +136,7 @@ def key_value_set(
     lease: Lease | None = None,
     ephemeral: bool = False,
 ) -> int:
-    """Sets a key.
+    """Set a key.
 
     Args:
         key: 1-1024 bytes in UTF-8. "/" has no meaning of its own; `dmesh/...` are the SDK's own keys.
@@ -172,7 +172,7 @@ def key_value_set(
 
 
 def lease(ttl: float, *, keep_alive: bool = True) -> Lease:
-    """Grants a lease: keys that are set with it are deleted when it ends.
+    """Grant a lease: keys that are set with it are deleted when it ends.
 
     ```python
     from dmesh import coordination
@@ -207,7 +207,7 @@ def key_value_get(key: str, timeout: float | None = None, *, encoding: str) -> s
 
 
 def key_value_get(key: str, timeout: float | None = None, *, encoding: str | None = None) -> str | bytes:
-    """Reads a key, waiting for somebody to set it.
+    """Read a key, waiting for somebody to set it.
 
     Args:
         key: The key.
@@ -231,7 +231,7 @@ def key_value_try_get(key: str, *, encoding: str) -> str | None: ...
 
 
 def key_value_try_get(key: str, *, encoding: str | None = None) -> str | bytes | None:
-    """Reads a key without waiting; returns None if there is no such key.
+    """Read a key without waiting; return None if there is no such key.
 
     Args:
         key: The key.
@@ -241,7 +241,7 @@ def key_value_try_get(key: str, *, encoding: str | None = None) -> str | bytes |
 
 
 def key_value_get_many(keys: Iterable[str]) -> Snapshot:
-    """Reads many keys in one call, all at one revision; those that do not exist are left out.
+    """Read many keys in one call, all at one revision; those that do not exist are left out.
 
     Returns:
         A dictionary in the order asked for, with the revision as an attribute.
@@ -250,7 +250,7 @@ def key_value_get_many(keys: Iterable[str]) -> Snapshot:
 
 
 def key_value_list(prefix: str) -> Snapshot:
-    """Reads all keys that start with `prefix` in one call, all at one revision; empty for all keys.
+    """Read all keys that start with `prefix` in one call, all at one revision; empty for all keys.
 
     Returns:
         A dictionary sorted by key, with the revision as an attribute: `watch(prefix, listed.revision + 1)`
@@ -260,13 +260,13 @@ def key_value_list(prefix: str) -> Snapshot:
 
 
 def key_value_delete(key: str, *, is_prefix: bool = False) -> int:
-    """Deletes a key, or with `is_prefix` every key that starts with it; returns how many there were."""
+    """Delete a key, or with `is_prefix` every key that starts with it; return how many there were."""
     refuse_reserved(key, "keys")
     return _agent().key_value_delete(key, is_prefix=is_prefix)
 
 
 def key_value_increment(key: str, amount: int = 1) -> int:
-    """Adds to a key whose value is a decimal integer, atomically; a missing key counts as 0.
+    """Add to a key whose value is a decimal integer, atomically; a missing key counts as 0.
 
     Returns:
         The sum.
@@ -281,7 +281,7 @@ def key_value_increment(key: str, amount: int = 1) -> int:
 def key_value_compare_and_set(
     key: str, expected: str | bytes | None, value: str | bytes
 ) -> CompareAndSetResult:
-    """Sets a key if its value is `expected`, atomically.
+    """Set a key if its value is `expected`, atomically.
 
     Args:
         key: The key.
@@ -300,7 +300,7 @@ def transaction(
     then: Iterable[Operation] = (),
     otherwise: Iterable[Operation] = (),
 ) -> TransactionResult:
-    """Compares keys, and then changes and reads several of them: all at one revision, or nothing.
+    """Compare keys, and then changes and reads several of them: all at one revision, or nothing.
 
     ```python
     from dmesh import coordination
@@ -341,7 +341,7 @@ def transaction(
 
 
 def watch(prefix: str, from_revision: int | None = None) -> Watch:
-    """Watches all keys that start with `prefix`: iterate over what this returns.
+    """Watch all keys that start with `prefix`: iterate over what this returns.
 
     Every change is told once, in order of revision, also across a lost connection and a restart of the
     coordinator. Close it (from any thread), or use it in a `with` statement.
@@ -357,7 +357,7 @@ def watch(prefix: str, from_revision: int | None = None) -> Watch:
 
 
 def members() -> tuple[Member, ...]:
-    """Returns the clients of the cluster as the coordinator sees them now, by rank, departed ones too.
+    """Return the clients of the cluster as the coordinator sees them now, by rank, departed ones too.
 
     `state` says whether each is there, `liveness` whether it gets anywhere, and of one that is stuck
     `activity` what it was doing.
@@ -366,7 +366,7 @@ def members() -> tuple[Member, ...]:
 
 
 def member(task: int | str) -> Member:
-    """Returns one client as the coordinator sees it now: cheap, however large the cluster is.
+    """Return one client as the coordinator sees it now: cheap, however large the cluster is.
 
     ```python
     from dmesh import coordination
@@ -387,7 +387,7 @@ def member(task: int | str) -> Member:
 
 
 def epoch() -> int:
-    """Returns the latest epoch of the cluster that this process has heard of.
+    """Return the latest epoch of the cluster that this process has heard of.
 
     Epochs grow whenever a client registers, leaves, fails or is lost.
     """
@@ -395,7 +395,7 @@ def epoch() -> int:
 
 
 def wait_for_epoch(after: int, timeout: float | None = None) -> int:
-    """Waits until the cluster's epoch is larger than `after`, and returns it: somebody has come or gone.
+    """Wait until the cluster's epoch is larger than `after`, and return it: somebody has come or gone.
 
     ```python
     from dmesh import coordination
@@ -418,7 +418,7 @@ def wait_for_epoch(after: int, timeout: float | None = None) -> int:
 
 
 def rejoined() -> bool:
-    """Returns whether this process took the place of a client that was lost, while the others went on.
+    """Return whether this process took the place of a client that was lost, while the others went on.
 
     That is possible under the restart policy `rejoin` (`DMESH_RESTART_POLICY`). Such a process takes part in
     collectives from its first barrier of all clients on; the others, whose collectives have raised a
@@ -442,7 +442,7 @@ def rejoined() -> bool:
 
 
 def progress() -> None:
-    """Notes that this process gets on, in a long stretch of work without barriers or collectives.
+    """Note that this process gets on, in a long stretch of work without barriers or collectives.
 
     A process that others have been waiting for, and that did nothing of this kind meanwhile, is reported to
     all as stuck, with its stack. Costs less than a microsecond: nothing is sent until the next heartbeat.
@@ -451,7 +451,7 @@ def progress() -> None:
 
 
 def reached_preemption_sync_point(step: int) -> bool:
-    """Returns whether all clients save what they have at this step, because one will be taken away.
+    """Return whether all clients save what they have at this step, because one will be taken away.
 
     Every client calls it at each of its steps, with the same sequence of growing numbers. Once a preemption
     was announced (by `announce_preemption`, or a signal: see `handle_preemption_signals`), the clients agree
@@ -479,7 +479,7 @@ def reached_preemption_sync_point(step: int) -> bool:
 
 
 def announce_preemption(reason: str = "") -> None:
-    """Tells all clients that this one is about to be taken away, so that all save at the same step.
+    """Tell all clients that this one is about to be taken away, so that all save at the same step.
 
     Returns at once and may be used in a signal handler: a thread of its own tells the others. Announcing
     again before all are past the step agreed on changes nothing.
@@ -491,12 +491,12 @@ def announce_preemption(reason: str = "") -> None:
 
 
 def add_preemption_listener(listener: Callable[[PreemptionNotice], object]) -> None:
-    """Adds a function to call when somebody announces a preemption, on a thread of dmesh."""
+    """Add a function to call when somebody announces a preemption, on a thread of dmesh."""
     _agent().preemption.add_listener(listener)
 
 
 def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> None:
-    """Makes signals to this process announce its preemption, instead of ending it at once.
+    """Make signals to this process announce its preemption, instead of ending it at once.
 
     A handler that is there already is called, too. The process has to end by itself: see
     `reached_preemption_sync_point`. When dmesh is shut down, the signals mean again what they did before.
@@ -510,7 +510,7 @@ def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> N
 
 
 def report_error(message: str, code: int = 0) -> None:
-    """Declares this process failed and tells every other one why; it takes part in nothing any more.
+    """Declare this process failed and tell every other one why; it takes part in nothing any more.
 
     Args:
         message: Description of the failure, for the people who read the others' errors.

@@ -61,13 +61,13 @@ class Activity:
         return _short(self.stack[-1]) if self.stack else ""
 
     def describe(self) -> str:
-        """Goes after "it is stuck": ` in barrier 'loaded' at train.py:31 in step`; empty if unknown."""
+        """Go after "it is stuck": ` in barrier 'loaded' at train.py:31 in step`; empty if unknown."""
         operation = f" in {self.operation}" if self.operation else ""
         return operation + (f" at {self.where}" if self.stack else "")
 
     @classmethod
     def from_proto(cls, message: common_pb2.Activity) -> Activity:
-        """Converts from the wire."""
+        """Convert from the wire."""
         return cls(message.operation, message.age_ms / 1000, tuple(message.stack))
 
 
@@ -135,13 +135,13 @@ class ActivityTracker:
         return bool(self._operations) or any(source.operations() for source in self._living())
 
     def mark(self) -> None:
-        """Notes that the program got on."""
+        """Note that the program got on."""
         # Two threads at once may put the smaller number last: that is a change all the same.
         self._count = next(self._numbers)
         self._progressed_at = self._clock()
 
     def during(self, operation: object) -> During:
-        """Makes a context in which the calling thread is in an operation; progress is marked at its end.
+        """Make a context in which the calling thread is in an operation; progress is marked at its end.
 
         Args:
             operation: What it is; its `str` is asked for only when somebody wants to know, by any thread.
@@ -149,14 +149,14 @@ class ActivityTracker:
         return During(self, operation)
 
     def begin(self, operation: object) -> object | None:
-        """Notes that the calling thread is in an operation; returns what `end` needs. See `during`."""
+        """Note that the calling thread is in an operation; return what `end` needs. See `during`."""
         thread = threading.get_ident()
         previous = self._operations.get(thread)
         self._operations[thread] = operation
         return previous
 
     def end(self, previous: object | None) -> None:
-        """Notes the end of the calling thread's operation, with what `begin` returned. That is progress."""
+        """Note the end of the calling thread's operation, with what `begin` returned. That is progress."""
         self.mark()
         if previous is None:
             self._operations.pop(threading.get_ident(), None)
@@ -164,11 +164,11 @@ class ActivityTracker:
             self._operations[threading.get_ident()] = previous
 
     def report(self) -> Activity:
-        """Tells what the main thread is doing now. May be called by any thread."""
+        """Tell what the main thread is doing now. May be called by any thread."""
         return Activity(self._operation(), self._age(), _stack(sys._current_frames().get(_main_thread())))
 
     def position(self) -> Position:
-        """Tells the same in short: of the stack only where the user's program is. Any thread."""
+        """Tell the same in short: of the stack only where the user's program is. Any thread."""
         frame = sys._current_frames().get(_main_thread())
         return Position(_where(frame), self._operation(), self._age())
 
@@ -185,7 +185,7 @@ class ActivityTracker:
         return max([self._progressed_at, *(last for _, last in self._progress())])
 
     def report_proto(self) -> common_pb2.Activity:
-        """Tells the same for the wire."""
+        """Tell the same for the wire."""
         report = self.report()
         return common_pb2.Activity(
             operation=report.operation, age_ms=int(report.age * 1000), stack=report.stack
@@ -231,7 +231,7 @@ def _stack(frame: FrameType | None) -> tuple[str, ...]:
 
 
 def _where(frame: FrameType | None) -> str:
-    """Returns the innermost frame that is of the user's program; the innermost of all if none is."""
+    """Return the innermost frame that is of the user's program; the innermost of all if none is."""
     innermost = "" if frame is None else _line(frame)
     while frame is not None:
         path = frame.f_code.co_filename
@@ -249,6 +249,6 @@ def _line(frame: FrameType) -> str:
 
 
 def _clean(text: str, longest: int) -> str:
-    """Makes text fit for the wire and for one line of a log."""
+    """Make text fit for the wire and for one line of a log."""
     printable = "".join(char if char.isprintable() else "?" for char in text)
     return printable.encode("utf-8", "replace").decode()[:longest]

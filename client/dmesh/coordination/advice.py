@@ -32,7 +32,7 @@ _SETTINGS: Mapping[str, str] = {
 
 
 def advise(kind: int, fields: Iterable[str]) -> str:
-    """Returns the advice for an error of this kind; empty if there is none.
+    """Return the advice for an error of this kind; empty if there is none.
 
     Args:
         kind: The server's `ErrorKind`.

@@ -147,7 +147,7 @@ class Agent(KeyValueMethods, BarrierMethods):
     # Joining and leaving ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Registers and attaches; when it returns, this process is a member of the cluster.
+        """Register and attaches; when it returns, this process is a member of the cluster.
 
         Raises:
             CoordinatorUnavailableError: The coordinator did not answer within `connect_timeout`.
@@ -179,7 +179,7 @@ class Agent(KeyValueMethods, BarrierMethods):
             raise
 
     def leave(self, reason: str = "", timeout: float = 10.0, *, clean: bool = False) -> None:
-        """Gives the task slot up and closes the agent, whether or not the coordinator could be told.
+        """Give the task slot up and close the agent, whether or not the coordinator could be told.
 
         Args:
             reason: Empty for a clean leave. Otherwise this process ends without a proper shutdown, and is
@@ -223,7 +223,7 @@ class Agent(KeyValueMethods, BarrierMethods):
                 raise fault.exception()
 
     def close(self) -> None:
-        """Ends the session and its threads without a goodbye. Idempotent; after `leave` there is no need.
+        """End the session and its threads without a goodbye. Idempotent; after `leave` there is no need.
 
         A member that closes without leaving is declared lost.
         """
@@ -247,7 +247,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._dispatcher.close()
 
     def abandon(self, error: CoordinationError) -> None:
-        """Ends the session because of something that was learned elsewhere, such as the death of its host.
+        """End the session because of something that was learned elsewhere, such as the death of its host.
 
         Every call and wait raises `error` from now on, and the failure listeners are told.
         """
@@ -306,7 +306,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         return self._session.registration.settings
 
     def add_departure_listener(self, listener: DepartureListener) -> None:
-        """Adds somebody to tell of every other member that left, failed or was lost, once each.
+        """Add somebody to tell of every other member that left, failed or was lost, once each.
 
         Departures that are known already are told at once. Listeners are called in order, on one thread of
         the agent; they may block and may call the agent.
@@ -314,15 +314,15 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._dispatcher.add_departure_listener(listener)
 
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
-        """Adds somebody to tell of every process that takes the slot of a departed member, from now on."""
+        """Add somebody to tell of every process that takes the slot of a departed member, from now on."""
         self._dispatcher.add_rejoin_listener(listener)
 
     def add_liveness_listener(self, listener: LivenessListener) -> None:
-        """Adds somebody to tell of every member that becomes blocked or stuck, or live again, from now on."""
+        """Add somebody to tell of every member that becomes blocked or stuck, or live again, from now on."""
         self._dispatcher.add_liveness_listener(listener)
 
     def add_failure_listener(self, listener: FailureListener) -> None:
-        """Adds somebody to tell when this process is fenced, or the coordinator was silent for too long.
+        """Add somebody to tell when this process is fenced, or the coordinator was silent for too long.
 
         A `CoordinatorUnavailableError` is told once per absence, and the coordinator is looked for all the
         same; any other error is final.
@@ -330,7 +330,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._dispatcher.add_failure_listener(listener)
 
     def cluster_state(self, timeout: float | None = None) -> ClusterState:
-        """Asks for the members, the vacant tasks and the barriers under way."""
+        """Ask for the members, the vacant tasks and the barriers under way."""
         request = pb.GetClusterStateRequest(caller=self._caller)
         response = self._calls.call(
             self._link.coordination.GetClusterState,
@@ -342,11 +342,11 @@ class Agent(KeyValueMethods, BarrierMethods):
         return self._learn(response)
 
     def members(self, timeout: float | None = None) -> tuple[Member, ...]:
-        """Asks for the members, the departed ones included, sorted by job and rank."""
+        """Ask for the members, the departed ones included, sorted by job and rank."""
         return self.cluster_state(timeout).members
 
     def member(self, task: int | str, timeout: float | None = None) -> Member:
-        """Asks for one member, whatever the cluster's size; one without incarnation if nobody took the task.
+        """Ask for one member, whatever the cluster's size; one without incarnation if nobody took the task.
 
         Args:
             task: A rank (client id) of this process's job, or a task (`/job:worker/task:2`).
@@ -367,7 +367,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         return Member.from_proto(response.member)
 
     def wait_for_epoch(self, after: int, timeout: float | None = None) -> ClusterState:
-        """Waits until the cluster's epoch is larger than `after`: a member has come, left or was lost.
+        """Wait until the cluster's epoch is larger than `after`: a member has come, left or was lost.
 
         Args:
             after: An epoch.
@@ -406,11 +406,11 @@ class Agent(KeyValueMethods, BarrierMethods):
                 announcer.say(f"still waiting for the epoch after {after}, for {waited:.0f} s")
 
     def vacant(self, timeout: float | None = None) -> tuple[Task, ...]:
-        """Asks for the task slots that nobody has taken yet, sorted."""
+        """Ask for the task slots that nobody has taken yet, sorted."""
         return self.cluster_state(timeout).vacant
 
     def report_error(self, message: str, code: int = 0) -> None:
-        """Declares this process FAILED and tells every member why.
+        """Declare this process FAILED and tell every member why.
 
         From then on the coordinator accepts nothing from it: every call raises `FencedError`.
 
@@ -429,7 +429,7 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._calls.call(self._link.coordination.ReportError, request, doing="reporting an error")
 
     def report_waiting(self, operation: str, ranks: Sequence[int], age: float) -> None:
-        """Tells the coordinator that this process has waited long for others where it cannot see that.
+        """Tell the coordinator that this process has waited long for others where it cannot see that.
 
         It asks those what they are doing, and tells everybody if they are stuck. Does not block.
 
@@ -442,17 +442,17 @@ class Agent(KeyValueMethods, BarrierMethods):
         self._events.report_waiting(operation, [Task(job, rank) for rank in ranks], age)
 
     def add_report_source(self, source: ReportSource) -> None:
-        """Adds somebody who knows of this process's progress, for what the coordinator is told of it."""
+        """Add somebody who knows of this process's progress, for what the coordinator is told of it."""
         self._reports.add(source)
 
     def announce_mesh(self, mesh: progress_pb2.AnnouncedMesh) -> None:
-        """Notes a mesh that the program has made, for people who look at the cluster. Does not block."""
+        """Note a mesh that the program has made, for people who look at the cluster. Does not block."""
         self._reports.announce_mesh(mesh)
 
     # Watching (what else there is of keys and values is in KeyValueMethods) ---------------------------------
 
     def lease(self, ttl: float, *, keep_alive: bool = True) -> Lease:
-        """Grants a lease of keys, and renews it in the background.
+        """Grant a lease of keys, and renew it in the background.
 
         Args:
             ttl: Seconds for which it lives unless it is renewed.
@@ -467,11 +467,11 @@ class Agent(KeyValueMethods, BarrierMethods):
         return lease
 
     def announcer(self) -> Announcer:
-        """Returns what says to the user whom a call waits for, from time to time."""
+        """Return what says to the user whom a call waits for, from time to time."""
         return self._calls.announcer()
 
     def watch(self, prefix: str, from_revision: int | None = None) -> Watch:
-        """Starts to watch all keys that start with `prefix`; when it returns, the watch is in place.
+        """Start to watch all keys that start with `prefix`; when it returns, the watch is in place.
 
         Args:
             prefix: The prefix; empty for all keys.
@@ -524,7 +524,7 @@ class Agent(KeyValueMethods, BarrierMethods):
     # Inside -------------------------------------------------------------------------------------------------
 
     def _learn(self, response: pb.GetClusterStateResponse) -> ClusterState:
-        """Takes note of what an answer says about departures."""
+        """Take note of what an answer says about departures."""
         state = ClusterState.from_proto(response)
         self._session.note_told(state.server_incarnation, epoch=state.epoch)
         self._events.departed(state.members)
@@ -538,7 +538,7 @@ class Agent(KeyValueMethods, BarrierMethods):
             self._learn(response)
 
     def _quiet_store(self) -> KeyValueMethods:
-        """Makes calls for threads that nobody waits for: they have nothing to announce."""
+        """Make calls for threads that nobody waits for: they have nothing to announce."""
         return KeyValueMethods(
             Calls(self._link, self._session, self._pending_calls, self._patience, lambda line: None)
         )

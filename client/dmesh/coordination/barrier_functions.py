@@ -14,7 +14,7 @@ from dmesh.coordination.members import BarrierProgress, Participant
 def barrier(
     name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
 ) -> None:
-    """Waits until all participants have called it with the same name.
+    """Wait until all participants have called it with the same name.
 
     A name may be used again: instances are counted, in every process. A participant that leaves, fails or is
     lost fails the barrier for all others at once.
@@ -40,7 +40,7 @@ def barrier(
 def alive_barrier(
     name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
 ) -> tuple[Participant, ...]:
-    """Waits until all participants that are alive have called it with the same name; returns who they are.
+    """Wait until all participants that are alive have called it with the same name; return who they are.
 
     A participant that leaves, fails or is lost meanwhile is no longer waited for, and one that registers is
     waited for. All callers get the same answer: the processes that came, with their incarnations.
@@ -73,7 +73,7 @@ def alive_barrier(
 def arrive(
     name: str, participants: Collection[int | str] | None = None, timeout: float | None = None
 ) -> PendingBarrier:
-    """Arrives at a barrier without waiting: the work that follows overlaps with the others' arrival.
+    """Arrive at a barrier without waiting: the work that follows overlaps with the others' arrival.
 
     ```python
     from dmesh import coordination
@@ -101,7 +101,7 @@ def arrive(
 
 
 def barrier_progress(name: str) -> BarrierProgress:
-    """Returns how far a barrier is: how many of its instances are over, and who has come to the next.
+    """Return how far a barrier is: how many of its instances are over, and who has come to the next.
 
     Args:
         name: The barrier's name.
@@ -141,7 +141,7 @@ def double_barrier(
 
 
 def cancel_barrier(name: str) -> None:
-    """Ends a barrier for all who wait at it: each of them gets a `BarrierCancelledError`.
+    """End a barrier for all who wait at it: each of them gets a `BarrierCancelledError`.
 
     Raises:
         CoordinationError: This process is not one of its participants, or it is not under way.

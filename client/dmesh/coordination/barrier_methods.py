@@ -69,14 +69,14 @@ class BarrierMethods:
         self._met = 0
 
     def set_meeting_listener(self, listener: Callable[[int], None]) -> None:
-        """Sets who is told of every barrier of all tasks that succeeds, with the cluster's epoch at its end.
+        """Set who is told of every barrier of all tasks that succeeds, with the cluster's epoch at its end.
 
         Called on the thread of whoever waited, before `barrier` returns; `barrier` raises what it raises.
         """
         self._on_meeting = listener
 
     def set_barrier_listener(self, listener: Callable[[Arrival], None]) -> None:
-        """Sets who is told of every barrier when this process does not wait at it any more.
+        """Set who is told of every barrier when this process does not wait at it any more.
 
         Called on the thread of whoever waited; must not raise.
         """
@@ -88,11 +88,11 @@ class BarrierMethods:
         return self._barriers
 
     def past_barriers(self, most: int) -> list[Arrival]:
-        """Returns the last arrivals of this process at barriers, oldest first, those that wait included."""
+        """Return the last arrivals of this process at barriers, oldest first, those that wait included."""
         return self._barriers.past(most)
 
     def barrier(self, name: str, participants: Participants = None, timeout: float | None = None) -> None:
-        """Waits until all participants have called it.
+        """Wait until all participants have called it.
 
         Args:
             name: The barrier's name. It may be used again: instances are counted.
@@ -112,7 +112,7 @@ class BarrierMethods:
     def alive_barrier(
         self, name: str, participants: Participants = None, timeout: float | None = None
     ) -> tuple[Participant, ...]:
-        """Waits until all participants that are members of the cluster have called it; returns who they are.
+        """Wait until all participants that are members of the cluster have called it; return who they are.
 
         Args:
             name: The barrier's name, of which all calls are of this kind.
@@ -127,7 +127,7 @@ class BarrierMethods:
     def arrive(
         self, name: str, participants: Participants = None, timeout: float | None = None
     ) -> PendingBarrier:
-        """Arrives at a barrier without waiting for the others.
+        """Arrive at a barrier without waiting for the others.
 
         Args:
             name: The barrier's name.
@@ -138,7 +138,7 @@ class BarrierMethods:
         return PendingBarrier(self, self._barriers.enter(name, tasks, limit_ms), tasks, timeout)
 
     def barrier_progress(self, name: str) -> BarrierProgress:
-        """Asks how far a barrier is: how many instances are over, who has come and who has not."""
+        """Ask how far a barrier is: how many instances are over, who has come and who has not."""
         request = pb.GetBarrierRequest(caller=self._caller, name=name)
         response = self._calls.call(
             self._link.coordination.GetBarrier, request, doing=f"asking for barrier {name!r}", mutates=False
@@ -146,7 +146,7 @@ class BarrierMethods:
         return BarrierProgress.from_proto(response)
 
     def cancel_barrier(self, name: str) -> None:
-        """Ends the barrier for all who wait at it, and for those who have still to come."""
+        """End the barrier for all who wait at it, and for those who have still to come."""
         request = pb.CancelBarrierRequest(
             caller=self._caller,
             request_id=secrets.token_hex(16),
@@ -156,7 +156,7 @@ class BarrierMethods:
         self._calls.call(self._link.coordination.CancelBarrier, request, doing=f"cancelling barrier {name!r}")
 
     def wait_for(self, arrival: Arrival, tasks: tuple[Task, ...], timeout: float | None) -> None:
-        """Waits for the outcome of an arrival, and raises it if it is an error."""
+        """Wait for the outcome of an arrival, and raise it if it is an error."""
         started = time.monotonic()
         try:
             with self._tracker.during(f"barrier {arrival.name!r}"):
@@ -178,7 +178,7 @@ class BarrierMethods:
             self._met = arrival.epoch
 
     def _checked(self, participants: Participants, timeout: float | None) -> tuple[tuple[Task, ...], int]:
-        """Checks the arguments of a barrier; returns its tasks and its limit in milliseconds."""
+        """Check the arguments of a barrier; return its tasks and its limit in milliseconds."""
         limit_ms = barriers.timeout_ms(timeout)
         tasks: tuple[Task, ...] = ()
         if participants is not None:
@@ -205,7 +205,7 @@ class BarrierMethods:
         return arrival
 
     def _wait_on(self, arrival: Arrival, timeout: float | None, limit: float, started: float) -> None:
-        """Waits on for a barrier's outcome, with looks at the session and lines about the missing tasks."""
+        """Wait on for a barrier's outcome, with looks at the session and lines about the missing tasks."""
         announcer = self._calls.announcer(since=started)
         number = f" (instance {arrival.instance})" if arrival.instance >= 0 else ""
         title = f"barrier {arrival.name!r}{number}"
@@ -235,7 +235,7 @@ class BarrierMethods:
             )
 
     def _missing(self, arrival: Arrival) -> tuple[tuple[Member, ...], str]:
-        """Asks who has not arrived at a barrier; an answer that does not come at once is done without."""
+        """Ask who has not arrived at a barrier; an answer that does not come at once is done without."""
         request = pb.GetClusterStateRequest(caller=self._caller)
         response = self._calls.try_once(self._link.coordination.GetClusterState, request, STATUS_TIMEOUT)
         if response is None:
@@ -272,7 +272,7 @@ class PendingBarrier:
         return self._arrival.settled
 
     def wait(self) -> None:
-        """Waits until all participants have come.
+        """Wait until all participants have come.
 
         Raises:
             BarrierError: As `coordination.barrier`.

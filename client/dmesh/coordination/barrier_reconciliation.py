@@ -41,7 +41,7 @@ class BarrierReconciliation:
         """Incarnation of the server that knows all of them; 0 before the first session."""
 
     def present(self, server_incarnation: int) -> Fault | None:
-        """Presents them to a server that may not know them. Returns why that failed, or None."""
+        """Present them to a server that may not know them. Returns why that failed, or None."""
         if server_incarnation == self.known_to:
             return None
         for passed in _split(self._barriers.passed()):
@@ -56,7 +56,7 @@ class BarrierReconciliation:
 
 
 def _split(passed: Iterable[pb.PassedBarrier]) -> Iterator[list[pb.PassedBarrier]]:
-    """Yields them in portions, each small enough for a request."""
+    """Yield them in portions, each small enough for a request."""
     portion: list[pb.PassedBarrier] = []
     size = 0
     for barrier in passed:

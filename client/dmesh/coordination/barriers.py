@@ -33,7 +33,7 @@ MAX_NAMES = 100_000
 
 
 def refuse_reserved(name: str, what: str) -> None:
-    """Refuses a name that is dmesh's own.
+    """Refuse a name that is dmesh's own.
 
     Raises:
         ConfigurationError: It begins with `RESERVED_PREFIX`.
@@ -47,7 +47,7 @@ def refuse_reserved(name: str, what: str) -> None:
 def participant_tasks(
     participants: Collection[int | str] | None, own: Task, job_size: int | None
 ) -> tuple[Task, ...]:
-    """Converts what a user may name as participants; an empty result means every task of the cluster.
+    """Convert what a user may name as participants; an empty result means every task of the cluster.
 
     Args:
         participants: Ranks (client ids) or tasks (`/job:worker/task:2`); None for every task.
@@ -95,7 +95,7 @@ def participant_tasks(
 
 
 def timeout_ms(timeout: float | None) -> int:
-    """Converts a limit in seconds to the wire's milliseconds, 0 for none.
+    """Convert a limit in seconds to the wire's milliseconds, 0 for none.
 
     Raises:
         ConfigurationError: It is not a positive number of seconds.
@@ -145,13 +145,13 @@ class Arrival:
     """Held while there is no news. Waiting for it is done in C, where Ctrl-C does no harm (see `waiting`)."""
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the outcome; returns whether it is there. May return early without one, when woken."""
+        """Wait for the outcome; return whether it is there. May return early without one, when woken."""
         if not self.settled:
             self._asleep.acquire(timeout=seconds)
         return self.settled
 
     def settle(self, fault: Fault | None, epoch: int = 0) -> None:
-        """Sets the outcome."""
+        """Set the outcome."""
         self.fault = fault
         self.epoch = epoch
         self.ended = time.monotonic()
@@ -159,7 +159,7 @@ class Arrival:
         self.wake()
 
     def wake(self) -> None:
-        """Makes `wait` return, now or when it is called next."""
+        """Make `wait` return, now or when it is called next."""
         with contextlib.suppress(RuntimeError):  # it was woken already
             self._asleep.release()
 
@@ -184,11 +184,11 @@ class Barriers:
         self._first = 0
 
     def join_late(self) -> None:
-        """Notes that the others have started before: the number of a name's next instance is the server's."""
+        """Note that the others have started before: the number of a name's next instance is the server's."""
         self._first = -1
 
     def begin_generation(self, cluster_incarnation: int) -> None:
-        """Notes the generation of the cluster that this process is a member of.
+        """Note the generation of the cluster that this process is a member of.
 
         What was passed in another life is not presented to it.
         """
@@ -198,7 +198,7 @@ class Barriers:
                 self._passed.clear()
 
     def passed(self) -> list[pb.PassedBarrier]:
-        """Returns the latest barriers that succeeded, each name once, in order of their ends."""
+        """Return the latest barriers that succeeded, each name once, in order of their ends."""
         with self._lock:
             passed = tuple(self._passed.values())
         return [
@@ -209,7 +209,7 @@ class Barriers:
         ]
 
     def instance(self, name: str) -> int:
-        """Returns how many instances of the name this process has finished: the number of the next.
+        """Return how many instances of the name this process has finished: the number of the next.
 
         -1 if only the server knows, because others used the name before this process took its task slot.
         """
@@ -225,7 +225,7 @@ class Barriers:
         *,
         alive: bool = False,
     ) -> Arrival:
-        """Arrives: tells the server now, or as soon as the session is attached.
+        """Arrive: tells the server now, or as soon as the session is attached.
 
         Args:
             name: The barrier's name.
@@ -266,7 +266,7 @@ class Barriers:
             return arrival
 
     def give_up(self, arrival: Arrival) -> None:
-        """Stops to wait for an outcome; the arrival itself stands."""
+        """Stop to wait for an outcome; the arrival itself stands."""
         with self._lock:
             if self._waiting.get(arrival.name) is arrival:
                 del self._waiting[arrival.name]
@@ -274,7 +274,7 @@ class Barriers:
             arrival.ended = time.monotonic()
 
     def waiting(self) -> list[Arrival]:
-        """Returns the arrivals that have no outcome yet, oldest first."""
+        """Return the arrivals that have no outcome yet, oldest first."""
         with self._lock:
             return list(self._waiting.values())
 
@@ -292,24 +292,24 @@ class Barriers:
             arrival.settle(None)
 
     def past(self, most: int = MAX_PAST) -> list[Arrival]:
-        """Returns the last arrivals, oldest first, those that wait included."""
+        """Return the last arrivals, oldest first, those that wait included."""
         with self._lock:
             return list(self._past)[-most:]
 
     def attach(self, send: Callable[[pb.EnterBarrier], None]) -> None:
-        """Begins to send through a new session; every arrival without an outcome is presented to it."""
+        """Begin to send through a new session; every arrival without an outcome is presented to it."""
         with self._lock:
             self._send = send
             for arrival in self._waiting.values():
                 send(arrival.request)
 
     def detach(self) -> None:
-        """Stops to send: the session broke."""
+        """Stop to send: the session broke."""
         with self._lock:
             self._send = None
 
     def resolve(self, result: pb.BarrierResult) -> None:
-        """Delivers an outcome; that of an instance which nobody waits for is dropped."""
+        """Deliver an outcome; that of an instance which nobody waits for is dropped."""
         fault = faults.from_error(result.error) if result.HasField("error") else None
         if fault is not None and fault.transient:
             return  # the server is on its way out: the next session is presented with the arrival again
@@ -328,21 +328,21 @@ class Barriers:
         arrival.settle(fault, result.epoch)
 
     def _pass(self, arrival: Arrival, instance: int, epoch: int) -> None:
-        """Notes a success, to be presented to the server should it be restarted."""
+        """Note a success, to be presented to the server should it be restarted."""
         self._passed.pop(arrival.name, None)
         self._passed[arrival.name] = (arrival.request, instance, epoch)
         if len(self._passed) > MAX_PASSED:
             del self._passed[next(iter(self._passed))]
 
     def _count(self, name: str, finished: int) -> None:
-        """Notes how many instances are finished; the name that was not used for longest is forgotten."""
+        """Note how many instances are finished; the name that was not used for longest is forgotten."""
         self._finished.pop(name, None)
         self._finished[name] = finished
         if len(self._finished) > MAX_NAMES:
             del self._finished[next(iter(self._finished))]
 
     def wake(self) -> None:
-        """Makes every waiting thread look at the state of its agent."""
+        """Make every waiting thread look at the state of its agent."""
         with self._lock:
             waiting = tuple(self._waiting.values())
         for arrival in waiting:

@@ -62,7 +62,7 @@ class Calls:
         """Tells who calls that the coordinator has lost its store."""
 
     def announcer(self, since: float | None = None) -> Announcer:
-        """Returns an announcer of a long wait, which began now or at `since`."""
+        """Return an announcer of a long wait, which began now or at `since`."""
         return Announcer(self._announce, self.patience.announce_interval, since=since)
 
     def call(
@@ -75,7 +75,7 @@ class Calls:
         mutates: bool = True,
         needs_task: bool = True,
     ) -> _Response:
-        """Makes a call that the server answers at once, again and again while it is away.
+        """Make a call that the server answers at once, again and again while it is away.
 
         Args:
             method: The method of a stub.
@@ -122,7 +122,7 @@ class Calls:
         doing: str,
         mutates: bool = True,
     ) -> pb.KeyValueReply:
-        """Asks the key-value store, through the session, what it answers at once.
+        """Ask the key-value store, through the session, what it answers at once.
 
         Asked again on every session until there is an answer. A server that is blocked, whose connection
         lives, is waited for without limit; the caller is told.
@@ -192,7 +192,7 @@ class Calls:
         doing: str,
         timeout: float | None,
     ) -> pb.KeyValueReply | None:
-        """Asks the key-value store what it answers when something happens; None if `timeout` passed before.
+        """Ask the key-value store what it answers when something happens; None if `timeout` passed before.
 
         Args:
             kind: The field of `KeyValueCall` that holds the request.
@@ -270,23 +270,23 @@ class Calls:
     def try_once(
         self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, timeout: float
     ) -> _Response | None:
-        """Makes one attempt of a call; None if it fails, for answers that are only nice to have."""
+        """Make one attempt of a call; None if it fails, for answers that are only nice to have."""
         outcome = self._link.attempt(method, request, timeout)
         return None if isinstance(outcome, Fault) else outcome
 
     def _check(self, losses: int) -> None:
-        """Raises what the session failed with, or that the store was lost since a call began."""
+        """Raise what the session failed with, or that the store was lost since a call began."""
         self._session.check()
         self.witness.check(losses)
 
     def fence(self, fault: Fault) -> None:
-        """Ends the session: the server said that this process may not act for its task slot any more."""
+        """End the session: the server said that this process may not act for its task slot any more."""
         error = fault.exception()
         assert isinstance(error, CoordinationError)
         self._session.fail(error)
 
     def absence(self) -> str:
-        """Returns words about a coordinator that was silent for a suspicious time; else nothing."""
+        """Return words about a coordinator that was silent for a suspicious time; else nothing."""
         contact = self._link.contact
         silence = contact.silence
         if silence < 2 * self._session.registration.heartbeat_interval + 1:
@@ -355,6 +355,6 @@ class Announcer:
         return max(0.0, self._next - self._clock())
 
     def say(self, message: str) -> None:
-        """Says it."""
+        """Say it."""
         self._next = self._clock() + self._interval
         self._announce(message)

@@ -16,7 +16,7 @@ _FAILING_FOR = 1.0
 
 
 def channel_options(patience: Patience = DEFAULT_PATIENCE, *, use_proxy: bool = False) -> ChannelOptions:
-    """Returns the options of a channel to a coordinator.
+    """Return the options of a channel to a coordinator.
 
     Args:
         patience: How often to ping, and how long to wait for the answer.
@@ -65,25 +65,25 @@ class Contact:
         self._connected = False
 
     def heard(self) -> None:
-        """Notes an answer, just now."""
+        """Note an answer, just now."""
         with self._lock:
             self._heard_at = self._clock()
             self._ever = True
             self._failing_since = None
 
     def failed(self) -> None:
-        """Notes an attempt that was not answered."""
+        """Note an attempt that was not answered."""
         with self._lock:
             if self._failing_since is None:
                 self._failing_since = self._clock()
 
     def connected(self) -> None:
-        """Notes that there is a connection which notices by itself when it breaks."""
+        """Note that there is a connection which notices by itself when it breaks."""
         with self._lock:
             self._connected = True
 
     def disconnected(self, unsure: float) -> None:
-        """Notes that it broke; up to `unsure` seconds ago it was answered."""
+        """Note that it broke; up to `unsure` seconds ago it was answered."""
         with self._lock:
             if self._connected:
                 self._connected = False
@@ -108,11 +108,11 @@ class Contact:
             return self._clock() - self._heard_at
 
     def silent_for(self, limit: float) -> bool:
-        """Returns whether the last answer is `limit` seconds old."""
+        """Return whether the last answer is `limit` seconds old."""
         return self.silence >= limit
 
     def lost_for(self, limit: float) -> bool:
-        """Returns whether the other side has been silent for `limit` seconds although it was tried.
+        """Return whether the other side has been silent for `limit` seconds although it was tried.
 
         A process that was stopped itself finds a long silence when it goes on; that alone says nothing about
         the other side, so an attempt must have failed, and not only this moment.

@@ -55,7 +55,7 @@ class ClusterSettings:
         return self.restart_policy is RestartPolicy.REJOIN
 
     def to_proto(self) -> pb.ClusterSettings:
-        """Converts for the wire, where 0 is what None is here, and a negative time is never."""
+        """Convert for the wire, where 0 is what None is here, and a negative time is never."""
         message = pb.ClusterSettings(
             heartbeat_interval_ms=_milliseconds(self.heartbeat_interval),
             lease_ms=_milliseconds(self.lease),
@@ -67,7 +67,7 @@ class ClusterSettings:
 
     @classmethod
     def from_proto(cls, message: pb.ClusterSettings) -> ClusterSettings:
-        """Converts from the wire. A policy that this version does not know becomes None."""
+        """Convert from the wire. A policy that this version does not know becomes None."""
         return cls(
             restart_policy=_FROM_WIRE.get(message.restart_policy),
             heartbeat_interval=_seconds(message.heartbeat_interval_ms),

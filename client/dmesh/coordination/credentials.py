@@ -42,7 +42,7 @@ class ClientTls:
     def of(
         cls, ca: str | None, cert: str | None, key: str | None, server_name: str | None
     ) -> ClientTls | None:
-        """Takes the values of the four variables; None if none is set.
+        """Take the values of the four variables; None if none is set.
 
         Raises:
             ConfigurationError: One of them is missing.
@@ -66,7 +66,7 @@ class ClientTls:
         return (self.ca, *((self.identity.cert, self.identity.key) if self.identity is not None else ()))
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files.
+        """Read the files.
 
         Raises:
             ConfigurationError: One of them cannot be used, or the own certificate is not valid now.
@@ -88,7 +88,7 @@ class Credentials:
     """
 
     def __init__(self, source: TokenSource | None, tls: ClientTls | None = None) -> None:
-        """Reads the token.
+        """Read the token.
 
         Args:
             source: Where it comes from; None to show none.
@@ -113,7 +113,7 @@ class Credentials:
 
     @classmethod
     def of_environment(cls) -> Credentials:
-        """Takes token and certificates from where the environment says, the token also from the default path.
+        """Take token and certificates from where the environment says, the token also from the default path.
 
         Raises:
             ConfigurationError: A file that is named cannot be read.
@@ -126,7 +126,7 @@ class Credentials:
         return cls(tokens.find(text("DMESH_TOKEN"), text("DMESH_TOKEN_FILE")), tls)
 
     def metadata(self) -> Metadata:
-        """Returns what to send with a call."""
+        """Return what to send with a call."""
         if self._files is not None and self._files.changed():
             try:
                 metadata = _metadata(self._source)
@@ -139,7 +139,7 @@ class Credentials:
             return self._metadata
 
     def channel(self, address: str, options: ChannelOptions) -> _AuthorizedChannel:
-        """Opens a channel to a coordinator, for stubs: all calls through it carry the token.
+        """Open a channel to a coordinator, for stubs: all calls through it carry the token.
 
         gRPC's own call credentials work on encrypted channels only, and its interceptors cost a wrapper and a
         future of their own for every call.
@@ -173,7 +173,7 @@ class _AuthorizedChannel(grpc.Channel):
         self._closed = False
 
     def current(self) -> grpc.Channel:
-        """Returns the channel for new calls."""
+        """Return the channel for new calls."""
         if self._files is not None and self._files.changed():
             try:
                 channel = self._open()
@@ -185,7 +185,7 @@ class _AuthorizedChannel(grpc.Channel):
             return self._channels[-1]
 
     def metadata(self) -> Metadata:
-        """Returns what to send with a call."""
+        """Return what to send with a call."""
         return self._credentials.metadata()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ class _AuthorizedChannel(grpc.Channel):
 
 
 def name_of(method: object) -> str:
-    """Returns the full name of a stub's method: `/dmesh.v1.CoordinationService/Leave`."""
+    """Return the full name of a stub's method: `/dmesh.v1.CoordinationService/Leave`."""
     return method.name if isinstance(method, _AuthorizedMethod) else ""
 
 

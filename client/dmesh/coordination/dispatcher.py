@@ -46,24 +46,24 @@ class EventDispatcher:
         self._closed = False
 
     def add_departure_listener(self, listener: DepartureListener) -> None:
-        """Adds somebody to tell of each member that departs."""
+        """Add somebody to tell of each member that departs."""
         with self._lock:
             self._departure_listeners.append(listener)
             for member in self._departed.values():
                 self._tell(lambda member=member: listener(member))  # type: ignore[misc]
 
     def add_rejoin_listener(self, listener: RejoinListener) -> None:
-        """Adds somebody to tell of each member that takes the task slot of a departed one, from now on."""
+        """Add somebody to tell of each member that takes the task slot of a departed one, from now on."""
         with self._lock:
             self._rejoin_listeners.append(listener)
 
     def add_liveness_listener(self, listener: LivenessListener) -> None:
-        """Adds somebody to tell of each member that becomes blocked or stuck, or live again, from now on."""
+        """Add somebody to tell of each member that becomes blocked or stuck, or live again, from now on."""
         with self._lock:
             self._liveness_listeners.append(listener)
 
     def add_failure_listener(self, listener: FailureListener) -> None:
-        """Adds somebody to tell when the session fails."""
+        """Add somebody to tell when the session fails."""
         with self._lock:
             self._failure_listeners.append(listener)
             if self._final is not None:
@@ -71,7 +71,7 @@ class EventDispatcher:
                 self._tell(lambda: listener(final))
 
     def departed(self, members: Iterable[Member]) -> None:
-        """Notes members that are gone; those known already are not told again."""
+        """Note members that are gone; those known already are not told again."""
         with self._lock:
             for member in members:
                 key = (member.job, member.index, member.incarnation)
@@ -83,7 +83,7 @@ class EventDispatcher:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def rejoined(self, members: Iterable[Member]) -> None:
-        """Notes members that took the task slots of departed ones."""
+        """Note members that took the task slots of departed ones."""
         with self._lock:
             for member in members:
                 slot = Task(member.job, member.index)
@@ -94,29 +94,29 @@ class EventDispatcher:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def liveness(self, members: Iterable[Member]) -> None:
-        """Notes members that have become blocked or stuck, or live again."""
+        """Note members that have become blocked or stuck, or live again."""
         with self._lock:
             for member in members:
                 for listener in self._liveness_listeners:
                     self._tell(lambda listener=listener, member=member: listener(member))  # type: ignore[misc]
 
     def gone(self) -> frozenset[Task]:
-        """Returns the task slots whose holders are known to have departed, and were not replaced."""
+        """Return the task slots whose holders are known to have departed, and were not replaced."""
         with self._lock:
             return frozenset(self._gone)
 
     def replaced(self) -> frozenset[Task]:
-        """Returns the task slots that were taken again after their holders had departed."""
+        """Return the task slots that were taken again after their holders had departed."""
         with self._lock:
             return frozenset(self._replaced)
 
     def tell(self, notice: Callable[[], None]) -> None:
-        """Has something else told, in order with the rest."""
+        """Have something else told, in order with the rest."""
         with self._lock:
             self._tell(notice)
 
     def failed(self, error: CoordinationError, *, final: bool) -> None:
-        """Notes a failure of the session. A final one is also told to listeners that come later."""
+        """Note a failure of the session. A final one is also told to listeners that come later."""
         with self._lock:
             if final:
                 self._final = error
@@ -124,7 +124,7 @@ class EventDispatcher:
                 self._tell(lambda listener=listener: listener(error))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Tells what is still to be told, then ends the thread. May be called by a listener."""
+        """Tell what is still to be told, then ends the thread. May be called by a listener."""
         with self._lock:
             self._closed = True
             worker = self._worker

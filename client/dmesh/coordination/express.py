@@ -71,14 +71,14 @@ class Express:
         self._late_worker: Worker | None = None
 
     def start(self) -> None:
-        """Connects, on a thread of its own. If that fails, the session stays with its stream."""
+        """Connect, on a thread of its own. If that fails, the session stays with its stream."""
         try:
             self._worker.start()
         except RuntimeError as error:  # too many threads: not the business of who happens to send
             logger.debug("no express connection to %s: %s", self._address, error)
 
     def begin(self) -> None:
-        """Begins to carry messages: the server has said that it does."""
+        """Begin to carry messages: the server has said that it does."""
         with self._lock:
             self.carrying = True
             broke = self._broke
@@ -87,17 +87,17 @@ class Express:
             self._broken()
 
     def hear_out(self) -> None:
-        """Waits, not for long, until what the server said before it ended the session was received."""
+        """Wait, not for long, until what the server said before it ended the session was received."""
         self._over.put(None)
         self.join()
 
     def join(self) -> None:
-        """Waits, not for long, until no message is received any more."""
+        """Wait, not for long, until no message is received any more."""
         if self.carrying:
             self._worker.join(_LAST_WORDS)
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """End it. Idempotent."""
         with self._lock:
             self._closed = True
             self._hang_up()
@@ -106,7 +106,7 @@ class Express:
         self._late.put(None)
 
     def send(self, message: bytes) -> None:
-        """Sends an encoded message after those before it; never waits.
+        """Send an encoded message after those before it; never waits.
 
         What cannot be sent because the connection breaks is said again in the next session.
         """
@@ -132,13 +132,13 @@ class Express:
             raise
 
     def _hang_up(self) -> None:
-        """Wakes the thread, which closes the socket. With the lock: the socket's number stays its own."""
+        """Wake the thread, which closes the socket. With the lock: the socket's number stays its own."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send_late(self, frame: bytes) -> None:
-        """Leaves to a thread what the network has no room for now."""
+        """Leave to a thread what the network has no room for now."""
         if self._late_worker is None:
             self._late_worker = Worker(self._send_rest, "dmesh-express-send")
             self._late_worker.start()
@@ -219,7 +219,7 @@ class Express:
         raise ConnectionResetError("the server closed it")
 
     def _release(self, sock: socket.socket) -> None:
-        """Closes the socket when nobody uses it any more: its number may be another one's at once."""
+        """Close the socket when nobody uses it any more: its number may be another one's at once."""
         self.close()
         with self._lock:
             self._socket = None

@@ -198,7 +198,7 @@ class Fault:
         return self.kind in _ENDS_BARRIER
 
     def exception(self) -> DMeshError:
-        """Makes the exception to raise: a new one each time, because each belongs to one thread."""
+        """Make the exception to raise: a new one each time, because each belongs to one thread."""
         if self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not self.kind:
             return LimitExceededError(
                 f"the request or its answer is too large for one message: {self.message}"
@@ -218,7 +218,7 @@ CHANNEL_CLOSED = Fault(0, "the channel is closed", code=grpc.StatusCode.CANCELLE
 
 
 def from_error(error: pb.Error) -> Fault:
-    """Reads an error that came inside a message."""
+    """Read an error that came inside a message."""
     return Fault(
         kind=error.kind,
         message=error.message or f"the coordinator reported error {error.kind} without a message",
@@ -230,7 +230,7 @@ def from_error(error: pb.Error) -> Fault:
 
 
 def from_rpc(error: grpc.RpcError) -> Fault:
-    """Reads a failed call: the server's own error if there is one beside the status, else the status."""
+    """Read a failed call: the server's own error if there is one beside the status, else the status."""
     # Every error of a call is also its grpc.Call; the type stubs know two unrelated classes.
     call = cast("grpc.Call", error)
     code = call.code()
@@ -263,7 +263,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 
 
 def cause_of(details: str) -> str:
-    """Says in plain words why a connection failed, from gRPC's own description."""
+    """Say in plain words why a connection failed, from gRPC's own description."""
     for fragment, words in _CAUSES:
         if fragment in details:
             return words
@@ -273,7 +273,7 @@ def cause_of(details: str) -> str:
 def unavailable(
     address: str, details: str, tried_for: float, *, doing: str, ever_connected: bool
 ) -> CoordinatorUnavailableError:
-    """Makes the error for a coordinator that does not answer: what was tried, for how long, what to do."""
+    """Make the error for a coordinator that does not answer: what was tried, for how long, what to do."""
     seconds = f"{tried_for:.1f} s" if tried_for >= _WORTH_TELLING else ""
     if ever_connected:
         happened = f"no contact with the coordinator at {address}" + (seconds and f" for {seconds}")
@@ -291,7 +291,7 @@ def unavailable(
 
 
 def not_a_coordinator(address: str, details: str) -> CoordinatorUnavailableError:
-    """Makes the error for a server that speaks gRPC but not this protocol."""
+    """Make the error for a server that speaks gRPC but not this protocol."""
     return CoordinatorUnavailableError(
         f"what listens at {address} is not a dmesh coordinator, or a version that is too old or too new "
         f"({details}). Correct DMESH_COORDINATOR, or use the same version of dmesh on both sides."

@@ -61,7 +61,7 @@ class Identity:
         peer_addresses: Sequence[str] = (),
         settings: ClusterSettings = NO_WISHES,
     ) -> Identity:
-        """Makes an identity with the facts about this process and a new incarnation."""
+        """Make an identity with the facts about this process and a new incarnation."""
         return cls(
             cluster,
             job,
@@ -85,13 +85,13 @@ class Identity:
         return tuple(Task(job, index) for job in sorted(self.jobs) for index in range(len(self.jobs[job])))
 
     def caller(self) -> common_pb2.Caller:
-        """Returns what says on the wire who calls."""
+        """Return what says on the wire who calls."""
         return common_pb2.Caller(
             cluster=self.cluster, task=self.task.to_proto(), incarnation=self.incarnation
         )
 
     def registration(self) -> pb.RegisterRequest:
-        """Returns the request that takes the task slot, without its request id."""
+        """Return the request that takes the task slot, without its request id."""
         return pb.RegisterRequest(
             caller=self.caller(),
             jobs=[common_pb2.Job(name=name, addresses=addresses) for name, addresses in self.jobs.items()],

@@ -28,7 +28,7 @@ def register(
     announce: Callable[[str], None],
     timeout: float,
 ) -> None:
-    """Takes the task slot, waiting for the coordinator to be there, and for former members to be gone.
+    """Take the task slot, waiting for the coordinator to be there, and for former members to be gone.
 
     Args:
         session: Not started yet.
@@ -79,7 +79,7 @@ def register(
 
 
 def _awaited(fault: Fault, identity: Identity) -> str:
-    """Names whose departure may make a refusal go away; empty if nobody's does."""
+    """Name whose departure may make a refusal go away; empty if nobody's does."""
     if fault.kind == common_pb2.ERROR_KIND_CLUSTER_ENDING:
         return "the clients of an earlier run have"
     if fault.kind == common_pb2.ERROR_KIND_TASK_TAKEN and identity.settings.rejoin:
@@ -89,7 +89,7 @@ def _awaited(fault: Fault, identity: Identity) -> str:
 
 
 def attach(session: Session, patience: Patience, announce: Callable[[str], None], deadline: float) -> None:
-    """Waits for the session, which the server grants at once unless something happened to it since.
+    """Wait for the session, which the server grants at once unless something happened to it since.
 
     Args:
         session: Registered and started.

@@ -61,7 +61,7 @@ class KeyValueMethods:
         self._request_ids = map(secrets.token_hex(12).__add__, map(str, itertools.count(1)))
 
     def put_again(self, key: str, value: bytes) -> None:
-        """Sets a key that this process owns, after the coordinator has lost it."""
+        """Set a key that this process owns, after the coordinator has lost it."""
         self._calls.witness.accept()
         self.key_value_set(key, value, allow_overwrite=True)
 
@@ -75,7 +75,7 @@ class KeyValueMethods:
         lease: int = 0,
         ephemeral: bool = False,
     ) -> int:
-        """Sets a key, perhaps attached to a lease or to this process's membership; returns the revision."""
+        """Set a key, perhaps attached to a lease or to this process's membership; return the revision."""
         request = pb.SetRequest(
             request_id=next(self._request_ids),
             key=encode_key(key),
@@ -107,7 +107,7 @@ class KeyValueMethods:
     def key_value_get(self, key: str, timeout: float | None = None, *, encoding: str | None) -> Value: ...
 
     def key_value_get(self, key: str, timeout: float | None = None, *, encoding: str | None = None) -> Value:
-        """Reads a key, waiting for it to exist."""
+        """Read a key, waiting for it to exist."""
         encode_key(key)
         check_timeout(timeout)
 
@@ -141,7 +141,7 @@ class KeyValueMethods:
     def key_value_try_get(self, key: str, *, encoding: str | None) -> Value | None: ...
 
     def key_value_try_get(self, key: str, *, encoding: str | None = None) -> Value | None:
-        """Reads a key without waiting; returns None if there is none."""
+        """Read a key without waiting; return None if there is none."""
         request = pb.GetRequest(key=encode_key(key), timeout_ms=0)
         try:
             reply = self._calls.ask("get", lambda: request, doing=f"reading key {key!r}", mutates=False)
@@ -151,7 +151,7 @@ class KeyValueMethods:
         return value if encoding is None else decode_value(value, key, encoding)
 
     def key_value_get_many(self, keys: Iterable[str]) -> Snapshot:
-        """Reads those of the keys that exist, all at one revision."""
+        """Read those of the keys that exist, all at one revision."""
         if isinstance(keys, str | bytes):
             raise ConfigurationError(f"keys must be a collection of strings, not the one {keys!r}")
         wanted = [encode_key(key) for key in keys]
@@ -162,7 +162,7 @@ class KeyValueMethods:
         return Snapshot(response.kvs, response.revision)
 
     def key_value_list(self, prefix: str) -> Snapshot:
-        """Reads all keys that start with `prefix`, sorted, at one revision."""
+        """Read all keys that start with `prefix`, sorted, at one revision."""
         request = pb.ListRequest(prefix=encode_key(prefix, "prefix"))
         response = self._calls.ask(
             "list", lambda: request, doing=f"listing the keys that start with {prefix!r}", mutates=False
@@ -170,7 +170,7 @@ class KeyValueMethods:
         return Snapshot(response.kvs, response.revision)
 
     def key_value_delete(self, key: str, *, is_prefix: bool = False) -> int:
-        """Deletes a key, or all keys that start with it; returns how many there were."""
+        """Delete a key, or all keys that start with it; return how many there were."""
         request = pb.DeleteRequest(
             request_id=next(self._request_ids),
             key=encode_key(key, "prefix" if is_prefix else "key"),
@@ -182,7 +182,7 @@ class KeyValueMethods:
         return deleted
 
     def key_value_increment(self, key: str, amount: int = 1) -> int:
-        """Adds to a decimal integer, where a missing key counts as 0; returns the sum."""
+        """Add to a decimal integer, where a missing key counts as 0; return the sum."""
         request = pb.IncrementRequest(
             request_id=next(self._request_ids), key=encode_key(key), amount=encode_amount(amount)
         )
@@ -193,7 +193,7 @@ class KeyValueMethods:
     def key_value_compare_and_set(
         self, key: str, expected: Value | None, value: Value
     ) -> CompareAndSetResult:
-        """Sets a key if its value is `expected` (None: if it does not exist)."""
+        """Set a key if its value is `expected` (None: if it does not exist)."""
         request = pb.CompareAndSetRequest(
             request_id=next(self._request_ids),
             key=encode_key(key),
@@ -214,7 +214,7 @@ class KeyValueMethods:
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
     ) -> TransactionResult:
-        """Changes several keys at one revision, or none: see `dmesh.coordination.transaction`."""
+        """Change several keys at one revision, or none: see `dmesh.coordination.transaction`."""
         request = transactions.request(next(self._request_ids), compare, then, otherwise)
         reply = self._calls.ask("transaction", lambda: request, doing="changing keys in a transaction")
         return transactions.result(reply.transaction)

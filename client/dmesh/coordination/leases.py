@@ -64,7 +64,7 @@ class Lease:
         return self._lost
 
     def renew(self) -> None:
-        """Lets its time begin anew.
+        """Let its time begin anew.
 
         Raises:
             LeaseExpiredError: It has ended.
@@ -80,7 +80,7 @@ class Lease:
             raise
 
     def revoke(self) -> int:
-        """Ends it, and returns how many keys ended with it. Nothing if it is over."""
+        """End it, and return how many keys ended with it. Nothing if it is over."""
         self._over.set()
         request = pb.RevokeLeaseRequest(
             caller=self._caller, request_id=secrets.token_hex(16), lease=self._number
@@ -103,7 +103,7 @@ class Lease:
             self.revoke()
 
     def close(self) -> None:
-        """Stops to renew it. Idempotent."""
+        """Stop to renew it. Idempotent."""
         self._over.set()
 
     def _keep_alive(self) -> None:

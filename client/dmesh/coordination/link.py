@@ -88,7 +88,7 @@ class Link:
         return int(port) if port.isdigit() else 0
 
     def open_session(self, requests: Iterator[bytes]) -> Stream:
-        """Opens a session stream, for requests that are encoded already.
+        """Open a session stream, for requests that are encoded already.
 
         Raises:
             ValueError: The channel is closed.
@@ -102,7 +102,7 @@ class Link:
         deadline: float | None,
         look: Callable[[], None] | None = None,
     ) -> _Response | Fault:
-        """Makes one attempt of a call and waits for its answer.
+        """Make one attempt of a call and wait for its answer.
 
         Args:
             method: The method of a stub.
@@ -154,7 +154,7 @@ class Link:
             raise
 
     def tls_problem(self) -> str | None:
-        """Finds out, by connecting, whether TLS is why the coordinator cannot be reached; None if not.
+        """Find out, by connecting, whether TLS is why the coordinator cannot be reached; None if not.
 
         Asked after a failed attempt, and not more than once in a few seconds.
         """
@@ -164,15 +164,15 @@ class Link:
         return diagnose(self.address, self._credentials.tls)
 
     def cancel(self, call: grpc.Call | Stream) -> None:
-        """Ends a call; its reader gets the status CANCELLED."""
+        """End a call; its reader gets the status CANCELLED."""
         self._executor.submit(call.cancel)
 
     def close(self) -> None:
-        """Closes the channel; calls under way are cancelled."""
+        """Close the channel; calls under way are cancelled."""
         self._executor.close(self._channel.close, _CLOSE)
 
     def note(self, fault: Fault) -> None:
-        """Notes whether a failed call was answered at all.
+        """Note whether a failed call was answered at all.
 
         An answer that lets nobody in counts as none: it is not the coordinator's state that it tells of, and
         who waits for another token to arrive should not wait longer than for the coordinator.

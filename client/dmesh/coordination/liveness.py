@@ -32,14 +32,14 @@ class LivenessBoard:
         self._told: dict[tuple[Task, int], _Known] = {}
 
     def update(self, members: Iterable[Member]) -> None:
-        """Takes note of how members are now."""
+        """Take note of how members are now."""
         for member in members:
             line = self._news(member)
             if line:
                 self._announce(line)
 
     def _news(self, member: Member) -> str:
-        """Returns what the user should be told of a member; empty if there is nothing new."""
+        """Return what the user should be told of a member; empty if there is nothing new."""
         key = (Task(member.job, member.index), member.incarnation)
         name = f"rank {member.rank}, {member.describe()},"
         with self._lock:

@@ -86,7 +86,7 @@ class Queue:
         return self._agent or current_agent()
 
     def enter(self, value: bytes, timeout: float | None) -> Entry:
-        """Waits for a place.
+        """Wait for a place.
 
         Args:
             value: What is said of this process.
@@ -109,7 +109,7 @@ class Queue:
         return self.entry
 
     def leave(self) -> None:
-        """Gives the place up.
+        """Give the place up.
 
         Raises:
             LockLostError: This process had lost it.
@@ -126,11 +126,11 @@ class Queue:
             raise self._lost(entry.key)
 
     def entries(self) -> list[Entry]:
-        """Returns the keys of all who hold or wait, those of the holders first."""
+        """Return the keys of all who hold or wait, those of the holders first."""
         return self._sorted(self.agent.key_value_list(self._prefix))
 
     def _withdraw(self, key: str) -> None:
-        """Deletes a key that may have been set; in the background if the coordinator is away.
+        """Delete a key that may have been set; in the background if the coordinator is away.
 
         As long as this process is a member, the others would wait for a key that it has forgotten.
         """
@@ -153,7 +153,7 @@ class Queue:
             Worker(delete_later, "dmesh-lock").start()
 
     def leaders(self) -> Iterator[Leader | None]:
-        """Yields the first in the queue now and after every change; None while there is none."""
+        """Yield the first in the queue now and after every change; None while there is none."""
         last: Leader | None = None
         started = False
         while True:
@@ -239,7 +239,7 @@ class Queue:
 
 
 def describe(value: bytes) -> str:
-    """Names the process that has set a key of a queue, for people."""
+    """Name the process that has set a key of a queue, for people."""
     return value.decode(errors="replace")[:200]
 
 
@@ -293,7 +293,7 @@ class _Held:
         return Condition.create_revision(entry.key, "==", entry.token)
 
     def release(self) -> None:
-        """Gives it up, so that the next one holds it.
+        """Give it up, so that the next one holds it.
 
         Raises:
             LockLostError: This process had lost it: its lease had ended.
@@ -348,7 +348,7 @@ class Semaphore(_Held):
         super().__init__("semaphore", name, places, lease, agent)
 
     def acquire(self, timeout: float | None = None) -> int:
-        """Waits for a place, first come, first served; returns its fencing token.
+        """Wait for a place, first come, first served; return its fencing token.
 
         Args:
             timeout: Seconds to wait; 0 not to wait, None for no limit.
@@ -399,7 +399,7 @@ class Leader:
     """Its fencing token: larger than those of all earlier leaders."""
 
     def text(self, encoding: str = "utf-8") -> str:
-        """Returns the value as text."""
+        """Return the value as text."""
         return decode_value(self.value, "leader", encoding)
 
 
@@ -425,7 +425,7 @@ class Election(_Held):
         super().__init__("election", name, 1, lease, agent)
 
     def campaign(self, value: Value = b"", timeout: float | None = None) -> int:
-        """Waits until this process leads; returns its fencing token.
+        """Wait until this process leads; return its fencing token.
 
         Args:
             value: What the others are told of the leader, for example its address; str stands for UTF-8.
@@ -439,7 +439,7 @@ class Election(_Held):
         return self._queue.enter(encode_value(value, self._name), timeout).token
 
     def resign(self) -> None:
-        """Gives leadership up, so that the next candidate leads.
+        """Give leadership up, so that the next candidate leads.
 
         Raises:
             LockLostError: This process had lost it: its lease had ended.
@@ -448,12 +448,12 @@ class Election(_Held):
         self.release()
 
     def leader(self) -> Leader | None:
-        """Returns the leader; None if there is none."""
+        """Return the leader; None if there is none."""
         entries = self._queue.entries()
         return Leader(entries[0].value, entries[0].token) if entries else None
 
     def observe(self) -> Iterator[Leader | None]:
-        """Yields the leader, None if there is none, now and after every change. Ends with the process."""
+        """Yield the leader, None if there is none, now and after every change. Ends with the process."""
         return self._queue.leaders()
 
 
@@ -482,7 +482,7 @@ class Counter:
         self._agent = agent
 
     def add(self, amount: int = 1) -> int:
-        """Adds to it, exactly once; returns the sum. The first sum counts from 0.
+        """Add to it, exactly once; return the sum. The first sum counts from 0.
 
         Raises:
             KeyTypeError: The sum does not fit 64 bits.
@@ -490,12 +490,12 @@ class Counter:
         return (self._agent or current_agent()).key_value_increment(self._key, amount)
 
     def value(self) -> int:
-        """Returns its value; 0 if nothing was added yet."""
+        """Return its value; 0 if nothing was added yet."""
         return int((self._agent or current_agent()).key_value_try_get(self._key) or b"0")
 
 
 def queue_prefix(kind: str, name: str) -> str:
-    """Returns what the keys of a lock, semaphore or election begin with; none of another name does."""
+    """Return what the keys of a lock, semaphore or election begin with; none of another name does."""
     return f"{RESERVED_PREFIX}{kind}/{quote(name, safe='')}/"
 
 

@@ -28,7 +28,7 @@ class Task:
 
     @classmethod
     def parse(cls, text: str) -> Task:
-        """Reads `/job:NAME/task:N`; a `/replica:0` between the two is allowed.
+        """Read `/job:NAME/task:N`; a `/replica:0` between the two is allowed.
 
         Raises:
             ConfigurationError: The text is nothing of the kind.
@@ -40,11 +40,11 @@ class Task:
 
     @classmethod
     def from_proto(cls, message: common_pb2.Task) -> Task:
-        """Converts from the wire."""
+        """Convert from the wire."""
         return cls(message.job, message.index)
 
     def to_proto(self) -> common_pb2.Task:
-        """Converts for the wire."""
+        """Convert for the wire."""
         return common_pb2.Task(job=self.job, index=self.index)
 
 
@@ -137,7 +137,7 @@ class Process:
     """Start in the kernel's clock ticks, which tells it from others of its process id; 0 if unknown."""
 
     def to_proto(self) -> common_pb2.Process:
-        """Converts for the wire."""
+        """Convert for the wire."""
         return common_pb2.Process(
             host=self.host,
             pid=self.pid,
@@ -152,7 +152,7 @@ class Process:
 
     @classmethod
     def from_proto(cls, message: common_pb2.Process) -> Process:
-        """Converts from the wire."""
+        """Convert from the wire."""
         return cls(
             message.host,
             message.pid,
@@ -210,14 +210,14 @@ class Member:
         return f"/job:{self.job}/task:{self.index}"
 
     def describe(self) -> str:
-        """Names it to a person: `/job:worker/task:2 (host h, pid 9)`."""
+        """Name it to a person: `/job:worker/task:2 (host h, pid 9)`."""
         if not self.incarnation:
             return f"{self.task} (never registered)"
         return f"{self.task} (host {self.process.host or '?'}, pid {self.process.pid})"
 
     @property
     def trouble(self) -> str:
-        """Says how it is blocked or stuck, in what and where; empty if it is neither."""
+        """Say how it is blocked or stuck, in what and where; empty if it is neither."""
         if self.liveness not in (Liveness.BLOCKED, Liveness.STUCK):
             return ""
         doing = self.activity.describe() if self.activity is not None else ""
@@ -225,7 +225,7 @@ class Member:
 
     @classmethod
     def from_proto(cls, message: common_pb2.Member) -> Member:
-        """Converts from the wire. A state that this version does not know becomes UNKNOWN."""
+        """Convert from the wire. A state that this version does not know becomes UNKNOWN."""
         state = MemberState(message.state) if message.state in _STATES else MemberState.UNKNOWN
         return cls(
             job=message.task.job,
@@ -272,7 +272,7 @@ class Participant:
 
     @classmethod
     def from_proto(cls, message: coordination_pb2.Participant) -> Participant:
-        """Converts from the wire."""
+        """Convert from the wire."""
         return cls(Task.from_proto(message.task), message.incarnation)
 
 
@@ -295,7 +295,7 @@ class BarrierStatus:
 
     @classmethod
     def from_proto(cls, message: coordination_pb2.Barrier) -> BarrierStatus:
-        """Converts from the wire."""
+        """Convert from the wire."""
         return cls(
             name=message.name,
             instance=message.instance,
@@ -322,7 +322,7 @@ class BarrierProgress:
 
     @classmethod
     def from_proto(cls, message: coordination_pb2.GetBarrierResponse) -> BarrierProgress:
-        """Converts from the wire."""
+        """Convert from the wire."""
         current = BarrierStatus.from_proto(message.current) if message.HasField("current") else None
         return cls(message.finished, current)
 
@@ -369,7 +369,7 @@ class ClusterState:
 
     @classmethod
     def from_proto(cls, message: coordination_pb2.GetClusterStateResponse) -> ClusterState:
-        """Converts from the wire."""
+        """Convert from the wire."""
         return cls(
             server_incarnation=message.server_incarnation,
             cluster_incarnation=message.cluster_incarnation,

@@ -45,7 +45,7 @@ class PendingCall:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def encode(self) -> bytes:
-        """Makes the message that asks it."""
+        """Make the message that asks it."""
         message = pb.SessionRequest()
         call = message.key_value_call
         call.id = self.id
@@ -56,18 +56,18 @@ class PendingCall:
         return message.SerializeToString()
 
     def wait(self, seconds: float) -> pb.KeyValueReply | None:
-        """Waits for the answer. May return early without one, when woken."""
+        """Wait for the answer. May return early without one, when woken."""
         with contextlib.suppress(queue.Empty):
             take(self._news, seconds)
         return self.reply
 
     def settle(self, reply: pb.KeyValueReply) -> None:
-        """Takes the answer."""
+        """Take the answer."""
         self.reply = reply
         self._news.put(None)
 
     def wake(self) -> None:
-        """Makes `wait` return."""
+        """Make `wait` return."""
         self._news.put(None)
 
 
@@ -88,7 +88,7 @@ class PendingCalls:
         self._send: Send | None = None
 
     def ask(self, pending: PendingCall, max_bytes: int) -> None:
-        """Asks, now or as soon as there is a session. To be paired with `withdraw`.
+        """Ask, now or as soon as there is a session. To be paired with `withdraw`.
 
         Args:
             pending: The call.
@@ -119,7 +119,7 @@ class PendingCalls:
                 self._send(encoded)
 
     def withdraw(self, pending: PendingCall) -> None:
-        """Stops to wait for an answer. Does nothing if it has come."""
+        """Stop to wait for an answer. Does nothing if it has come."""
         with self._lock:
             self._waiting.pop(pending.id, None)
             if self._asked.pop(pending.id, None) is not None and self._send is not None:
@@ -128,19 +128,19 @@ class PendingCalls:
             self._release(pending)
 
     def attach(self, send: Send) -> None:
-        """Begins to send through a new session, with everything that has no answer yet."""
+        """Begin to send through a new session, with everything that has no answer yet."""
         with self._lock:
             self._send = send
             for pending in self._asked.values():
                 send(pending.encode())
 
     def detach(self) -> None:
-        """Stops to send: the session broke."""
+        """Stop to send: the session broke."""
         with self._lock:
             self._send = None
 
     def resolve(self, reply: pb.KeyValueReply) -> None:
-        """Delivers an answer; one that nobody waits for any more is dropped."""
+        """Deliver an answer; one that nobody waits for any more is dropped."""
         with self._lock:
             pending = self._asked.pop(reply.id, None)
             if pending is not None and not reply.HasField("error"):
@@ -149,7 +149,7 @@ class PendingCalls:
             pending.settle(reply)
 
     def drop(self) -> None:
-        """Sends none of the calls again, and wakes the threads that wait for their answers."""
+        """Send none of the calls again, and wake the threads that wait for their answers."""
         with self._lock:
             dropped = (*self._asked.values(), *self._waiting.values())
             self._asked.clear()
@@ -158,14 +158,14 @@ class PendingCalls:
             pending.wake()
 
     def wake(self) -> None:
-        """Makes every waiting thread look at the state of its agent."""
+        """Make every waiting thread look at the state of its agent."""
         with self._lock:
             pending_calls = (*self._asked.values(), *self._waiting.values())
         for pending in pending_calls:
             pending.wake()
 
     def _release(self, pending: PendingCall) -> None:
-        """Takes a call's reply slot back, and sends the call that has waited for one the longest."""
+        """Take a call's reply slot back, and send the call that has waited for one the longest."""
         reply_slot, pending.reply_slot = pending.reply_slot, 0
         if not reply_slot:
             return

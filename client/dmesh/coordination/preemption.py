@@ -128,7 +128,7 @@ class PreemptionSync:
     # What users call ----------------------------------------------------------------------------------------
 
     def reached(self, step: int) -> bool:
-        """Returns whether `step` is where all stop; see `coordination.reached_preemption_sync_point`."""
+        """Return whether `step` is where all stop; see `coordination.reached_preemption_sync_point`."""
         if isinstance(step, bool) or not hasattr(step, "__index__"):
             raise ConfigurationError(f"step must be an integer, not {step!r}")
         step = step.__index__()
@@ -155,7 +155,7 @@ class PreemptionSync:
         return True
 
     def announce(self, reason: str) -> None:
-        """Tells all members that this one is about to be preempted. Blocks; not for the threads of users."""
+        """Tell all members that this one is about to be preempted. Blocks; not for the threads of users."""
         self.start()
         process = self._own.process
         notice = json.dumps(
@@ -173,7 +173,7 @@ class PreemptionSync:
                 return
 
     def add_listener(self, listener: PreemptionListener) -> None:
-        """Adds somebody to tell of notices, the one under way included."""
+        """Add somebody to tell of notices, the one under way included."""
         with self._lock:
             self._listeners.append(listener)
             notice = self._notice
@@ -184,7 +184,7 @@ class PreemptionSync:
     # Life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to listen. Idempotent."""
+        """Begin to listen. Idempotent."""
         with self._lock:
             if self._worker is not None or self._closed:
                 return
@@ -192,7 +192,7 @@ class PreemptionSync:
         worker.start()
 
     def close(self) -> None:
-        """Ends it; the session is closed before."""
+        """End it; the session is closed before."""
         self._closed = True
         self._bell.ring()
 
@@ -237,7 +237,7 @@ class PreemptionSync:
                 done = done + 1 if done + 1 < len(steps) else 1
 
     def _try_to(self, step: Callable[[], object]) -> bool:
-        """Does something that the coordinator is needed for; returns False if it has to be done again."""
+        """Do something that the coordinator is needed for; return False if it has to be done again."""
         try:
             step()
         except CoordinationError as error:
@@ -250,7 +250,7 @@ class PreemptionSync:
         return True
 
     def _check(self) -> None:
-        """Raises why nothing can be asked any more, if so; also if the coordinator was away for too long."""
+        """Raise why nothing can be asked any more, if so; also if the coordinator was away for too long."""
         self._session.check()
         if self._session.gone:
             raise self._session.unavailable("waiting for preemption notices")
@@ -265,7 +265,7 @@ class PreemptionSync:
         return True
 
     def _join(self) -> None:
-        """Says that this member takes part, and finds out which round it is."""
+        """Say that this member takes part, and find out which round it is."""
         incarnation = f"{self._own.incarnation:016x}"
         self._store.key_value_set(
             f"{PREFIX}member/{_name(self._own.task)}", incarnation, allow_overwrite=True
@@ -301,7 +301,7 @@ class PreemptionSync:
         )
 
     def _agree(self) -> None:
-        """Waits for the sync point. The first of the members that are left watches for the missing ones."""
+        """Wait for the sync point. The first of the members that are left watches for the missing ones."""
         key = f"{PREFIX}sync/{self._round}"
         attempts = 0
         while (found := self._store.key_value_try_get(key)) is None:
@@ -326,7 +326,7 @@ class PreemptionSync:
         return sum(task < self._own.task and task not in gone for task in self._own.all_tasks)
 
     def _decide(self) -> tuple[Member, ...]:
-        """Sets the sync point if everybody has posted; returns who has not."""
+        """Set the sync point if everybody has posted; return who has not."""
         posts, missing = self._posts(self._round)
         if any(member.incarnation == self._own.incarnation for member in missing) or not self._told():
             # The store was lost with its server, before this member posted or after. All is said again.
@@ -350,7 +350,7 @@ class PreemptionSync:
         self._post()
 
     def _posts(self, number: int) -> tuple[list[int], tuple[Member, ...]]:
-        """Asks which steps the members have posted, and who has not."""
+        """Ask which steps the members have posted, and who has not."""
         state = self._cluster_state()
         posted = self._store.key_value_list(f"{PREFIX}step/{number}/")
         joined = self._store.key_value_list(f"{PREFIX}member/")
@@ -399,7 +399,7 @@ def _stands_apart(member: Member, joined: Snapshot, replaced: Collection[Task]) 
 
 
 def _posted(posts: Snapshot, key: str, member: Member) -> int | None:
-    """Reads what a member posted; None if it was its predecessor, or nobody."""
+    """Read what a member posted; None if it was its predecessor, or nobody."""
     if key not in posts:
         return None
     try:
@@ -411,7 +411,7 @@ def _posted(posts: Snapshot, key: str, member: Member) -> int | None:
 
 
 def _parse_notice(value: bytes) -> PreemptionNotice:
-    """Reads a notice; one that makes no sense is a notice all the same."""
+    """Read a notice; one that makes no sense is a notice all the same."""
     try:
         content = json.loads(value)
         return PreemptionNotice(

@@ -22,7 +22,7 @@ _Handler = Callable[[int, FrameType | None], object]
 
 
 def announce_in_background(reason: str) -> None:
-    """Announces the preemption of this process, on a thread for that. Usable in signal handlers.
+    """Announce the preemption of this process, on a thread for that. Usable in signal handlers.
 
     Raises:
         NotInitializedError: This process is no client, or there is no coordination service.
@@ -54,7 +54,7 @@ class SignalHook:
 
     @classmethod
     def install(cls, signals: Collection[int]) -> None:
-        """Installs a hook for each of the signals. One that is there already stays.
+        """Install a hook for each of the signals. One that is there already stays.
 
         Raises:
             ConfigurationError: This is not the main thread, or there is no such signal.
@@ -72,7 +72,7 @@ class SignalHook:
                 signal.signal(number, cls(number, previous))
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handles the signal."""
+        """Handle the signal."""
         if context.current_or_none() is None:  # not a client any more, or a forked child
             previous = signal.SIG_DFL if self._previous is None else self._previous
             signal.signal(number, previous)  # type: ignore[arg-type]

@@ -18,12 +18,12 @@ _UPTIME = Path("/proc/uptime")
 
 
 def new_incarnation() -> int:
-    """Draws the random number that tells this process from its predecessors: 64 bits, never 0."""
+    """Draw the random number that tells this process from its predecessors: 64 bits, never 0."""
     return secrets.randbits(64) or 1
 
 
 def started_at() -> float:
-    """Returns the wall-clock start of this process, seconds since the Unix epoch. For display only."""
+    """Return the wall-clock start of this process, seconds since the Unix epoch. For display only."""
     try:
         since_boot = host.start_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
         age = float(_UPTIME.read_text(encoding="ascii").split()[0]) - since_boot if since_boot else 0.0
@@ -33,7 +33,7 @@ def started_at() -> float:
 
 
 def this_process() -> Process:
-    """Collects the facts about this process."""
+    """Collect the facts about this process."""
     return Process(
         host=socket.gethostname(),
         pid=os.getpid(),

@@ -52,7 +52,7 @@ class Registration:
 
     @classmethod
     def from_proto(cls, response: pb.RegisterResponse) -> Registration:
-        """Reads the server's answer."""
+        """Read the server's answer."""
         return cls(
             server_incarnation=response.server_incarnation,
             cluster_incarnation=response.cluster_incarnation,
@@ -71,7 +71,7 @@ class Registration:
 
 
 def too_old(address: str) -> Fault:
-    """Makes the refusal of a server that does not know what this client relies on."""
+    """Make the refusal of a server that does not know what this client relies on."""
     return Fault(
         common_pb2.ERROR_KIND_VERSION_MISMATCH,
         f"the coordinator at {address} speaks version 1 of the protocol, this client version "
@@ -80,7 +80,7 @@ def too_old(address: str) -> Fault:
 
 
 def request_task(link: Link, request: pb.RegisterRequest, timeout: float) -> pb.RegisterResponse | Fault:
-    """Asks for a task slot once; a long job list is sent only to a server that does not know it.
+    """Ask for a task slot once; a long job list is sent only to a server that does not know it.
 
     Args:
         link: To the coordinator.

@@ -30,7 +30,7 @@ class ReportSource(Protocol):
     """Knows something about the progress of this process."""
 
     def fill(self, report: pb.ProgressReport) -> None:
-        """Adds what it knows. Any thread; must not block."""
+        """Add what it knows. Any thread; must not block."""
 
 
 class Reports:
@@ -54,18 +54,18 @@ class Reports:
         self._next = 0.0
 
     def add(self, source: ReportSource) -> None:
-        """Asks `source`, too, from now on."""
+        """Ask `source`, too, from now on."""
         self._sources = (*self._sources, source)
 
     def announce_mesh(self, mesh: pb.AnnouncedMesh) -> None:
-        """Notes a mesh that the program has made; equal ones are one. Any thread."""
+        """Note a mesh that the program has made; equal ones are one. Any thread."""
         with self._lock:
             self._meshes[mesh.SerializeToString(deterministic=True)] = mesh
             if len(self._meshes) > _MOST_MESHES:
                 del self._meshes[next(iter(self._meshes))]
 
     def due(self) -> pb.ProgressReport | None:
-        """Returns a report for the heartbeat that is about to be sent; None if there was one just now."""
+        """Return a report for the heartbeat that is about to be sent; None if there was one just now."""
         now = self._clock()
         if now < self._next:
             return None
@@ -77,7 +77,7 @@ class Reports:
             return None
 
     def make(self) -> pb.ProgressReport:
-        """Returns what is known now, within the limits of a report."""
+        """Return what is known now, within the limits of a report."""
         now = self._clock()
         position = self._tracker.position()
         report = pb.ProgressReport(
@@ -95,7 +95,7 @@ class Reports:
 
 
 def _within(meshes: Iterable[pb.AnnouncedMesh]) -> list[pb.AnnouncedMesh]:
-    """Returns meshes, the earlier of them without their devices if those of all take too much room."""
+    """Return meshes, the earlier of them without their devices if those of all take too much room."""
     told: list[pb.AnnouncedMesh] = []
     room = _MOST_PLACED_BYTES
     for mesh in reversed(list(meshes)):
@@ -106,7 +106,7 @@ def _within(meshes: Iterable[pb.AnnouncedMesh]) -> list[pb.AnnouncedMesh]:
 
 
 def _cut(report: pb.ProgressReport) -> None:
-    """Leaves out what matters least until the report is small enough."""
+    """Leave out what matters least until the report is small enough."""
     while report.ByteSize() > MOST_BYTES and report.recent:
         del report.recent[0]
     for part in (report.meshes, report.groups, report.barriers):

@@ -28,7 +28,7 @@ class RetryPolicy:
             raise ValueError(f"not a usable retry policy: {self}")
 
     def delays(self, draw: Callable[[], float] = random.random) -> Iterator[float]:
-        """Yields the waits in seconds, for ever. `draw` returns numbers in [0, 1)."""
+        """Yield the waits in seconds, for ever. `draw` returns numbers in [0, 1)."""
         nominal = self.initial
         while True:
             yield nominal * (1 + self.jitter * (2 * draw() - 1))
@@ -67,7 +67,7 @@ class Patience:
         return min(self.ping_interval, self.give_up / 4), min(self.ping_timeout, self.give_up / 2)
 
     def silence_allowed(self, lease: float) -> float:
-        """Returns the seconds without any contact after which the coordinator counts as gone."""
+        """Return the seconds without any contact after which the coordinator counts as gone."""
         return lease + self.margin if self.give_up is None else self.give_up
 
 

@@ -54,7 +54,7 @@ class SendQueue(Iterator[bytes]):
         self._when_busy: Callable[[], None] | None = None
 
     def send(self, request: bytes) -> None:
-        """Sends an encoded request after those before it; nothing happens if the send queue is closed."""
+        """Send an encoded request after those before it; nothing happens if the send queue is closed."""
         with self._lock:
             self._sink(request)
             if self._when_busy is None:
@@ -66,30 +66,30 @@ class SendQueue(Iterator[bytes]):
         begin()
 
     def when_busy(self, begin: Callable[[], None]) -> None:
-        """Has `begin` called, once, when this session turns out to have much to say."""
+        """Have `begin` called, once, when this session turns out to have much to say."""
         with self._lock:
             self._when_busy = begin
 
     def divert(self, mark: pb.SessionRequest, sink: Callable[[bytes], None]) -> None:
-        """Sends `mark`, and all requests after it through `sink`; heartbeats go on as before."""
+        """Send `mark`, and all requests after it through `sink`; heartbeats go on as before."""
         with self._lock:
             self._sink(mark.SerializeToString())
             self._sink = sink
 
     def enter_barrier(self, arrival: pb.EnterBarrier) -> None:
-        """Sends an arrival at a barrier."""
+        """Send an arrival at a barrier."""
         self.send(pb.SessionRequest(enter_barrier=arrival).SerializeToString())
 
     def put(self, request: pb.SessionRequest) -> None:
-        """Sends a request after those before it; nothing happens if the send queue is closed."""
+        """Send a request after those before it; nothing happens if the send queue is closed."""
         self.send(request.SerializeToString())
 
     def start_heartbeats(self) -> None:
-        """Begins to send heartbeats: the session is attached."""
+        """Begin to send heartbeats: the session is attached."""
         self._beating = True
 
     def close(self) -> None:
-        """Ends the stream of requests. What was not drawn is dropped."""
+        """End the stream of requests. What was not drawn is dropped."""
         self._closed = True
         self._queue.put(None)
 

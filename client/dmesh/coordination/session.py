@@ -158,7 +158,7 @@ class Session:
         return self._link.address
 
     def tls_problem(self) -> str | None:
-        """Finds out, by connecting, whether TLS is why the coordinator cannot be reached; None if not."""
+        """Find out, by connecting, whether TLS is why the coordinator cannot be reached; None if not."""
         return self._link.tls_problem()
 
     @property
@@ -195,7 +195,7 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """Counts the streams that were attached."""
+        """Count the streams that were attached."""
         with self._lock:
             return self._generation
 
@@ -215,7 +215,7 @@ class Session:
         return self._link.contact.lost_for(self._patience.silence_allowed(registration.lease))
 
     def check(self) -> None:
-        """Raises what the session failed with, or that it is closed."""
+        """Raise what the session failed with, or that it is closed."""
         with self._lock:
             failure, closed = self._failure, self._closed
         if failure is not None:
@@ -227,21 +227,21 @@ class Session:
             )
 
     def pause(self, seconds: float, generation: int) -> None:
-        """Waits before another attempt: for `seconds`, or until the session is newly attached or over."""
+        """Wait before another attempt: for `seconds`, or until the session is newly attached or over."""
         self._bell.wait_for(lambda: self.generation != generation or self._over(), seconds)
 
     def note_epoch(self, epoch: int) -> None:
-        """Notes an epoch that came with some answer."""
+        """Note an epoch that came with some answer."""
         with self._lock:
             self._epoch = max(self._epoch, epoch)
 
     def note_revision(self, revision: int) -> None:
-        """Notes a revision of the key-value store that came with some answer."""
+        """Note a revision of the key-value store that came with some answer."""
         with self._lock:
             self._revision = max(self._revision, revision)
 
     def note_told(self, server_incarnation: int, *, epoch: int = 0, revision: int = 0) -> None:
-        """Notes what another call was told, unless by another server than the session's.
+        """Note what another call was told, unless by another server than the session's.
 
         A call may reach a restarted server before the session does. What that one says is not what the
         server before it had said, which is what `last_told` is compared with.
@@ -255,7 +255,7 @@ class Session:
     # Life ---------------------------------------------------------------------------------------------------
 
     def register(self, request_id: str, timeout: float) -> Fault | None:
-        """Takes the task slot, in one attempt. Returns why it failed, or None."""
+        """Take the task slot, in one attempt. Returns why it failed, or None."""
         request = self._describe()
         request.request_id = request_id
         request.protocol_version = protocol.VERSION
@@ -285,17 +285,17 @@ class Session:
         return None
 
     def start(self) -> None:
-        """Starts the thread that attaches; the caller has registered."""
+        """Start the thread that attaches; the caller has registered."""
         self._worker.start()
 
     def wait_attached(self, timeout: float) -> bool:
-        """Waits for the first attachment; False if `timeout` seconds passed before. Raises like `check`."""
+        """Wait for the first attachment; False if `timeout` seconds passed before. Raises like `check`."""
         self._bell.wait_for(lambda: self.generation > 0 or self._over(), max(0.0, timeout))
         self.check()
         return self.generation > 0
 
     def leave(self) -> bool:
-        """Notes that the slot is about to be given up: the stream's end is not to be repaired or reported.
+        """Note that the slot is about to be given up: the stream's end is not to be repaired or reported.
 
         Returns whether there is a task slot to give up.
         """
@@ -307,7 +307,7 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Ends the session; `hang_up` ends its stream. Idempotent.
+        """End the session; `hang_up` ends its stream. Idempotent.
 
         A server that hears of it need not find out by itself that nobody will come back.
         """
@@ -320,7 +320,7 @@ class Session:
             stream[0].put(pb.SessionRequest(ending=pb.Ending()))
 
     def hang_up(self) -> None:
-        """Ends the stream of a closed session, after a moment for the server to end it. Idempotent."""
+        """End the stream of a closed session, after a moment for the server to end it. Idempotent."""
         with self._lock:
             stream, heard = self._stream, self._attached and not (self._leaving or self._failure)
         if stream is not None:
@@ -330,11 +330,11 @@ class Session:
             self._link.cancel(stream[1])
 
     def join(self) -> None:
-        """Waits for the thread to end; returns at once when called on that thread."""
+        """Wait for the thread to end; return at once when called on that thread."""
         self._worker.join(_JOIN)
 
     def fail(self, error: CoordinationError) -> None:
-        """Ends the session for good: every call and wait raises `error` from now on."""
+        """End the session for good: every call and wait raises `error` from now on."""
         cls, message, members = type(error), str(error), error.members
         with self._lock:
             if self._failure is not None or self._closed or self._leaving:
@@ -391,7 +391,7 @@ class Session:
             self.pause(next(delays), self.generation)
 
     def _serve_stream(self) -> Fault:
-        """Opens a stream, attaches, and reads until it ends; returns why it did."""
+        """Open a stream, attaches, and reads until it ends; return why it did."""
         send_queue = SendQueue(
             self.registration.heartbeat_interval, self._listener.progress, report=self._listener.report
         )
@@ -433,7 +433,7 @@ class Session:
         return end
 
     def _receive(self, response: pb.SessionResponse, send_queue: SendQueue) -> Fault | None:
-        """Handles one message of the stream; returns the reason if it says that the session is over."""
+        """Handle one message of the stream; return the reason if it says that the session is over."""
         self._link.contact.heard()
         return self._handle(response, send_queue)
 
@@ -507,7 +507,7 @@ class Session:
         return None
 
     def _receive_express(self, response: pb.SessionResponse, send_queue: SendQueue) -> None:
-        """Handles a message of the express connection, unless the session that it belongs to is over.
+        """Handle a message of the express connection, unless the session that it belongs to is over.
 
         It is no sign of life: the stream is, on which every heartbeat is acknowledged.
         """
@@ -517,7 +517,7 @@ class Session:
             self._handle(response, send_queue)
 
     def _cancel_stream(self, send_queue: SendQueue) -> None:
-        """Ends the stream if it is still the session's. What was on its way is said again on the next one."""
+        """End the stream if it is still the session's. What was on its way is said again on the next one."""
         with self._lock:
             stream = self._stream
         if stream is not None and stream[0] is send_queue:
@@ -543,7 +543,7 @@ class Session:
             self._last_words = fault.message
 
     def unavailable(self, doing: str) -> CoordinatorUnavailableError:
-        """Makes the error for a coordinator that does not answer."""
+        """Make the error for a coordinator that does not answer."""
         return faults.unavailable(
             self._link.address,
             self.last_words,

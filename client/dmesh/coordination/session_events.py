@@ -132,7 +132,7 @@ class SessionEvents:
         self._on_store_lost()
 
     def reconcile(self, server_incarnation: int) -> Fault | None:
-        """Presents the barriers that have succeeded to a server that may have forgotten them."""
+        """Present the barriers that have succeeded to a server that may have forgotten them."""
         return self._reconciliation.present(server_incarnation)
 
     def on_failure(self, error: CoordinationError, *, final: bool) -> None:
@@ -153,7 +153,7 @@ class SessionEvents:
     # What the agent calls -----------------------------------------------------------------------------------
 
     def departed(self, members: Iterable[Member]) -> None:
-        """Tells of those among `members` that departed, unless it is this process itself."""
+        """Tell of those among `members` that departed, unless it is this process itself."""
         self._dispatcher.departed(
             member
             for member in members
@@ -161,7 +161,7 @@ class SessionEvents:
         )
 
     def report_waiting(self, operation: str, tasks: Sequence[Task], age: float) -> None:
-        """Tells the server for whom this process waits outside of its sight; no tasks: for nobody."""
+        """Tell the server for whom this process waits outside of its sight; no tasks: for nobody."""
         report = pb.Waiting(
             operation=operation[:_LONGEST_OPERATION],
             tasks=[task.to_proto() for task in tasks],

@@ -23,7 +23,7 @@ _LOOK = 0.5
 
 
 def loss_between(before: Registration, now: Registration, address: str) -> str:
-    """Describes what was lost between two registrations of this process; empty if nothing was.
+    """Describe what was lost between two registrations of this process; empty if nothing was.
 
     Args:
         before: The earlier one.
@@ -50,12 +50,12 @@ def loss_between(before: Registration, now: Registration, address: str) -> str:
 
 
 def refused_by(address: str, message: str) -> str:
-    """Describes that the coordinator's store has no place for this process."""
+    """Describe that the coordinator's store has no place for this process."""
     return f"the coordination server at {address} came back, but {message}"
 
 
 def revision_of(reply: pb.KeyValueReply) -> int:
-    """Returns the revision of the store that an answer tells; 0 if it tells none."""
+    """Return the revision of the store that an answer tells; 0 if it tells none."""
     kind = reply.WhichOneof("response")
     if kind is None or kind == "error":
         return 0
@@ -76,7 +76,7 @@ class LossSource(Protocol):
         """Description of the latest loss."""
 
     def check(self) -> None:
-        """Raises what the session failed with."""
+        """Raise what the session failed with."""
 
 
 class OwnedKeys:
@@ -98,19 +98,19 @@ class OwnedKeys:
         self._outcome = ""
 
     def keep(self, key: str, value: bytes) -> None:
-        """Notes a key that this process owns, with its value."""
+        """Note a key that this process owns, with its value."""
         with self._lock:
             self._values[key] = value
 
     def forget(self, key: str, *, is_prefix: bool = False) -> None:
-        """Notes that this process does not own a key, or any with a prefix."""
+        """Note that this process does not own a key, or any with a prefix."""
         with self._lock:
             gone = [name for name in self._values if name.startswith(key)] if is_prefix else [key]
             for name in gone:
                 self._values.pop(name, None)
 
     def store_lost(self) -> None:
-        """Begins to set all keys again, on a thread of its own."""
+        """Begin to set all keys again, on a thread of its own."""
         with self._lock:
             if self._running:  # it looks once more when it is done
                 return
@@ -122,7 +122,7 @@ class OwnedKeys:
         Worker(self._run, "dmesh-owned-keys").start()
 
     def wait(self, losses: int) -> str:
-        """Waits until the keys were set again after that many losses; returns what came of it, in words."""
+        """Wait until the keys were set again after that many losses; return what came of it, in words."""
         while not self._bell.wait_for(lambda: self._settled >= losses, _LOOK):
             self._session.check()
         with self._lock:
@@ -177,7 +177,7 @@ class LossWitness:
         self._thread = threading.local()
 
     def begin(self) -> int:
-        """Begins a call; returns the number of losses so far.
+        """Begin a call; return the number of losses so far.
 
         Raises:
             StoreLostError: This thread has not been told of the latest; or it is new, and nobody has.
@@ -189,17 +189,17 @@ class LossWitness:
         return losses
 
     def check(self, begun: int) -> None:
-        """Raises a `StoreLostError` if the store was lost since a call began with `begun` losses."""
+        """Raise a `StoreLostError` if the store was lost since a call began with `begun` losses."""
         losses = self._session.store_losses
         if losses != begun:
             self._tell(losses)
 
     def accept(self) -> None:
-        """Notes that this thread knows of all losses so far."""
+        """Note that this thread knows of all losses so far."""
         self._thread.told = self._session.store_losses
 
     def error(self, losses: int) -> StoreLostError:
-        """Makes the error for the latest of that many losses, when what follows from it is done."""
+        """Make the error for the latest of that many losses, when what follows from it is done."""
         return StoreLostError(f"{self._session.store_loss}{self._settle(losses)}")
 
     def _tell(self, losses: int) -> None:

@@ -37,13 +37,13 @@ class Stream(Protocol):
     def __iter__(self) -> Iterator[SessionResponse]: ...
 
     def cancel(self) -> object:
-        """Ends it."""
+        """End it."""
 
 
 def open_stream(
     channel: grpc.Channel, requests: Iterator[bytes], metadata: Iterable[tuple[str, str]]
 ) -> Stream:
-    """Opens a session stream.
+    """Open a session stream.
 
     Args:
         channel: A channel of gRPC.
@@ -77,15 +77,15 @@ class StreamError(grpc.RpcError):
         self._trailing_metadata = trailing_metadata
 
     def code(self) -> grpc.StatusCode:
-        """Returns the status."""
+        """Return the status."""
         return self._code
 
     def details(self) -> str:
-        """Returns what happened, in words."""
+        """Return what happened, in words."""
         return self._details
 
     def trailing_metadata(self) -> Any:
-        """Returns what came with the status."""
+        """Return what came with the status."""
         return self._trailing_metadata
 
 
@@ -120,11 +120,11 @@ class DirectStream(Iterator[SessionResponse]):
         )
 
     def start(self, requests: Iterator[bytes]) -> None:
-        """Begins to draw from `requests`, on a thread that ends with them."""
+        """Begin to draw from `requests`, on a thread that ends with them."""
         Worker(lambda: self._send_all(requests), "dmesh-session-send").start()
 
     def cancel(self) -> None:
-        """Ends the stream; its reader gets the status CANCELLED."""
+        """End the stream; its reader gets the status CANCELLED."""
         self._call.cancel(_core.StatusCode.cancelled, "the session was ended by this process")
 
     def __next__(self) -> SessionResponse:
@@ -151,7 +151,7 @@ class DirectStream(Iterator[SessionResponse]):
         raise StreamError(*self._status)
 
     def _operate(self, operation: Any, tag: str) -> bool:
-        """Has something done; False if the call is over. An event will tell of its completion."""
+        """Have something done; False if the call is over. An event will tell of its completion."""
         with self._due_lock:
             begun = bool(self._call.operate((operation,), tag))
             self._due += begun

@@ -22,7 +22,7 @@ _OTHER_VERSION = "it speaks no version of TLS that this process may use (1.2 or 
 
 
 def diagnose(address: str, tls: ClientTls | None) -> str | None:
-    """Tries to connect as gRPC would, and says what is wrong with TLS.
+    """Try to connect as gRPC would, and say what is wrong with TLS.
 
     Args:
         address: HOST:PORT of the coordinator.
@@ -85,7 +85,7 @@ def _try(host: str, port: int, tls: ClientTls) -> str | None:
 
 
 def _refused(tls: ClientTls) -> str:
-    """Says what may be wrong with our own certificate: a server that refuses it does not tell."""
+    """Say what may be wrong with our own certificate: a server that refuses it does not tell."""
     if tls.identity is None:
         return _ASKS
     what = "it refuses this process's certificate"

@@ -24,7 +24,7 @@ class Span(Protocol):
         """The trace context to send with the call."""
 
     def over(self, code: grpc.StatusCode, message: str = "") -> None:
-        """Says how the call ended, which is good (OK) unless something is said."""
+        """Say how the call ended, which is good (OK) unless something is said."""
 
     def __enter__(self) -> Span: ...
 
@@ -37,7 +37,7 @@ class Tracing(Protocol):
     """Makes spans, of the calls of any thread. Must not block and must not raise."""
 
     def call(self, method: str, attributes: Mapping[str, str | int] | None = None) -> Span:
-        """Begins the span of a call to the coordinator.
+        """Begin the span of a call to the coordinator.
 
         Args:
             method: Its full name, such as `/dmesh.v1.CoordinationService/Leave`.
@@ -45,7 +45,7 @@ class Tracing(Protocol):
         """
 
     def barrier(self, name: str, participants: int) -> Span:
-        """Begins the span of a barrier, from this process's arrival on.
+        """Begin the span of a barrier, from this process's arrival on.
 
         Args:
             name: Its name.
@@ -53,7 +53,7 @@ class Tracing(Protocol):
         """
 
     def bound(self, job: Job) -> Job | Callable[[], object]:
-        """Returns a job that another thread may run as if what surrounds this one surrounded it."""
+        """Return a job that another thread may run as if what surrounds this one surrounded it."""
 
 
 class _NoSpan:

@@ -58,7 +58,7 @@ class Condition:
         return cls(key, "create_revision", operator, operand)
 
     def to_proto(self) -> pb.Condition:
-        """Converts for the wire.
+        """Convert for the wire.
 
         Raises:
             ConfigurationError: It makes no sense.
@@ -97,7 +97,7 @@ class Put:
     """True if the key ends when this process leaves, fails or is lost."""
 
     def to_proto(self) -> pb.Operation:
-        """Converts for the wire."""
+        """Convert for the wire."""
         value = encode_value(self.value, self.key)
         request = pb.SetRequest(
             key=encode_key(self.key),
@@ -119,7 +119,7 @@ class Delete:
     """True to delete every key that starts with `key`."""
 
     def to_proto(self) -> pb.Operation:
-        """Converts for the wire."""
+        """Convert for the wire."""
         key = encode_key(self.key, "prefix" if self.is_prefix else "key")
         return pb.Operation(delete=pb.DeleteRequest(key=key, is_prefix=bool(self.is_prefix)))
 
@@ -134,7 +134,7 @@ class Increment:
     """Number to add; may be negative."""
 
     def to_proto(self) -> pb.Operation:
-        """Converts for the wire."""
+        """Convert for the wire."""
         return pb.Operation(
             increment=pb.IncrementRequest(key=encode_key(self.key), amount=encode_amount(self.amount))
         )
@@ -150,7 +150,7 @@ class Get:
     """True to read every key that starts with `key`."""
 
     def to_proto(self) -> pb.Operation:
-        """Converts for the wire."""
+        """Convert for the wire."""
         key = encode_key(self.key, "prefix" if self.is_prefix else "key")
         if self.is_prefix:
             return pb.Operation(list=pb.ListRequest(prefix=key))
@@ -182,7 +182,7 @@ _OPERATIONS = (Put, Delete, Increment, Get)
 def request(
     request_id: str, compare: Iterable[Condition], then: Iterable[Operation], otherwise: Iterable[Operation]
 ) -> pb.TransactionRequest:
-    """Makes the message that asks for a transaction.
+    """Make the message that asks for a transaction.
 
     Raises:
         ConfigurationError: An argument makes no sense.
@@ -203,7 +203,7 @@ def request(
 
 
 def result(response: pb.TransactionResponse) -> TransactionResult:
-    """Reads what came of a transaction."""
+    """Read what came of a transaction."""
     return TransactionResult(
         response.succeeded, tuple(_result(one) for one in response.results), response.revision
     )

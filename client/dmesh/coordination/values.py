@@ -34,12 +34,12 @@ class Snapshot(dict[str, bytes]):
         self.create_revisions = {kv.key: kv.create_revision for kv in listed}
 
     def text(self, encoding: str = "utf-8") -> dict[str, str]:
-        """Returns the values as text."""
+        """Return the values as text."""
         return {key: decode_value(value, key, encoding) for key, value in self.items()}
 
 
 def encode_key(key: str, what: str = "key") -> str:
-    """Checks a key or prefix.
+    """Check a key or prefix.
 
     Raises:
         ConfigurationError: It is not a non-empty string that has an encoding in UTF-8.
@@ -54,7 +54,7 @@ def encode_key(key: str, what: str = "key") -> str:
 
 
 def encode_value(value: Value, key: str) -> bytes:
-    """Converts a value to bytes.
+    """Convert a value to bytes.
 
     Raises:
         KeyTypeError: It is neither `str` nor `bytes`.
@@ -76,7 +76,7 @@ def encode_value(value: Value, key: str) -> bytes:
 
 
 def decode_value(value: bytes, key: str, encoding: str) -> str:
-    """Converts a value to text.
+    """Convert a value to text.
 
     Raises:
         ConfigurationError: There is no such encoding, or the value is not text in it.
@@ -93,7 +93,7 @@ def decode_value(value: bytes, key: str, encoding: str) -> str:
 
 
 def encode_amount(amount: int) -> int:
-    """Checks an integer that is added to a key.
+    """Check an integer that is added to a key.
 
     Raises:
         KeyTypeError: It is no integer.
@@ -107,7 +107,7 @@ def encode_amount(amount: int) -> int:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Checks a time to wait; None for no limit.
+    """Check a time to wait; None for no limit.
 
     Raises:
         ConfigurationError: It is not a number of seconds from 0.

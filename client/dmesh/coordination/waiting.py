@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def take(box: queue.SimpleQueue[T], seconds: float) -> T:
-    """Takes what comes first out of a queue; raises `queue.Empty` after some seconds. One taker at a time.
+    """Take what comes first out of a queue; raise `queue.Empty` after some seconds. One taker at a time.
 
     The queue's own time-out can be none: if an item was taken before without waiting, or none ever came, the
     queue's lock is open, `get` passes it, looks at the clock again, and takes time that has run out meanwhile
@@ -45,14 +45,14 @@ class Bell:
         self._sleepers: list[queue.SimpleQueue[None]] = []
 
     def ring(self) -> None:
-        """Makes everybody who waits look again."""
+        """Make everybody who waits look again."""
         with self._lock:
             sleepers, self._sleepers = self._sleepers, []
         for sleeper in sleepers:
             sleeper.put(None)
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits until the condition holds, looking whenever the bell rings; returns whether it does."""
+        """Wait until the condition holds, looking whenever the bell rings; return whether it does."""
         deadline = time.monotonic() + seconds
         while True:
             sleeper: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -89,7 +89,7 @@ class Worker:
         self._begun = False
 
     def start(self) -> None:
-        """Starts it, once."""
+        """Start it, once."""
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def begin() -> None:
@@ -109,7 +109,7 @@ class Worker:
             raise error
 
     def join(self, timeout: float) -> None:
-        """Waits for its end, for `timeout` seconds at most; returns at once when called on that thread."""
+        """Wait for its end, for `timeout` seconds at most; return at once when called on that thread."""
         if self._begun and self._thread is not threading.current_thread():
             with contextlib.suppress(queue.Empty):
                 take(self._ended, timeout)
@@ -125,7 +125,7 @@ class Worker:
 def carry_out(
     job: Callable[[], object], submit: Callable[[Callable[[], None]], None], check: Callable[[], object]
 ) -> None:
-    """Has a job run on another thread, and waits until it has. Ctrl-C only ends the waiting.
+    """Have a job run on another thread, and wait until it has. Ctrl-C only ends the waiting.
 
     Args:
         job: What to do.
@@ -201,7 +201,7 @@ class SerialExecutor:
         self._worker.start()
 
     def submit(self, job: Callable[[], object]) -> bool:
-        """Has a job run; returns False if it is too late for that. A job must not block."""
+        """Have a job run; return False if it is too late for that. A job must not block."""
         with self._lock:
             if self._closed:
                 return False
@@ -209,7 +209,7 @@ class SerialExecutor:
             return True
 
     def close(self, last: Callable[[], object], timeout: float) -> None:
-        """Runs what was submitted, then `last`, and ends the thread. Idempotent."""
+        """Run what was submitted, then `last`, and ends the thread. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True

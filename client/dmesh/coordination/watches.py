@@ -46,7 +46,7 @@ class KeyEvent:
         return self.value is None
 
     def text(self, encoding: str = "utf-8") -> str | None:
-        """Returns the new value as text; None if the key was deleted."""
+        """Return the new value as text; None if the key was deleted."""
         return None if self.value is None else decode_value(self.value, self.key, encoding)
 
 
@@ -89,7 +89,7 @@ class WatchStream:
         """Incarnation of the server that serves the watch; the session's may still be another."""
 
     def read(self) -> _Batch:
-        """Waits for the next changes; an empty batch means that the watch was put in place, or closed."""
+        """Wait for the next changes; an empty batch means that the watch was put in place, or closed."""
         with self._lock:
             call = self._call
         if call is None:
@@ -123,19 +123,19 @@ class WatchStream:
         ]
 
     def close(self) -> None:
-        """Makes `read` return, now and ever after. May be called by any thread."""
+        """Make `read` return, now and ever after. May be called by any thread."""
         self.closed = True
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Breaks the connection, so that `read` looks at the session's state. May be called by any thread."""
+        """Break the connection, so that `read` looks at the session's state. May be called by any thread."""
         with self._lock:
             call = self._call
         if call is not None:
             self._link.cancel(call)
 
     def _place_patiently(self) -> None:
-        """Puts the watch in place, however often that has to be tried."""
+        """Put the watch in place, however often that has to be tried."""
         delays = self._patience.retry.delays()
         while not self.closed:
             self._session.check()
@@ -149,7 +149,7 @@ class WatchStream:
             self._session.pause(next(delays), generation)
 
     def _place(self) -> Fault | None:
-        """Opens the stream and waits for its first message, which says that the watch is in place."""
+        """Open the stream and wait for its first message, which says that the watch is in place."""
         with self._link.tracing.call("/dmesh.v1.KeyValueService/Watch") as span:
             fault = self._open(span.carried)
             if fault is not None:
@@ -194,13 +194,13 @@ class WatchStream:
         return None
 
     def _check_losses(self) -> None:
-        """Refuses to go on in another store, whose revisions are not those of this watch."""
+        """Refuse to go on in another store, whose revisions are not those of this watch."""
         losses = self._session.store_losses
         if losses != self._losses:
             raise self._calls.witness.error(losses)
 
     def _examine(self, fault: Fault) -> None:
-        """Raises what no other attempt can change."""
+        """Raise what no other attempt can change."""
         if self.closed:
             return
         self._session.check()
@@ -255,7 +255,7 @@ class Watch(Iterator[KeyEvent]):
         return self._events[0].revision if self._events else self._stream.next_revision
 
     def __next__(self) -> KeyEvent:
-        """Waits for the next change.
+        """Wait for the next change.
 
         Raises:
             StopIteration: The watch was closed.
@@ -269,7 +269,7 @@ class Watch(Iterator[KeyEvent]):
         raise StopIteration
 
     def poll(self, timeout: float) -> KeyEvent | None:
-        """Waits for the next change for a time; returns None if there was none, or the watch was closed.
+        """Wait for the next change for a time; return None if there was none, or the watch was closed.
 
         Args:
             timeout: Seconds; 0 for what has arrived already.
@@ -300,18 +300,18 @@ class Watch(Iterator[KeyEvent]):
         self.close()
 
     def close(self) -> None:
-        """Ends the watch and the iteration. Idempotent."""
+        """End the watch and the iteration. Idempotent."""
         self._stream.close()
         self._demands.put(False)
         self._results.put(None)
         self._on_close(self)
 
     def interrupt(self) -> None:
-        """Makes a blocked iteration look at the state of its agent."""
+        """Make a blocked iteration look at the state of its agent."""
         self._stream.interrupt()
 
     def _fetch(self, timeout: float | None = None) -> None:
-        """Waits for one message. If it is interrupted, the next call waits for the same one.
+        """Wait for one message. If it is interrupted, the next call waits for the same one.
 
         Raises:
             queue.Empty: The message did not come in time.

@@ -26,7 +26,7 @@ class BarrierReconciliation:
         self._roster = table.roster
 
     def take(self, slot: TaskSlot, passed: tuple[PassedBarrier, ...], transaction: Transaction) -> None:
-        """Takes a member's passed barriers.
+        """Take a member's passed barriers.
 
         Raises:
             CoreError: They are malformed or impossible; nothing was taken.
@@ -83,7 +83,7 @@ class BarrierReconciliation:
             current.number = number + 1
 
     def _newcomers(self, current: Instance, epoch: int) -> list[Task]:
-        """Returns the arrived tasks that cannot have taken part in an instance that ended at `epoch`.
+        """Return the arrived tasks that cannot have taken part in an instance that ended at `epoch`.
 
         They took their task slots later and left the number to the server: they wait for the next instance.
         """
@@ -93,7 +93,7 @@ class BarrierReconciliation:
     def _pass(
         self, name: str, current: Instance, newcomers: list[Task], epoch: int, transaction: Transaction
     ) -> None:
-        """Lets an instance under way succeed for all arrived tasks but the newcomers, which wait on."""
+        """Let an instance under way succeed for all arrived tasks but the newcomers, which wait on."""
         self._table.finish(name, None, transaction, epoch=epoch, without=newcomers)
         if newcomers:
             current.arrived = dict.fromkeys(newcomers)

@@ -61,7 +61,7 @@ class Instance:
         return len(self.arrived) == len(self.expected)
 
     def missing(self) -> Set[Task]:
-        """Returns who is not there."""
+        """Return who is not there."""
         return self.expected - self.arrived.keys()
 
 
@@ -88,13 +88,13 @@ class BarrierTable:
         """The cluster's epoch at that time."""
 
     def begin(self, name: str, instance: Instance) -> None:
-        """Puts an instance under way."""
+        """Put an instance under way."""
         self.under_way[name] = instance
         if instance.deadline is not None:
             self._deadlines.set(BarrierDue(self.cluster, name), instance.deadline)
 
     def drop(self, name: str) -> Instance:
-        """Removes an instance under way without a result."""
+        """Remove an instance under way without a result."""
         instance = self.under_way.pop(name)
         if instance.deadline is not None:
             self._deadlines.cancel(BarrierDue(self.cluster, name))
@@ -109,7 +109,7 @@ class BarrierTable:
         epoch: int | None = None,
         without: Collection[Task] = (),
     ) -> None:
-        """Ends an instance and sends the result to all arrived tasks.
+        """End an instance and send the result to all arrived tasks.
 
         Args:
             name: The barrier's name.
@@ -146,7 +146,7 @@ class BarrierTable:
         transaction: Transaction,
         present: tuple[Participant, ...] | None = None,
     ) -> None:
-        """Keeps a result in place of the name's last one; forgets the oldest beyond the limit."""
+        """Keep a result in place of the name's last one; forget the oldest beyond the limit."""
         everyone = participants is self.roster.everyone
         finished = FinishedBarrier(number, None if everyone else participants, error, epoch, present)
         # Only who came to it can tell the successor of a server that was killed: it must know itself.
@@ -160,11 +160,11 @@ class BarrierTable:
             transaction.persist(self.cluster, records.BARRIER, oldest, None, lazy=lazy)
 
     def participants(self, finished: FinishedBarrier) -> frozenset[Task]:
-        """Returns the participants of a finished instance."""
+        """Return the participants of a finished instance."""
         return self.roster.everyone if finished.participants is None else finished.participants
 
     def next_number(self, name: str) -> int:
-        """Returns the number of the instance under way, or of the next one."""
+        """Return the number of the instance under way, or of the next one."""
         current = self.under_way.get(name)
         if current is not None:
             return current.number
@@ -172,7 +172,7 @@ class BarrierTable:
         return 0 if last is None else last.number + 1
 
     def end(self, transaction: Transaction) -> None:
-        """Forgets everything: the cluster's generation is over."""
+        """Forget everything: the cluster's generation is over."""
         for name in list(self.under_way):
             self.drop(name)
         for name in self.finished:
@@ -180,11 +180,11 @@ class BarrierTable:
         self.finished.clear()
 
     def status(self) -> tuple[BarrierStatus, ...]:
-        """Returns the barriers under way, oldest first."""
+        """Return the barriers under way, oldest first."""
         return tuple(map(self.status_of, self.under_way))
 
     def status_of(self, name: str) -> BarrierStatus:
-        """Returns a barrier under way."""
+        """Return a barrier under way."""
         current = self.under_way[name]
         return BarrierStatus(
             name,
@@ -196,12 +196,12 @@ class BarrierTable:
         )
 
     def slots(self, instance: Instance) -> list[TaskSlot]:
-        """Returns the task slots of the arrived tasks, in order of arrival."""
+        """Return the task slots of the arrived tasks, in order of arrival."""
         return [self.roster.slots[task] for task in instance.arrived]
 
 
 def check_barrier(name: str, instance: int, timeout: float | None) -> None:
-    """Refuses a malformed name, instance or time limit of a barrier."""
+    """Refuse a malformed name, instance or time limit of a barrier."""
     if not 1 <= len(name) <= 256 or not name.isprintable():
         raise validation.invalid(
             f"the barrier name {messages.quote(name)} must be 1-256 printable characters"
@@ -218,7 +218,7 @@ def check_barrier(name: str, instance: int, timeout: float | None) -> None:
 def _ended(
     cluster: str, name: str, instance: Instance, waited: float, error: CoreError | None
 ) -> BarrierEnded:
-    """Returns the log event of a barrier's end, with a bounded part of its error."""
+    """Return the log event of a barrier's end, with a bounded part of its error."""
     number, participants = instance.number, len(instance.participants)
     if error is None:
         return BarrierEnded(cluster, name, number, participants, (), 0, waited, "", "")
@@ -230,5 +230,5 @@ def _ended(
 
 
 def slot_order(task: Task) -> tuple[str, int]:
-    """Sorts tasks; faster than comparing them."""
+    """Sort tasks; faster than comparing them."""
     return task.job, task.index

@@ -50,7 +50,7 @@ class Barriers:
         self._roster = table.roster
 
     def enter(self, slot: TaskSlot, event: EnterBarrier, transaction: Transaction) -> None:
-        """Lets a member arrive. A refusal concerns only the caller and is pushed to its session."""
+        """Let a member arrive. A refusal concerns only the caller and is pushed to its session."""
         try:
             self._enter(slot, event, transaction)
         except CoreError as error:
@@ -79,7 +79,7 @@ class Barriers:
             self._begin(slot, event, participants, last, transaction)
 
     def _had_part(self, slot: TaskSlot, event: EnterBarrier, last: FinishedBarrier) -> bool:
-        """Tells whether a member that took another's slot, and does not count, asks for a result again."""
+        """Tell whether a member that took another's slot, and do not count, ask for a result again."""
         return event.instance < 0 and bool(slot.former) and last.epoch >= slot.epoch
 
     def _participants(self, event: EnterBarrier, current: Instance | None) -> frozenset[Task]:
@@ -234,15 +234,15 @@ class Barriers:
             self._watchdog.arm(transaction)
 
     def _may_know_better(self, slot: TaskSlot) -> bool:
-        """Tells whether a member may know of instances that the server has forgotten in a crash."""
+        """Tell whether a member may know of instances that the server has forgotten in a crash."""
         return self._table.restored_at is not None and slot.epoch <= self._table.restored_epoch
 
     def _ends_barriers(self, departed: TaskSlot) -> bool:
-        """Tells whether a departure fails the barriers because the task slot cannot be taken again."""
+        """Tell whether a departure fails the barriers because the task slot cannot be taken again."""
         return not self._rejoin or departed.state is MemberState.LEFT
 
     def member_departed(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Fails every barrier that the departed member takes part in, or takes its arrivals away."""
+        """Fail every barrier that the departed member takes part in, or take its arrivals away."""
         under_way = self._table.under_way
         ends, member = self._ends_barriers(slot), slot.snapshot()
         for name in [name for name, current in under_way.items() if slot.task in current.participants]:
@@ -261,13 +261,13 @@ class Barriers:
                 self._table.finish(name, None, transaction)
 
     def member_joined(self, slot: TaskSlot) -> None:
-        """Lets the barriers of those alive wait for a new member, too."""
+        """Let the barriers of those alive wait for a new member, too."""
         for current in self._table.under_way.values():
             if current.alive is not None and slot.task in current.participants:
                 current.alive.add(slot.task)
 
     def cancel(self, slot: TaskSlot, event: CancelBarrier, transaction: Transaction) -> None:
-        """Ends a barrier for all its participants.
+        """End a barrier for all its participants.
 
         Raises:
             CoreError: The caller is not one of them, or the instance is not under way.
@@ -285,7 +285,7 @@ class Barriers:
         self._cancel(event.name, event.instance, messages.name(member), (member,), transaction)
 
     def stop(self, name: str, instance: int, by: str, transaction: Transaction) -> bool:
-        """Ends a barrier for all its participants for an operator; False if it was cancelled already.
+        """End a barrier for all its participants for an operator; False if it was cancelled already.
 
         Raises:
             CoreError: The instance is not under way.
@@ -320,7 +320,7 @@ class Barriers:
         )
 
     def time_out(self, name: str, transaction: Transaction) -> None:
-        """Ends a barrier whose time is over."""
+        """End a barrier whose time is over."""
         current = self._table.under_way[name]
         missing = tuple(self._roster.describe(task) for task in sorted(current.missing(), key=slot_order))
         never = sum(1 for member in missing if member.incarnation == 0)
@@ -379,7 +379,7 @@ def _title(name: str, number: int) -> str:
 
 
 def _slim(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Keeps an error about very many members small enough to be sent to each of them."""
+    """Keep an error about very many members small enough to be sent to each of them."""
     if len(members) < _SLIM_FROM:
         return members
     return tuple(replace(member, devices=(), peer_addresses=()) for member in members)

@@ -98,7 +98,7 @@ class Cluster:
 
     @property
     def epoch(self) -> int:
-        """Grows with every change of membership, through all generations."""
+        """Grow with every change of membership, through all generations."""
         return self.roster.epoch
 
     @property
@@ -107,7 +107,7 @@ class Cluster:
         return self.roster.active == 0
 
     def check_task(self, task: Task) -> None:
-        """Refuses a task that is none of the cluster's.
+        """Refuse a task that is none of the cluster's.
 
         Raises:
             CoreError: UNKNOWN_TASK.
@@ -120,7 +120,7 @@ class Cluster:
             )
 
     def begin(self, generation: Generation, transaction: Transaction) -> None:
-        """Begins a new generation in place of one that has ended."""
+        """Begin a new generation in place of one that has ended."""
         self.forget_members(transaction)
         self.restored = False
         self._start(generation, self.epoch)
@@ -128,7 +128,7 @@ class Cluster:
         transaction.note(ClusterFormed(self.name, generation.incarnation, len(self.roster.everyone)))
 
     def end(self, transaction: Transaction) -> None:
-        """Ends the life: its last member has departed."""
+        """End the life: its last member has departed."""
         self.dismiss_waiters(
             CoreError(
                 ErrorKind.CLUSTER_ENDING,
@@ -153,7 +153,7 @@ class Cluster:
     def remember(
         self, slot: TaskSlot | None, event: Mutation, answer: RememberedAnswer, transaction: Transaction
     ) -> None:
-        """Keeps the answer to a call that changed something, for its retries.
+        """Keep the answer to a call that changed something, for its retries.
 
         Args:
             slot: The caller's task; None for an observer.
@@ -170,65 +170,65 @@ class Cluster:
         transaction.persist(self.name, records.REPLY, key, value)
 
     def forget(self, transaction: Transaction) -> None:
-        """Removes every durable trace of a cluster that has ended."""
+        """Remove every durable trace of a cluster that has ended."""
         self.forget_members(transaction)
         transaction.persist(self.name, records.CLUSTER, "", None)
         transaction.persist(self.name, records.CLUSTER, "epoch", None)
 
     def forget_members(self, transaction: Transaction) -> None:
-        """Removes the members of an ended generation, with the answers kept for them, from the store."""
+        """Remove the members of an ended generation, with the answers kept for them, from the store."""
         for slot in self.roster.slots.values():
             transaction.persist(self.name, records.MEMBER, records.slot_key(slot.task), None)
             self.forget_replies(slot, transaction)
 
     def forget_replies(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Removes the answers kept for the holder of a task slot from the durable state."""
+        """Remove the answers kept for the holder of a task slot from the durable state."""
         for place in slot.replies.places():
             transaction.persist(self.name, records.REPLY, records.reply_key(slot.task, place), None)
 
     def waits(self, token: int) -> bool:
-        """Returns whether a call with this token waits already, in whichever cluster."""
+        """Return whether a call with this token waits already, in whichever cluster."""
         return token in self._shared.waiting
 
     def dismiss_waiters(self, error: CoreError, transaction: Transaction) -> None:
-        """Answers every blocked read and ends every watch with an error."""
+        """Answer every blocked read and ends every watch with an error."""
         for token in (*self.store.waiters.tokens(), *self.epoch_waits.tokens()):
             self._shared.waiting[token].dismiss(token, error, transaction)
 
     def dismiss_waiters_of(self, slot: TaskSlot, error: CoreError, transaction: Transaction) -> None:
-        """Does the same to those of one member."""
+        """Do the same to those of one member."""
         for token in sorted(slot.tokens):
             self._shared.waiting[token].dismiss(token, error, transaction)
 
     def bind(self, slot: TaskSlot, session: int) -> int | None:
-        """Attaches a session to a task slot; returns the one that it replaces."""
+        """Attach a session to a task slot; return the one that it replaces."""
         replaced = self.unbind(slot)
         self.roster.bind(slot, session)
         self._shared.sessions[session] = self
         return replaced
 
     def unbind(self, slot: TaskSlot) -> int | None:
-        """Detaches the task slot's session; returns it."""
+        """Detach the task slot's session; return it."""
         session = self.roster.unbind(slot)
         if session is not None:
             del self._shared.sessions[session]
         return session
 
     def advance_epoch(self, transaction: Transaction) -> None:
-        """Notes a change of membership."""
+        """Note a change of membership."""
         self.roster.epoch += 1
         transaction.unsettled.add(self.name)
         transaction.persist(self.name, records.CLUSTER, "epoch", records.encode_number(self.epoch))
 
     def persist_slot(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Makes the holder of a task slot durable."""
+        """Make the holder of a task slot durable."""
         holder = records.MemberRecord(slot.snapshot(), slot.request_id, slot.epoch, slot.former)
         transaction.persist(
             self.name, records.MEMBER, records.slot_key(slot.task), records.encode_member(holder)
         )
 
     def state(self, known_epoch: int = 0) -> ClusterState:
-        """Returns the cluster as it is now; without members if the caller knows the current epoch."""
+        """Return the cluster as it is now; without members if the caller knows the current epoch."""
         members: tuple[Member, ...] = () if known_epoch == self.epoch else self.roster.members()
         return ClusterState(
             self.name,

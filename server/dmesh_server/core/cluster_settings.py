@@ -14,7 +14,7 @@ NEVER = -1.0
 
 
 def decide(wish: ClusterSettings, limits: Limits, tasks: int) -> ClusterSettings:
-    """Returns the settings of a cluster whose first client has this wish.
+    """Return the settings of a cluster whose first client has this wish.
 
     If the wish names only one of lease and heartbeat interval, the other keeps the server's proportion to it.
     In large clusters, both are longer than the server's defaults: reading ten thousand heartbeats every three
@@ -52,7 +52,7 @@ def decide(wish: ClusterSettings, limits: Limits, tasks: int) -> ClusterSettings
 
 
 def check(wish: ClusterSettings, limits: Limits) -> None:
-    """Checks a wish by itself.
+    """Check a wish by itself.
 
     Raises:
         CoreError: INVALID_ARGUMENT: it could not be fulfilled by any cluster.
@@ -82,7 +82,7 @@ def check(wish: ClusterSettings, limits: Limits) -> None:
 def compare(
     wish: ClusterSettings, settings: ClusterSettings, who: str, cluster: str, founder: Member
 ) -> None:
-    """Compares a later client's wish with what the cluster has.
+    """Compare a later client's wish with what the cluster has.
 
     Args:
         wish: The client's wish.
@@ -125,7 +125,7 @@ def _policy(policy: RestartPolicy | None) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Returns a time as it is compared and shown: whole milliseconds, as on the wire."""
+    """Return a time as it is compared and shown: whole milliseconds, as on the wire."""
     if value == 0:
         return ""
     return "never" if value < 0 else f"{round(value, 3):g} s"

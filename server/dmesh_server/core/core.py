@@ -135,7 +135,7 @@ class Core:
     # The interface of the runtime.
 
     def apply(self, event: Event, now: float) -> list[Effect]:
-        """Changes the state as `event` demands and returns what is to be done about it, in order."""
+        """Change the state as `event` demands and return what is to be done about it, in order."""
         transaction = Transaction(now)
         self._dispatch(event, transaction)
         while transaction.unsettled:
@@ -149,11 +149,11 @@ class Core:
         return heap[0][0] if heap else None
 
     def next_deadline(self) -> float | None:
-        """Returns when the runtime must apply a `Tick`; None: not before something else happens. Cheap."""
+        """Return when the runtime must apply a `Tick`; None: not before something else happens. Cheap."""
         return self._deadlines.next()
 
     def restore(self, durable: Iterable[Record], now: float) -> None:
-        """Takes up what a store has kept, in the order in which it was last written. Only for a new core.
+        """Take up what a store has kept, in the order in which it was last written. Only for a new core.
 
         Raises:
             RecordError: A record cannot be understood.
@@ -165,16 +165,16 @@ class Core:
         self._ended = {name: None for name, cluster in self._clusters.items() if cluster.ended}
 
     def clusters(self) -> tuple[str, ...]:
-        """Returns the names of all clusters, sorted."""
+        """Return the names of all clusters, sorted."""
         return tuple(sorted(self._clusters))
 
     def cluster_state(self, name: str) -> ClusterState | None:
-        """Returns the state of one cluster, if there is one of that name."""
+        """Return the state of one cluster, if there is one of that name."""
         cluster = self._clusters.get(name)
         return cluster.state() if cluster else None
 
     def is_suspected(self, lease: int) -> bool:
-        """Returns whether the owner of a lease is suspected, so that its process is worth looking for."""
+        """Return whether the owner of a lease is suspected, so that its process is worth looking for."""
         return self._shared.leases.suspect_of(lease) is not None
 
     # What can happen, the most frequent first.
@@ -354,7 +354,7 @@ class Core:
         return registration.registered(cluster, registration.admit(cluster, event, task, transaction))
 
     def _make_room(self, name: str, transaction: Transaction) -> None:
-        """Forgets the cluster that ended first, if there are as many as there may be."""
+        """Forget the cluster that ended first, if there are as many as there may be."""
         if len(self._clusters) < self.limits.max_clusters:
             return
         if not self._ended:
@@ -395,7 +395,7 @@ class Core:
         return Done()
 
     def _settle(self, cluster: Cluster, transaction: Transaction) -> None:
-        """Draws the conclusions from what has happened, when all of this event's is known."""
+        """Draw the conclusions from what has happened, when all of this event's is known."""
         if not cluster.ended:
             cluster.epoch_waits.release(transaction)
             membership.tell_changes(cluster, transaction)
@@ -458,7 +458,7 @@ class Core:
                 return operate(self._cluster(event.caller), event, transaction)
 
     def _reader(self, event: Request, transaction: Transaction) -> tuple[Cluster, TaskSlot | None]:
-        """Returns the cluster that is read, and the task slot of the reader; None for an observer."""
+        """Return the cluster that is read, and the task slot of the reader; None for an observer."""
         cluster = self._cluster(event.caller)
         if event.caller.task is None:
             return cluster, None
@@ -470,7 +470,7 @@ class Core:
         transaction: Transaction,
         handle: Callable[[_Request, Transaction], Answer | None],
     ) -> None:
-        """Answers a request with what `handle` returns, or its refusal; None: answered by it, or later."""
+        """Answer a request with what `handle` returns, or its refusal; None: answered by it, or later."""
         try:
             if self.stopping and not isinstance(event, Leave | ReportError):
                 raise stopping()
@@ -487,7 +487,7 @@ class Core:
         transaction: Transaction,
         change: Callable[[Cluster, TaskSlot], RememberedAnswer],
     ) -> None:
-        """Answers a mutation: with the remembered answer if it is a retry, else by making the change."""
+        """Answer a mutation: with the remembered answer if it is a retry, else by making the change."""
 
         def handle(event: Mutation, transaction: Transaction) -> Answer:
             validation.caller_task(event.caller)
@@ -514,7 +514,7 @@ class Core:
         transaction: Transaction,
         change: Callable[[Cluster], RememberedAnswer],
     ) -> None:
-        """Answers a change of keys, which observers may make as well."""
+        """Answer a change of keys, which observers may make as well."""
 
         def handle(event: Mutation, transaction: Transaction) -> Answer:
             validation.request_id(event.request_id)

@@ -77,7 +77,7 @@ class Deadlines:
         return due in self.live
 
     def set(self, due: Due, when: float) -> None:
-        """Lets `due` happen at `when` and not at any time set before."""
+        """Let `due` happen at `when` and not at any time set before."""
         self._serial += 1
         self.live[due] = self._serial
         heapq.heappush(self.heap, (when, self._serial, due))
@@ -86,16 +86,16 @@ class Deadlines:
             heapq.heapify(self.heap)
 
     def cancel(self, due: Due) -> None:
-        """Lets `due` not happen; nothing if it was not going to."""
+        """Let `due` not happen; nothing if it was not going to."""
         self.live.pop(due, None)
 
     def clear(self) -> None:
-        """Lets nothing happen."""
+        """Let nothing happen."""
         self.heap.clear()
         self.live.clear()
 
     def next(self) -> float | None:
-        """Returns the earliest time at which something is due, None for never."""
+        """Return the earliest time at which something is due, None for never."""
         while self.heap:
             when, serial, due = self.heap[0]
             if self.live.get(due) == serial:
@@ -104,7 +104,7 @@ class Deadlines:
         return None
 
     def pop(self, now: float) -> Due | None:
-        """Removes and returns the earliest that is due by `now`, if any."""
+        """Remove and return the earliest that is due by `now`, if any."""
         when = self.next()
         if when is None or when > now:
             return None

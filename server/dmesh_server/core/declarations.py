@@ -43,15 +43,15 @@ class Declarations:
         self._declared: dict[str, Declaration] = {}
 
     def names(self) -> list[str]:
-        """Returns the names of all declared clusters, sorted."""
+        """Return the names of all declared clusters, sorted."""
         return sorted(self._declared)
 
     def find(self, name: str) -> Declaration | None:
-        """Returns the declaration of a cluster."""
+        """Return the declaration of a cluster."""
         return self._declared.get(name)
 
     def declare(self, name: str, declaration: Declaration, transaction: Transaction) -> bool:
-        """Declares a cluster; returns whether that changes anything.
+        """Declare a cluster; return whether that changes anything.
 
         Raises:
             CoreError: The declaration makes no sense, or there are too many.
@@ -77,19 +77,19 @@ class Declarations:
         return True
 
     def withdraw(self, name: str, transaction: Transaction) -> bool:
-        """Forgets a declaration; returns whether there was one. A cluster that runs goes on."""
+        """Forget a declaration; return whether there was one. A cluster that runs goes on."""
         if self._declared.pop(name, None) is None:
             return False
         transaction.persist(name, records.CLUSTER, RECORD, None)
         return True
 
     def restore(self, kept: Iterable[Record]) -> None:
-        """Takes up the declarations that a store has kept."""
+        """Take up the declarations that a store has kept."""
         for record in kept:
             self._declared[record.cluster] = Declaration(*records.decode_declaration(record))
 
     def applied(self, event: Register) -> Register:
-        """Returns the registration that begins a generation, with the settings that are declared.
+        """Return the registration that begins a generation, with the settings that are declared.
 
         Raises:
             CoreError: SPEC_MISMATCH: the client has other jobs, or other wishes.
@@ -114,7 +114,7 @@ def _listed(tasks: tuple[tuple[str, int], ...]) -> str:
 
 
 def _merged(wish: ClusterSettings, declared: ClusterSettings, name: str) -> ClusterSettings:
-    """Returns the declared settings with the client's wishes for what they leave open."""
+    """Return the declared settings with the client's wishes for what they leave open."""
     merged = {}
     for field, unit in (
         ("restart_policy", ""), ("heartbeat_interval", "_ms"), ("lease", "_ms"), ("stuck_after", "_ms"),

@@ -42,11 +42,11 @@ class EpochWaits:
         self._waits: dict[int, _Wait] = {}
 
     def tokens(self) -> list[int]:
-        """Returns the tokens of the calls that wait, in order of arrival."""
+        """Return the tokens of the calls that wait, in order of arrival."""
         return list(self._waits)
 
     def wait(self, event: GetClusterState, slot: TaskSlot | None, transaction: Transaction) -> None:
-        """Lets a call wait for another epoch; when its time is over, it is answered with the known one."""
+        """Let a call wait for another epoch; when its time is over, it is answered with the known one."""
         if len(self._waits) >= self._shared.limits.max_waiters:
             raise CoreError(
                 ErrorKind.LIMIT_EXCEEDED,
@@ -61,7 +61,7 @@ class EpochWaits:
             self._shared.deadlines.set(WaitDue(event.token), transaction.now + event.timeout)
 
     def release(self, transaction: Transaction) -> None:
-        """Answers all calls: the epoch has changed."""
+        """Answer all calls: the epoch has changed."""
         if self._waits:
             state = self._state(0)
             for token in self.tokens():
@@ -69,13 +69,13 @@ class EpochWaits:
                 transaction.reply(token, state)
 
     def time_out(self, token: int, transaction: Transaction) -> None:
-        """Answers a call whose time is over."""
+        """Answer a call whose time is over."""
         known_epoch = self._waits[token].known_epoch
         self.dismiss(token, None, transaction)
         transaction.reply(token, self._state(known_epoch))
 
     def dismiss(self, token: int, error: CoreError | None, transaction: Transaction) -> None:
-        """Ends a call, with an error unless its caller is gone."""
+        """End a call, with an error unless its caller is gone."""
         wait = self._waits.pop(token)
         del self._shared.waiting[token]
         self._shared.deadlines.cancel(WaitDue(token))

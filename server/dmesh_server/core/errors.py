@@ -68,7 +68,7 @@ class CoreError(Exception):
 
 
 def stopping() -> CoreError:
-    """Returns the refusal of a server that stops."""
+    """Return the refusal of a server that stops."""
     return CoreError(
         ErrorKind.SHUTTING_DOWN,
         "the coordination server is shutting down; connect again to its successor, if there will be one",
@@ -76,7 +76,7 @@ def stopping() -> CoreError:
 
 
 def not_attached() -> CoreError:
-    """Returns the refusal of a session that no member has."""
+    """Return the refusal of a session that no member has."""
     return CoreError(
         ErrorKind.NOT_REGISTERED, "this session is not attached to a member (any more): attach again"
     )

@@ -17,7 +17,7 @@ from dmesh_server.core.watches import BlockedRead
 
 
 def check(core: Core) -> None:
-    """Checks everything. Takes time in proportion to the state's size.
+    """Check everything. Takes time in proportion to the state's size.
 
     Raises:
         AssertionError: Something is wrong with the core itself.

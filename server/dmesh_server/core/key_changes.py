@@ -28,11 +28,11 @@ class KeyChanges:
         self._before: dict[str, KeyValue | None] = {}
 
     def __bool__(self) -> bool:
-        """Tells whether there are any."""
+        """Tell whether there are any."""
         return bool(self._before)
 
     def put(self, key: str, value: bytes, lease: int = 0) -> KeyValue:
-        """Sets a key."""
+        """Set a key."""
         self._once(key)
         old = self._before[key] = self._keys.get(key)
         kv = KeyValue(key, value, old.create_revision if old else self.revision, self.revision, lease)
@@ -40,7 +40,7 @@ class KeyChanges:
         return kv
 
     def remove(self, key: str, *, is_prefix: bool = False) -> int:
-        """Removes a key, or all keys with a prefix; returns how many there were."""
+        """Remove a key, or all keys with a prefix; return how many there were."""
         if is_prefix:
             for changed in self._before:
                 if changed.startswith(key):
@@ -52,11 +52,11 @@ class KeyChanges:
         return len(removed)
 
     def events(self) -> tuple[KeyEvent, ...]:
-        """Returns the changes, sorted by key."""
+        """Return the changes, sorted by key."""
         return tuple(self._event(key) for key in sorted(self._before))
 
     def leases(self) -> Iterator[tuple[str, int, int]]:
-        """Yields the keys whose lease has changed, with the lease before and the present one, 0 for none."""
+        """Yield the keys whose lease has changed, with the lease before and the present one, 0 for none."""
         for key, old in self._before.items():
             kv = self._keys.get(key)
             before, now = old.lease if old else 0, kv.lease if kv else 0
@@ -64,7 +64,7 @@ class KeyChanges:
                 yield key, before, now
 
     def undo(self) -> None:
-        """Puts everything back as it was."""
+        """Put everything back as it was."""
         for key, old in self._before.items():
             if old is not None:
                 self._keys.put(old)

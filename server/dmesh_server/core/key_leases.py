@@ -34,7 +34,7 @@ class _Attached:
     """True if it was granted for keys; False for the lease of a member."""
 
     def lease_ended(self, lease: Lease, transaction: Transaction) -> None:
-        """Removes the keys."""
+        """Remove the keys."""
         self.ended(self, transaction)
 
 
@@ -65,7 +65,7 @@ class KeyLeases:
     # Calls.
 
     def grant(self, number: int, ttl: float, transaction: Transaction) -> float:
-        """Grants a lease, or returns the time to live of one that was granted before.
+        """Grant a lease, or return the time to live of one that was granted before.
 
         Raises:
             CoreError: The number or the time cannot be, or there are too many leases.
@@ -92,7 +92,7 @@ class KeyLeases:
         return ttl
 
     def renew(self, number: int, transaction: Transaction) -> float:
-        """Restarts the time of a granted lease; returns its time to live.
+        """Restart the time of a granted lease; return its time to live.
 
         Raises:
             CoreError: LEASE_NOT_FOUND.
@@ -103,7 +103,7 @@ class KeyLeases:
         return attached.lease.ttl
 
     def revoke(self, number: int, transaction: Transaction) -> int:
-        """Ends a granted lease; returns how many keys ended with it. Nothing if there is no such lease."""
+        """End a granted lease; return how many keys ended with it. Nothing if there is no such lease."""
         attached = self._attached.get(number)
         if attached is None:
             return 0
@@ -116,7 +116,7 @@ class KeyLeases:
     # Keys.
 
     def check(self, number: int) -> None:
-        """Checks that keys can be attached to a lease.
+        """Check that keys can be attached to a lease.
 
         Raises:
             CoreError: LEASE_NOT_FOUND.
@@ -124,12 +124,12 @@ class KeyLeases:
         self._find(number)
 
     def attach(self, key: str, number: int, transaction: Transaction) -> None:
-        """Attaches a key to a lease that was checked."""
+        """Attach a key to a lease that was checked."""
         self.restore_key(key, number)
         transaction.persist(self._cluster, records.ATTACHMENT, key, records.encode_number(number))
 
     def detach(self, key: str, number: int, transaction: Transaction) -> None:
-        """Detaches a key from its lease."""
+        """Detach a key from its lease."""
         attached = self._attached.get(number)
         if attached is not None:
             attached.keys.discard(key)
@@ -139,7 +139,7 @@ class KeyLeases:
         transaction.persist(self._cluster, records.ATTACHMENT, key, None)
 
     def remaining(self, number: int, now: float) -> float | None:
-        """Returns for how long a lease holds if it is not renewed, seconds; None for a member's own."""
+        """Return for how long a lease holds if it is not renewed, seconds; None for a member's own."""
         attached = self._attached.get(number)
         if attached is None or not attached.granted:
             return None
@@ -148,11 +148,11 @@ class KeyLeases:
     # Beginning and end.
 
     def restore(self, number: int, ttl: float, now: float) -> None:
-        """Grants a lease again after a restart."""
+        """Grant a lease again after a restart."""
         self._make(number, ttl, now)
 
     def restore_key(self, key: str, number: int) -> None:
-        """Attaches a key again after a restart; its lease is there."""
+        """Attach a key again after a restart; its lease is there."""
         attached = self._find(number)
         if not attached.keys and not attached.granted:
             self._attached[number] = attached
@@ -160,7 +160,7 @@ class KeyLeases:
         attached.keys.add(key)
 
     def end(self, transaction: Transaction) -> None:
-        """Forgets all leases: the cluster's generation is over."""
+        """Forget all leases: the cluster's generation is over."""
         for number, attached in self._attached.items():
             for key in attached.keys:
                 transaction.persist(self._cluster, records.ATTACHMENT, key, None)
@@ -170,7 +170,7 @@ class KeyLeases:
         self._attached.clear()
 
     def items(self) -> dict[int, set[str]]:
-        """Returns the keys of each lease."""
+        """Return the keys of each lease."""
         return {number: set(attached.keys) for number, attached in self._attached.items()}
 
     def _make(self, number: int, ttl: float, now: float) -> None:

@@ -70,7 +70,7 @@ class KeyValueStore:
     def write(
         self, event: KvSet | KvDelete | KvIncrement, transaction: Transaction
     ) -> KvRevision | KvDeleted | KvIncremented:
-        """Sets, deletes or increments keys."""
+        """Set, delete or increments keys."""
         changes = KeyChanges(self.keys, self.revision + 1)
         result = self._change(event, changes)
         self._commit(changes, transaction)
@@ -110,7 +110,7 @@ class KeyValueStore:
     def change_lease(
         self, event: GrantLease | RenewLease | RevokeLease, transaction: Transaction
     ) -> LeaseGranted | KvDeleted:
-        """Grants, renews or revokes a lease of keys."""
+        """Grant, renew or revoke a lease of keys."""
         match event:
             case GrantLease():
                 return LeaseGranted(self.leases.grant(event.lease, event.ttl, transaction))
@@ -120,7 +120,7 @@ class KeyValueStore:
                 return KvDeleted(self.leases.revoke(event.lease, transaction), self.revision)
 
     def remove(self, key: str, transaction: Transaction) -> None:
-        """Removes a key that was checked, if it exists."""
+        """Remove a key that was checked, if it exists."""
         changes = KeyChanges(self.keys, self.revision + 1)
         changes.remove(key)
         self._commit(changes, transaction)
@@ -132,7 +132,7 @@ class KeyValueStore:
         self._commit(changes, transaction)
 
     def get(self, event: KvGet, slot: TaskSlot | None, transaction: Transaction) -> KeyValue | None:
-        """Reads one key; None if the caller now waits for it."""
+        """Read one key; None if the caller now waits for it."""
         validation.key(event.key, self._limits)
         validation.duration(event.timeout, "the time to wait for a key", positive=False)
         kv = self.keys.get(event.key)
@@ -150,13 +150,13 @@ class KeyValueStore:
         return None
 
     def get_many(self, event: KvGetMany, revision: int | None = None) -> KvRead:
-        """Reads many keys at one revision, by default the current one."""
+        """Read many keys at one revision, by default the current one."""
         validation.keys(event.keys, len(event.keys), self._limits)
         found = [kv for key in event.keys if (kv := self.keys.get(key)) is not None]
         return self._read(found, "the keys asked for", revision)
 
     def list(self, event: KvList, revision: int | None = None) -> KvRead:
-        """Reads all keys with a prefix at one revision, by default the current one."""
+        """Read all keys with a prefix at one revision, by default the current one."""
         validation.key(event.prefix, self._limits, prefix=True)
         found = self.keys.with_prefix(event.prefix)
         if event.keys_only:
@@ -164,7 +164,7 @@ class KeyValueStore:
         return self._read(found, f"the keys with prefix {quote(event.prefix)}", revision)
 
     def watch(self, event: KvWatch, slot: TaskSlot | None, transaction: Transaction) -> None:
-        """Watches a prefix; replies by itself, because the changes since then follow the reply."""
+        """Watch a prefix; replies by itself, because the changes since then follow the reply."""
         validation.key(event.prefix, self._limits, prefix=True)
         if event.from_revision < 0:
             raise validation.invalid(f"a watch cannot start from revision {event.from_revision}")
@@ -196,7 +196,7 @@ class KeyValueStore:
                     transaction.watch_push(WatchPush(event.token, revision, told))
 
     def time_out(self, token: int, transaction: Transaction) -> None:
-        """Ends a blocked read whose time is over."""
+        """End a blocked read whose time is over."""
         read = self._release(token)
         assert isinstance(read, BlockedRead)
         transaction.reply(
@@ -210,7 +210,7 @@ class KeyValueStore:
         )
 
     def dismiss(self, token: int, error: CoreError | None, transaction: Transaction) -> None:
-        """Ends a blocked read or a watch, with an error unless the caller is gone."""
+        """End a blocked read or a watch, with an error unless the caller is gone."""
         waiter = self._release(token)
         if error is None:
             return
@@ -220,7 +220,7 @@ class KeyValueStore:
             transaction.watch_push(WatchPush(token, self.revision, (), error))
 
     def end(self, transaction: Transaction) -> None:
-        """Forgets all keys and changes: the cluster's generation is over."""
+        """Forget all keys and changes: the cluster's generation is over."""
         for key in self.keys.keys():  # noqa: SIM118 - not a dict
             transaction.persist(self._cluster, records.KEY, key, None)
         for revision in self.history.revisions():
@@ -230,7 +230,7 @@ class KeyValueStore:
     def restore(
         self, keys: Mapping[str, bytes], transaction: Transaction, *, keep: str, merge: bool
     ) -> KeysRestored:
-        """Makes these keys, which were checked, the store's, as one change.
+        """Make these keys, which were checked, the store's, as one change.
 
         Args:
             keys: The keys and their values.
@@ -260,7 +260,7 @@ class KeyValueStore:
         return KeysRestored(set_, len(deleted), self.revision)
 
     def advance(self, revision: int, transaction: Transaction) -> None:
-        """Lets revisions go on behind one that an earlier store has used; no watch can start before it."""
+        """Let revisions go on behind one that an earlier store has used; no watch can start before it."""
         if revision <= self.revision:
             return
         for forgotten in self.history.revisions():
@@ -362,7 +362,7 @@ class KeyValueStore:
         changes.put(key, value, lease)
 
     def _commit(self, changes: KeyChanges, transaction: Transaction) -> None:
-        """Keeps the changes, if any, as the next revision; answers the blocked reads and watches."""
+        """Keep the changes, if any, as the next revision; answers the blocked reads and watches."""
         if not changes:
             return
         events = changes.events()

@@ -45,7 +45,7 @@ class Item(Protocol):
     """Something that ends with a lease."""
 
     def lease_ended(self, lease: Lease, transaction: Transaction) -> None:
-        """Draws the consequences; called once, when the lease is over."""
+        """Draw the consequences; called once, when the lease is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Lease:
         return iter(tuple(self._items.values()))
 
     def attach(self, item: Item) -> None:
-        """Attaches an item; once, however often it is called.
+        """Attach an item; once, however often it is called.
 
         Raises:
             ValueError: The lease is over.
@@ -91,7 +91,7 @@ class Lease:
         self._items[id(item)] = item
 
     def detach(self, item: Item) -> None:
-        """Detaches an item; idempotent."""
+        """Detach an item; idempotent."""
         self._items.pop(id(item), None)
 
 
@@ -121,15 +121,15 @@ class Leases:
         return len(self._suspects)
 
     def find(self, number: int) -> Lease | None:
-        """Returns a lease that is not over."""
+        """Return a lease that is not over."""
         return self._leases.get(number)
 
     def suspect_of(self, number: int) -> Lease | None:
-        """Returns a lease whose owner is suspected."""
+        """Return a lease whose owner is suspected."""
         return self._suspects.get(number)
 
     def remaining(self, lease: Lease, now: float) -> float:
-        """Returns for how long the lease holds if nothing more is heard, seconds; negative: it is due."""
+        """Return for how long the lease holds if nothing more is heard, seconds; negative: it is due."""
         return self._when(lease) - now
 
     # What happens to a lease.
@@ -137,7 +137,7 @@ class Leases:
     def grant(
         self, owner: str, ttl: float, now: float, expired: Callable[[Transaction], None] | None = None
     ) -> Lease:
-        """Grants a lease.
+        """Grant a lease.
 
         Args:
             owner: Owner, for messages and logs.
@@ -153,7 +153,7 @@ class Leases:
         return lease
 
     def renew(self, lease: Lease, now: float) -> None:
-        """Notes a sign of life of the owner. Cheap: an armed deadline is not moved, but judged when due."""
+        """Note a sign of life of the owner. Cheap: an armed deadline is not moved, but judged when due."""
         if lease.ended:
             return
         lease.renewed_at = self._served(now)
@@ -164,32 +164,32 @@ class Leases:
             self._arm(lease)
 
     def suspect(self, lease: Lease, now: float) -> None:
-        """Notes that the owner's connection closed: its deadline moves closer."""
+        """Note that the owner's connection closed: its deadline moves closer."""
         lease.suspected_at, lease.vouched = self._served(now), False
         self._suspects[lease.number] = lease
         self._storm = max(self._storm, len(self._suspects))
         self._arm(lease)
 
     def vouch(self, lease: Lease) -> None:
-        """Notes that a suspected owner's process exists: it has its whole lease to come back."""
+        """Note that a suspected owner's process exists: it has its whole lease to come back."""
         if lease.suspected and not lease.vouched:
             lease.vouched = True
             self._arm(lease)
 
     def clear(self, lease: Lease, now: float) -> None:
-        """Notes that the owner is connected: the suspicion is over."""
+        """Note that the owner is connected: the suspicion is over."""
         self._acquit(lease)
         self.renew(lease, now)
 
     def revoke(self, lease: Lease, transaction: Transaction) -> None:
-        """Ends the lease and tells its items. Idempotent."""
+        """End the lease and tell its items. Idempotent."""
         items = tuple(lease.items)
         self.drop(lease)
         for item in items:
             item.lease_ended(lease, transaction)
 
     def drop(self, lease: Lease) -> None:
-        """Ends the lease without telling its items. Idempotent."""
+        """End the lease without telling its items. Idempotent."""
         lease.ended = True
         lease._items.clear()
         self._acquit(lease)
@@ -199,7 +199,7 @@ class Leases:
     # Time.
 
     def due(self, number: int, transaction: Transaction) -> None:
-        """Judges a lease whose deadline has come: it may have been renewed, or the server have stalled."""
+        """Judge a lease whose deadline has come: it may have been renewed, or the server have stalled."""
         lease = self._leases[number]
         if self._when(lease) > transaction.now:
             self._arm(lease)
@@ -209,11 +209,11 @@ class Leases:
             self.revoke(lease, transaction)
 
     def note_stall(self, seconds: float) -> None:
-        """Extends every lease by a time for which the server did not run, and a moment to catch up."""
+        """Extend every lease by a time for which the server did not run, and a moment to catch up."""
         self._stalled += seconds + min(seconds, _SETTLE)
 
     def window(self, lease: Lease) -> float:
-        """Returns how long a suspected owner has to come back, seconds."""
+        """Return how long a suspected owner has to come back, seconds."""
         limits = self._limits
         return min(lease.ttl, limits.suspicion + limits.suspicion_per_client * self._storm)
 
@@ -221,7 +221,7 @@ class Leases:
         return now - self._stalled
 
     def _when(self, lease: Lease) -> float:
-        """Returns when the lease is over, by the clock."""
+        """Return when the lease is over, by the clock."""
         end = lease.renewed_at + lease.ttl
         if lease.suspected_at is not None:
             window = self.window(lease)

@@ -84,7 +84,7 @@ class Watchdog:
     # What sets it going.
 
     def arm(self, transaction: Transaction) -> None:
-        """Notes that somebody waits from now on."""
+        """Note that somebody waits from now on."""
         if self._stuck_after != math.inf:
             self._look_at(transaction.now + self._stuck_after)
 
@@ -94,7 +94,7 @@ class Watchdog:
             self._deadlines.set(StuckDue(self._cluster), when)
 
     def look(self, transaction: Transaction) -> None:
-        """Asks those who have been waited for for too long."""
+        """Ask those who have been waited for for too long."""
         self.looks_at, ask, later = math.inf, list[tuple[Task, tuple[str, int] | None]](), math.inf
         for name, current in self._table.under_way.items():
             ripe = current.latest + self._stuck_after
@@ -137,7 +137,7 @@ class Watchdog:
     def report_waiting(
         self, slot: TaskSlot, operation: str, tasks: tuple[Task, ...], age: float, transaction: Transaction
     ) -> None:
-        """Notes that a member waits for others in a collective, or for nobody any more."""
+        """Note that a member waits for others in a collective, or for nobody any more."""
         named = dict.fromkeys(tasks[:_MOST_NAMED])
         known = tuple(task for task in named if task in self._roster.slots and task != slot.task)
         self._forget_wait(slot.task)
@@ -159,7 +159,7 @@ class Watchdog:
     def report_status(
         self, slot: TaskSlot, number: int, activity: Activity, transaction: Transaction
     ) -> None:
-        """Judges a member by its answer to a question. An answer to any other is ignored."""
+        """Judge a member by its answer to a question. An answer to any other is ignored."""
         query = self._queries.get(slot.task)
         if query is None or query.id != number:
             return
@@ -190,7 +190,7 @@ class Watchdog:
             self._note(slot, transaction)
 
     def progressed(self, slot: TaskSlot, progress: int, transaction: Transaction) -> None:
-        """Notes that a member's count of progress has changed."""
+        """Note that a member's count of progress has changed."""
         known, slot.progress = slot.progress is not None, progress
         if known:
             self._settle_live(slot, transaction)
@@ -198,29 +198,29 @@ class Watchdog:
     # What becomes of members.
 
     def block(self, slot: TaskSlot, complaint: str, transaction: Transaction) -> None:
-        """Notes that a member's heartbeats stay away although its session is attached."""
+        """Note that a member's heartbeats stay away although its session is attached."""
         slot.liveness, slot.complaint, slot.activity = Liveness.BLOCKED, complaint, None
         self._note(slot, transaction)
 
     def unblock(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Notes a sign of life of a blocked member."""
+        """Note a sign of life of a blocked member."""
         slot.liveness, slot.complaint = Liveness.LIVE, ""
         self._note(slot, transaction)
 
     def attached(self, session: int, transaction: Transaction) -> None:
-        """Tells a new session, which takes everybody to be live, of those who are not."""
+        """Tell a new session, which takes everybody to be live, of those who are not."""
         count = len(self._roster.sessions)
         listed = list(self._told)[: self._room(count)]
         if listed:
             transaction.push((session,), LivenessChange(tuple(self._shown(task, count) for task in listed)))
 
     def detached(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Notes that a member's session broke: what it reported to wait for is not known any more."""
+        """Note that a member's session broke: what it reported to wait for is not known any more."""
         if self._forget_wait(slot.task):
             transaction.unsettled.add(self._cluster)
 
     def departed(self, slot: TaskSlot) -> None:
-        """Forgets a member. The others learn of its departure, which says more than its liveness did."""
+        """Forget a member. The others learn of its departure, which says more than its liveness did."""
         self._forget_wait(slot.task)
         self._queries.pop(slot.task, None)
         self._changed.pop(slot.task, None)
@@ -228,7 +228,7 @@ class Watchdog:
         slot.liveness, slot.complaint, slot.activity = Liveness.LIVE, "", None
 
     def end(self) -> None:
-        """Forgets everything: the cluster's generation is over."""
+        """Forget everything: the cluster's generation is over."""
         self._deadlines.cancel(StuckDue(self._cluster))
         self._deadlines.cancel(LivenessDue(self._cluster))
         self.looks_at = math.inf
@@ -236,7 +236,7 @@ class Watchdog:
             known.clear()
 
     def settle(self, transaction: Transaction) -> None:
-        """Draws the conclusions when all of an event is known: who is waited for no more, who is told."""
+        """Draw the conclusions when all of an event is known: who is waited for no more, who is told."""
         for task, query in list(self._queries.items()):
             slot = self._roster.slots[task]
             if slot.liveness is Liveness.STUCK and (
@@ -247,7 +247,7 @@ class Watchdog:
         self.tell(transaction)
 
     def tell(self, transaction: Transaction) -> None:
-        """Tells the sessions what has changed: the first at once, what follows soon after it together."""
+        """Tell the sessions what has changed: the first at once, what follows soon after it together."""
         if not self._changed:
             return
         if transaction.now < self._quiet_until:
@@ -272,7 +272,7 @@ class Watchdog:
     # Judgement.
 
     def _forget_wait(self, waiter: Task) -> bool:
-        """Forgets what a member reported to wait for; tells whether there was anything."""
+        """Forget what a member reported to wait for; tell whether there was anything."""
         wait = self._waits.pop(waiter, None)
         for task in wait.tasks if wait is not None else ():
             waiters = self._waiters[task]
@@ -287,7 +287,7 @@ class Watchdog:
             self._note(slot, transaction)
 
     def _note(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Lets everybody be told, unless what they were told is true again."""
+        """Let everybody be told, unless what they were told is true again."""
         if slot.liveness is Liveness.LIVE and slot.task not in self._told:
             self._changed.pop(slot.task, None)
         else:
@@ -295,7 +295,7 @@ class Watchdog:
         transaction.unsettled.add(self._cluster)
 
     def _is_waited_for(self, task: Task, query: _StatusQuery) -> bool:
-        """Tells whether those on whose behalf a member was asked still wait for it."""
+        """Tell whether those on whose behalf a member was asked still wait for it."""
         if query.barrier is None:
             return task in self._waiters
         name, number = query.barrier
@@ -303,7 +303,7 @@ class Watchdog:
         return current is not None and current.number == number and task not in current.arrived
 
     def _complaint(self, task: Task, query: _StatusQuery, now: float) -> str:
-        """Returns who has waited for a member for how long, and where."""
+        """Return who has waited for a member for how long, and where."""
         if query.barrier is not None:
             current = self._table.under_way[query.barrier[0]]
             count, since = len(current.arrived), current.latest
@@ -317,7 +317,7 @@ class Watchdog:
         return f"{have} waited for it for {messages.seconds(now - since)} {where}"
 
     def _waits_itself(self, task: Task) -> bool:
-        """Tells whether a member waits, in the end, for another one that does not wait itself.
+        """Tell whether a member waits, in the end, for another one that does not wait itself.
 
         It is then held up, not stuck. Those who wait for each other in a circle are all stuck.
         """
@@ -344,11 +344,11 @@ class Watchdog:
     # Notices.
 
     def _room(self, sessions: int) -> int:
-        """Returns how many members a notice to so many sessions may name."""
+        """Return how many members a notice to so many sessions may name."""
         return max(_LEAST_TOLD, _NOTICE // max(sessions, 1))
 
     def _shown(self, task: Task, sessions: int) -> Member:
-        """Returns a member as others are told of it: the more there are, the less of its stack."""
+        """Return a member as others are told of it: the more there are, the less of its stack."""
         member = self._roster.slots[task].snapshot()
         activity = member.activity
         if activity is not None:
@@ -358,6 +358,6 @@ class Watchdog:
 
 
 def _clean(text: str, most: int) -> str:
-    """Returns a text from the wire on one line and not too long: it gets into messages and logs."""
+    """Return a text from the wire on one line and not too long: it gets into messages and logs."""
     text = text[:most]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

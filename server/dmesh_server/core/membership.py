@@ -25,7 +25,7 @@ _LOOKED_AT = 16
 
 
 def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot:
-    """Returns the caller's task slot, even if the caller has departed.
+    """Return the caller's task slot, even if the caller has departed.
 
     Raises:
         CoreError: The caller does not hold the task slot.
@@ -55,7 +55,7 @@ def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot
 
 
 def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot:
-    """Returns the task slot of a caller that may act for it, and notes that it was seen.
+    """Return the task slot of a caller that may act for it, and notes that it was seen.
 
     Raises:
         CoreError: The caller does not hold the task slot, or has departed.
@@ -68,7 +68,7 @@ def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> Tas
 
 
 def seen(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Notes a sign of life, whichever way it came."""
+    """Note a sign of life, whichever way it came."""
     slot.last_seen_at = transaction.now
     cluster.leases.renew(slot.lease, transaction.now)
     if slot.liveness is Liveness.BLOCKED:
@@ -76,7 +76,7 @@ def seen(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
 
 
 def fenced(cluster: Cluster, slot: TaskSlot) -> CoreError:
-    """Returns the error for a process that has departed."""
+    """Return the error for a process that has departed."""
     member = slot.snapshot()
     return CoreError(
         ErrorKind.FENCED,
@@ -88,7 +88,7 @@ def fenced(cluster: Cluster, slot: TaskSlot) -> CoreError:
 
 
 def fenced_predecessor(cluster: Cluster, slot: TaskSlot, caller: Caller, now: float) -> CoreError:
-    """Returns the error for a process that was declared gone and whose slot another one has taken since."""
+    """Return the error for a process that was declared gone and whose slot another one has taken since."""
     holder = slot.snapshot()
     return CoreError(
         ErrorKind.FENCED,
@@ -102,7 +102,7 @@ def fenced_predecessor(cluster: Cluster, slot: TaskSlot, caller: Caller, now: fl
 
 
 def attach(cluster: Cluster, slot: TaskSlot, event: Attach, transaction: Transaction) -> None:
-    """Binds a session to a task slot; an older session of it ends."""
+    """Bind a session to a task slot; an older session of it ends."""
     replaced = cluster.bind(slot, event.session)
     if replaced is not None:
         transaction.push(
@@ -124,7 +124,7 @@ def attach(cluster: Cluster, slot: TaskSlot, event: Attach, transaction: Transac
 
 
 def grant_lease(cluster: Cluster, slot: TaskSlot, now: float) -> None:
-    """Grants the holder of a task slot its lease."""
+    """Grant the holder of a task slot its lease."""
     owner = f"{slot.task} of cluster {messages.quote(cluster.name)}"
     expired = partial(lease_expired, cluster, slot)
     slot.lease = cluster.leases.grant(owner, cluster.settings.lease, now, expired)
@@ -151,7 +151,7 @@ def session_closed(cluster: Cluster, slot: TaskSlot, event: SessionClosed, trans
 
 
 def take_evidence(cluster: Cluster, event: Evidence, transaction: Transaction) -> None:
-    """Ends the lease of a suspected member whose process is gone; restores it if the process exists."""
+    """End the lease of a suspected member whose process is gone; restore it if the process exists."""
     slot = cluster.roster.slots.get(event.task)
     if slot is None or slot.lease.number != event.lease or not slot.lease.suspected:
         return
@@ -162,7 +162,7 @@ def take_evidence(cluster: Cluster, event: Evidence, transaction: Transaction) -
 
 
 def take_report(cluster: Cluster, reporter: TaskSlot, event: ReportProcess, transaction: Transaction) -> None:
-    """Takes the word of a member on a process of its own host."""
+    """Take the word of a member on a process of its own host."""
     slot = cluster.roster.slots.get(event.task)
     if slot is not None and reporter in cluster.roster.neighbors(slot):
         source = f"its process is gone, says {messages.name(reporter.snapshot())}"
@@ -171,7 +171,7 @@ def take_report(cluster: Cluster, reporter: TaskSlot, event: ReportProcess, tran
 
 
 def lease_expired(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Judges a member whose lease has run out.
+    """Judge a member whose lease has run out.
 
     A member whose session is attached is there (what is gone does not answer its transport's pings, and loses
     the session), but its interpreter does not run: it is BLOCKED. A member without a session that waits for
@@ -208,7 +208,7 @@ def lease_expired(cluster: Cluster, slot: TaskSlot, transaction: Transaction) ->
 def lose(
     cluster: Cluster, slot: TaskSlot, cause: DepartureCause, reason: str, transaction: Transaction
 ) -> None:
-    """Declares a member lost."""
+    """Declare a member lost."""
     depart(cluster, slot, MemberState.LOST, cause, reason, transaction)
 
 
@@ -221,7 +221,7 @@ def depart(
     transaction: Transaction,
     code: int = 0,
 ) -> None:
-    """Ends a membership: settles the member's barriers, ends its waits, and lets everybody be told."""
+    """End a membership: settles the member's barriers, ends its waits, and lets everybody be told."""
     cluster.watchdog.departed(slot)
     slot.state, slot.cause, slot.code = state, cause, code
     slot.reason = reason
@@ -246,7 +246,7 @@ def depart(
 
 
 def tell_changes(cluster: Cluster, transaction: Transaction) -> None:
-    """Tells the sessions who departed or rejoined: the first at once, those soon after it together.
+    """Tell the sessions who departed or rejoined: the first at once, those soon after it together.
 
     Those who left in good order are not urgent, and told with others or after a while.
     """

@@ -13,31 +13,31 @@ _MAX_QUOTED = 128
 
 
 def quote(text: str) -> str:
-    """Returns `text` in quotes, on one line, not longer than an error can bear."""
+    """Return `text` in quotes, on one line, not longer than an error can bear."""
     if len(text) > _MAX_QUOTED:
         return f"{text[:_MAX_QUOTED]!r}... ({len(text)} characters)"
     return repr(text)
 
 
 def seconds(duration: float) -> str:
-    """Returns a duration such as `5.0 s`."""
+    """Return a duration such as `5.0 s`."""
     return f"{max(duration, 0.0):.1f} s"
 
 
 def label(task: Task) -> str:
-    """Returns a task as a caller gave it, on one line, whatever it may contain."""
+    """Return a task as a caller gave it, on one line, whatever it may contain."""
     return f"/job:{quote(task.job)[1:-1]}/task:{task.index}"
 
 
 def name(member: Member) -> str:
-    """Returns `/job:worker/task:2 (host h, pid 9)`, or `... (never registered)` for a vacant task."""
+    """Return `/job:worker/task:2 (host h, pid 9)`, or `... (never registered)` for a vacant task."""
     if member.incarnation == 0:
         return f"{member.task} (never registered)"
     return f"{member.task} (host {member.process.host or 'unknown'}, pid {member.process.pid})"
 
 
 def name_and_age(member: Member, now: float) -> str:
-    """Returns the name with the time since it was last seen and, if it departed or is in trouble, how."""
+    """Return the name with the time since it was last seen and, if it departed or is in trouble, how."""
     if member.incarnation == 0:
         return name(member)
     process = f"host {member.process.host or 'unknown'}, pid {member.process.pid}"
@@ -46,7 +46,7 @@ def name_and_age(member: Member, now: float) -> str:
 
 
 def state_of(member: Member) -> str:
-    """Returns the problem of a present member, such as `, stuck in its own code: ...`."""
+    """Return the problem of a present member, such as `, stuck in its own code: ...`."""
     if member.liveness is Liveness.BLOCKED:
         return f", blocked: {member.reason}"
     if member.liveness is not Liveness.STUCK:
@@ -58,7 +58,7 @@ def state_of(member: Member) -> str:
 
 
 def fate_of(member: Member) -> str:
-    """Returns the fate of a departed member, such as `was lost: no heartbeat for 15.2 s`."""
+    """Return the fate of a departed member, such as `was lost: no heartbeat for 15.2 s`."""
     verb = {MemberState.LEFT: "left", MemberState.LOST: "was lost", MemberState.FAILED: "failed"}[
         member.state
     ]
@@ -66,14 +66,14 @@ def fate_of(member: Member) -> str:
 
 
 def listing(members: Sequence[Member], now: float) -> str:
-    """Returns all members with their ages; beyond `MAX_DESCRIBED`, the others as ranges of tasks."""
+    """Return all members with their ages; beyond `MAX_DESCRIBED`, the others as ranges of tasks."""
     text = ", ".join(name_and_age(member, now) for member in members[:MAX_DESCRIBED])
     rest = members[MAX_DESCRIBED:]
     return f"{text}, and {len(rest)} more: {tasks(member.task for member in rest)}" if rest else text
 
 
 def ranges(listed: Iterable[Task]) -> dict[str, list[tuple[int, int]]]:
-    """Returns a set of tasks as inclusive ranges of indices by job, both sorted."""
+    """Return a set of tasks as inclusive ranges of indices by job, both sorted."""
     by_job: dict[str, list[tuple[int, int]]] = {}
     for job, index in sorted((task.job, task.index) for task in listed):
         spans = by_job.setdefault(job, [])
@@ -85,7 +85,7 @@ def ranges(listed: Iterable[Task]) -> dict[str, list[tuple[int, int]]]:
 
 
 def tasks(listed: Iterable[Task]) -> str:
-    """Returns a set of tasks in short form, such as `/job:worker/task:0-2,5`."""
+    """Return a set of tasks in short form, such as `/job:worker/task:0-2,5`."""
     return ", ".join(
         f"/job:{job}/task:" + ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
         for job, spans in ranges(listed).items()

@@ -404,11 +404,11 @@ class Limits:
     """The same for all callers of a cluster without a task, together."""
 
     def quiet(self, sessions: int) -> float:
-        """Returns for how long changes are held back after a notice to so many sessions, seconds."""
+        """Return for how long changes are held back after a notice to so many sessions, seconds."""
         return max(self.departure_batch, self.departure_quiet_per_session * sessions)
 
     def leave_quiet(self, sessions: int) -> float:
-        """Returns how long leaves are held back from so many sessions, seconds."""
+        """Return how long leaves are held back from so many sessions, seconds."""
         return max(self.departure_batch, self.leave_quiet_per_session * sessions)
 
     def __post_init__(self) -> None:
@@ -424,5 +424,5 @@ EMPTY_PROCESS = Process()
 
 
 def vacant_task(task: Task) -> Member:
-    """Describes a vacant task slot, so that errors can name it like any member."""
+    """Describe a vacant task slot, so that errors can name it like any member."""
     return Member(task, 0, MemberState.REGISTERED, EMPTY_PROCESS, (), (), 0.0, 0.0, "never registered")

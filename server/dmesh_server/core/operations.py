@@ -22,7 +22,7 @@ RESERVED = "dmesh/"
 
 
 def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) -> Answer:
-    """Does what an operator asks for.
+    """Do what an operator asks for.
 
     Raises:
         CoreError: It was refused.
@@ -41,7 +41,7 @@ def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) ->
 
 
 def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction) -> Operated:
-    """Fails a barrier for all its participants.
+    """Fail a barrier for all its participants.
 
     Raises:
         CoreError: That instance is neither under way nor cancelled.
@@ -57,7 +57,7 @@ def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction)
 
 
 def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
-    """Declares a member failed. It is told to end, and may not act for its task slot any more.
+    """Declare a member failed. It is told to end, and may not act for its task slot any more.
 
     Raises:
         CoreError: That process never held the task slot.
@@ -83,7 +83,7 @@ def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
 
 
 def drop_key(cluster: Cluster, event: DropKey, transaction: Transaction) -> Operated:
-    """Deletes a key, unless it was changed since the operator looked at it.
+    """Delete a key, unless it was changed since the operator looked at it.
 
     Raises:
         CoreError: It was.
@@ -105,13 +105,13 @@ def drop_key(cluster: Cluster, event: DropKey, transaction: Transaction) -> Oper
 
 
 def snapshot_keys(cluster: Cluster) -> KeySnapshot:
-    """Returns all keys of the cluster but dmesh's own."""
+    """Return all keys of the cluster but dmesh's own."""
     kvs = tuple(kv for kv in cluster.store.keys.with_prefix("") if not kv.key.startswith(RESERVED))
     return KeySnapshot(cluster.generation.incarnation, kvs, cluster.store.revision)
 
 
 def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction) -> KeysRestored:
-    """Gives the cluster the keys of a backup: all of them, or none if one is refused.
+    """Give the cluster the keys of a backup: all of them, or none if one is refused.
 
     Raises:
         CoreError: The cluster has ended, a key cannot be set, or all of them would be too large.

@@ -24,11 +24,11 @@ class OrderedKeys:
         return len(self._by_key)
 
     def get(self, key: str) -> KeyValue | None:
-        """Returns the key's entry, if any."""
+        """Return the key's entry, if any."""
         return self._by_key.get(key)
 
     def put(self, kv: KeyValue) -> None:
-        """Sets or replaces an entry."""
+        """Set or replace an entry."""
         old = self._by_key.get(kv.key)
         if old is None:
             insort(self._sorted, kv.key)
@@ -39,12 +39,12 @@ class OrderedKeys:
         self.size += len(kv.value)
 
     def growth(self, key: str, value: bytes) -> int:
-        """Returns by how many bytes setting `key` to `value` would make the store larger."""
+        """Return by how many bytes setting `key` to `value` would make the store larger."""
         old = self._by_key.get(key)
         return len(value) - len(old.value) if old else len(value) + len(key.encode())
 
     def remove(self, key: str, *, is_prefix: bool) -> list[KeyValue]:
-        """Removes a key, or all keys with a prefix; returns their entries, sorted by key."""
+        """Remove a key, or all keys with a prefix; return their entries, sorted by key."""
         if is_prefix:
             start, stop = self._span(key)
         elif key in self._by_key:
@@ -58,19 +58,19 @@ class OrderedKeys:
         return removed
 
     def with_prefix(self, prefix: str) -> Iterator[KeyValue]:
-        """Yields all entries whose keys start with `prefix`, sorted by key."""
+        """Yield all entries whose keys start with `prefix`, sorted by key."""
         start, stop = self._span(prefix)
         for index in range(start, stop):
             yield self._by_key[self._sorted[index]]
 
     def after(self, prefix: str, key: str, limit: int) -> list[KeyValue]:
-        """Returns the first entries whose keys start with `prefix` and come after `key`, sorted by key."""
+        """Return the first entries whose keys start with `prefix` and come after `key`, sorted by key."""
         start, stop = self._span(prefix)
         start = max(start, bisect_right(self._sorted, key))
         return [self._by_key[name] for name in self._sorted[start : min(stop, start + limit)]]
 
     def keys(self) -> list[str]:
-        """Returns all keys, sorted."""
+        """Return all keys, sorted."""
         return list(self._sorted)
 
     def _span(self, prefix: str) -> tuple[int, int]:

@@ -49,7 +49,7 @@ class Quotas:
     """Compares what tenants hold with their quotas."""
 
     def __init__(self, quota_of: Callable[[str], Quota | None] = _unlimited) -> None:
-        """Makes quotas of tenants that hold nothing yet.
+        """Make quotas of tenants that hold nothing yet.
 
         Args:
             quota_of: Looks up the quota of a tenant; None for none.
@@ -58,7 +58,7 @@ class Quotas:
         self._owned: dict[str, list[Owned]] = {}
 
     def check_cluster(self, owner: str, tasks: int) -> None:
-        """Checks that a tenant may form another cluster.
+        """Check that a tenant may form another cluster.
 
         Raises:
             CoreError: LIMIT_EXCEEDED, naming the quota.
@@ -71,7 +71,7 @@ class Quotas:
         _check(owner, "tasks", quota.tasks, sum(cluster.size[0] for cluster in running), tasks)
 
     def check_write(self, owner: str, keys: int, growth: int) -> None:
-        """Checks that a tenant's cluster may grow by so many keys and bytes.
+        """Check that a tenant's cluster may grow by so many keys and bytes.
 
         Raises:
             CoreError: LIMIT_EXCEEDED, naming the quota.
@@ -84,7 +84,7 @@ class Quotas:
         _check(owner, "bytes", quota.bytes, sum(cluster.size[2] for cluster in running), growth)
 
     def add(self, cluster: Owned) -> None:
-        """Counts a cluster that begins for its owner."""
+        """Count a cluster that begins for its owner."""
         if cluster.owner:
             self._owned.setdefault(cluster.owner, []).append(cluster)
 

@@ -16,7 +16,7 @@ Read = KvGet | KvGetMany | KvList | KvWatch | GetClusterState | GetMember | GetB
 
 
 def answer(cluster: Cluster, slot: TaskSlot | None, event: Read, transaction: Transaction) -> Answer | None:
-    """Answers a reader.
+    """Answer a reader.
 
     Args:
         cluster: The cluster.

@@ -125,34 +125,34 @@ class FinishedBarrier:
 
 
 def slot_key(task: Task) -> str:
-    """Returns the key of a member's record."""
+    """Return the key of a member's record."""
     return f"{task.job}/{task.index}"
 
 
 def reply_key(task: Task | None, place: int) -> str:
-    """Returns the key of a reply's record; those to callers without a task have none."""
+    """Return the key of a reply's record; those to callers without a task have none."""
     return f"/0/{place}" if task is None else f"{task.job}/{task.index}/{place}"
 
 
 def encode_number(number: int) -> bytes:
-    """Encodes an epoch."""
+    """Encode an epoch."""
     return str(number).encode()
 
 
 def encode_seconds(seconds: float) -> bytes:
-    """Encodes a duration."""
+    """Encode a duration."""
     return repr(float(seconds)).encode()
 
 
 def encode_declaration(tasks: tuple[tuple[str, int], ...], settings: ClusterSettings) -> bytes:
-    """Encodes the declared jobs and settings of a cluster."""
+    """Encode the declared jobs and settings of a cluster."""
     policy = settings.restart_policy
     wishes = [settings.heartbeat_interval, settings.lease, settings.stuck_after]
     return _dump({"tasks": tasks, "settings": [policy.value if policy else 0, *wishes]})
 
 
 def encode_generation(generation: Generation) -> bytes:
-    """Encodes the fixed facts of a cluster's generation."""
+    """Encode the fixed facts of a cluster's generation."""
     settings = generation.settings
     return _dump(
         {
@@ -171,7 +171,7 @@ def encode_generation(generation: Generation) -> bytes:
 
 
 def encode_member(holder: MemberRecord) -> bytes:
-    """Encodes the holder of a task slot."""
+    """Encode the holder of a task slot."""
     return _dump(
         {
             **_member(holder.member),
@@ -183,7 +183,7 @@ def encode_member(holder: MemberRecord) -> bytes:
 
 
 def encode_barrier(finished: FinishedBarrier) -> bytes:
-    """Encodes the result of an instance of a barrier."""
+    """Encode the result of an instance of a barrier."""
     data: dict[str, Any] = {"number": finished.number, "epoch": finished.epoch}
     if finished.participants is not None:
         data["participants"] = ranges(finished.participants)
@@ -199,7 +199,7 @@ def encode_barrier(finished: FinishedBarrier) -> bytes:
 
 
 def encode_reply(incarnation: int, remembered: Remembered) -> bytes:
-    """Encodes a remembered answer to a process. Packed, because one is written with every change."""
+    """Encode a remembered answer to a process. Packed, because one is written with every change."""
     call, request_id = remembered.call.encode(), remembered.request_id.encode()
     head = _REPLY_HEAD.pack(incarnation, remembered.sequence, len(call), len(request_id))
     return head + call + request_id + _encode_answer(remembered.answer)
@@ -222,12 +222,12 @@ def _encode_answer(answer: RememberedAnswer | KvRead) -> bytes:
 
 
 def encode_key(kv: KeyValue) -> bytes:
-    """Encodes the value and revisions of a key."""
+    """Encode the value and revisions of a key."""
     return _KEY_HEAD.pack(kv.create_revision, kv.mod_revision) + kv.value
 
 
 def encode_change(events: tuple[KeyEvent, ...]) -> bytes:
-    """Encodes the changes of one revision."""
+    """Encode the changes of one revision."""
     parts = []
     for event in events:
         kv, key = event.kv, event.kv.key.encode()
@@ -240,17 +240,17 @@ def encode_change(events: tuple[KeyEvent, ...]) -> bytes:
 
 
 def decode_number(record: Record) -> int:
-    """Decodes an epoch."""
+    """Decode an epoch."""
     return _decoded(record, lambda value: int(value.decode("ascii")))
 
 
 def decode_lease(record: Record) -> tuple[int, float]:
-    """Decodes the number and the time to live of a lease, seconds."""
+    """Decode the number and the time to live of a lease, seconds."""
     return _decoded(record, lambda value: (int(record.key, 16), float(value.decode("ascii"))))
 
 
 def decode_declaration(record: Record) -> tuple[tuple[tuple[str, int], ...], ClusterSettings]:
-    """Decodes the declared jobs and settings of a cluster."""
+    """Decode the declared jobs and settings of a cluster."""
 
     def decode(value: bytes) -> tuple[tuple[tuple[str, int], ...], ClusterSettings]:
         data = json.loads(value)
@@ -264,7 +264,7 @@ def decode_declaration(record: Record) -> tuple[tuple[tuple[str, int], ...], Clu
 
 
 def decode_generation(record: Record) -> Generation:
-    """Decodes the fixed facts of a cluster's generation."""
+    """Decode the fixed facts of a cluster's generation."""
 
     def decode(value: bytes) -> Generation:
         data = json.loads(value)
@@ -281,7 +281,7 @@ def decode_generation(record: Record) -> Generation:
 
 
 def decode_member(record: Record) -> MemberRecord:
-    """Decodes the holder of a task slot; its times are 0."""
+    """Decode the holder of a task slot; its times are 0."""
 
     def decode(value: bytes) -> MemberRecord:
         data = json.loads(value)
@@ -293,7 +293,7 @@ def decode_member(record: Record) -> MemberRecord:
 
 
 def decode_barrier(record: Record) -> FinishedBarrier:
-    """Decodes the result of an instance of a barrier."""
+    """Decode the result of an instance of a barrier."""
 
     def decode(value: bytes) -> FinishedBarrier:
         data = json.loads(value)
@@ -326,7 +326,7 @@ def decode_barrier(record: Record) -> FinishedBarrier:
 
 
 def decode_reply(record: Record) -> tuple[Task | None, int, Remembered]:
-    """Decodes a remembered answer: whose task, if any, which incarnation's, and the answer."""
+    """Decode a remembered answer: whose task, if any, which incarnation's, and the answer."""
 
     def decode(value: bytes) -> tuple[Task | None, int, Remembered]:
         job, index, place = record.key.split("/")
@@ -368,7 +368,7 @@ def _decode_answers(value: bytes) -> Iterator[RememberedAnswer | KvRead]:
 
 
 def decode_key(record: Record) -> KeyValue:
-    """Decodes a key with its value and revisions."""
+    """Decode a key with its value and revisions."""
 
     def decode(value: bytes) -> KeyValue:
         created, modified = _KEY_HEAD.unpack_from(value)
@@ -378,7 +378,7 @@ def decode_key(record: Record) -> KeyValue:
 
 
 def decode_change(record: Record) -> tuple[int, tuple[KeyEvent, ...]]:
-    """Decodes a revision and its changes."""
+    """Decode a revision and its changes."""
 
     def decode(value: bytes) -> tuple[int, tuple[KeyEvent, ...]]:
         if value == NO_EVENTS:

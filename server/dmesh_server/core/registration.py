@@ -24,7 +24,7 @@ _MAX_NAMED = 8
 
 
 def seated(event: Register, cluster: Cluster | None, transaction: Transaction) -> Register:
-    """Picks a task slot for a caller that takes any: its own, one never taken, then that of a lost member.
+    """Pick a task slot for a caller that takes any: its own, one never taken, then that of a lost member.
 
     Args:
         event: The registration; its caller's index may be `ANY_TASK`.
@@ -48,7 +48,7 @@ def seated(event: Register, cluster: Cluster | None, transaction: Transaction) -
 
 
 def _best_task(cluster: Cluster, job: str, transaction: Transaction) -> Task | None:
-    """Returns a task slot of the job that may be free; None if there is no such job.
+    """Return a task slot of the job that may be free; None if there is no such job.
 
     Raises:
         CoreError: TASK_TAKEN: others hold all of its task slots.
@@ -80,7 +80,7 @@ def _best_task(cluster: Cluster, job: str, transaction: Transaction) -> Task | N
 
 
 def check_registration(event: Register, cluster: Cluster | None, limits: Limits) -> None:
-    """Checks everything in a registration that can be checked without looking at the task slots.
+    """Check everything in a registration that can be checked without looking at the task slots.
 
     Args:
         event: The registration.
@@ -111,7 +111,7 @@ def check_registration(event: Register, cluster: Cluster | None, limits: Limits)
 
 
 def _check_agreement(event: Register, task: Task, cluster: Cluster) -> None:
-    """Refuses a job list or settings other than those that the cluster was formed with."""
+    """Refuse a job list or settings other than those that the cluster was formed with."""
     jobs = cluster.roster.jobs
     first = next(iter(cluster.roster.slots.values())).snapshot()
     label = messages.label(task) if task.index != ANY_TASK else f"a client of job {messages.quote(task.job)}"
@@ -129,7 +129,7 @@ def _check_agreement(event: Register, task: Task, cluster: Cluster) -> None:
 
 
 def is_member(cluster: Cluster, slot: TaskSlot, event: Register, transaction: Transaction) -> bool:
-    """Tells whether the caller holds the task slot already, and renews its lease if so.
+    """Tell whether the caller holds the task slot already, and renew its lease if so.
 
     Raises:
         CoreError: FENCED: the caller held the task slot, but has departed.
@@ -146,7 +146,7 @@ def is_member(cluster: Cluster, slot: TaskSlot, event: Register, transaction: Tr
 
 
 def check_free(cluster: Cluster, task: Task, transaction: Transaction) -> None:
-    """Refuses a slot that is held by another process, or that a departure bars until the cluster has ended.
+    """Refuse a slot that is held by another process, or that a departure bars until the cluster has ended.
 
     Raises:
         CoreError: TASK_TAKEN, CLUSTER_ENDING or LIMIT_EXCEEDED.
@@ -182,7 +182,7 @@ def check_free(cluster: Cluster, task: Task, transaction: Transaction) -> None:
 
 
 def _barred(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> CoreError:
-    """Returns the error for a task slot whose holder has departed for good while others are still there."""
+    """Return the error for a task slot whose holder has departed for good while others are still there."""
     last = slot.snapshot()
     active = cluster.roster.active_members()
     return CoreError(
@@ -198,7 +198,7 @@ def _barred(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> CoreE
 
 
 def _ending(cluster: Cluster, what: str, transaction: Transaction) -> CoreError:
-    """Returns the error for a task slot that was never taken in a cluster that cannot go on."""
+    """Return the error for a task slot that was never taken in a cluster that cannot go on."""
     fallen = [slot.snapshot() for slot in list(cluster.roster.fallen.values())[:_MAX_NAMED]]
     more = len(cluster.roster.fallen) - len(fallen)
     fates = "; ".join(f"{messages.name(member)} {messages.fate_of(member)}" for member in fallen)
@@ -212,7 +212,7 @@ def _ending(cluster: Cluster, what: str, transaction: Transaction) -> CoreError:
 
 
 def admit(cluster: Cluster, event: Register, task: Task, transaction: Transaction) -> TaskSlot:
-    """Gives a free task slot to the caller; returns it."""
+    """Give a free task slot to the caller; return it."""
     before = cluster.roster.slots.get(task)
     former: tuple[int, ...] = ()
     if before is not None:
@@ -245,7 +245,7 @@ def admit(cluster: Cluster, event: Register, task: Task, transaction: Transactio
 
 
 def registered(cluster: Cluster, slot: TaskSlot) -> Registered:
-    """Returns the answer to a registration."""
+    """Return the answer to a registration."""
     return Registered(
         slot.task,
         cluster.generation.incarnation,
@@ -261,7 +261,7 @@ def _sorted(jobs: tuple[Job, ...]) -> list[Job]:
 
 
 def _difference(theirs: tuple[Job, ...], ours: tuple[Job, ...]) -> str:
-    """Says in what a client's job list differs from the cluster's."""
+    """Say in what a client's job list differs from the cluster's."""
     mine, known = {job.name: job.addresses for job in theirs}, {job.name: job.addresses for job in ours}
     found = []
     for name in sorted(mine.keys() | known.keys()):

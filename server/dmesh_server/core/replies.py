@@ -52,7 +52,7 @@ class Replies:
         self._latest: dict[str, Remembered] = {}
 
     def find(self, request_id: str, call: str, reply_slot: int) -> RememberedAnswer | None:
-        """Returns the answer to an earlier request with this id.
+        """Return the answer to an earlier request with this id.
 
         Raises:
             CoreError: There is no such reply slot, or the id belonged to another call.
@@ -75,22 +75,22 @@ class Replies:
         return known.answer
 
     def add(self, request_id: str, call: str, reply_slot: int, answer: RememberedAnswer) -> Remembered:
-        """Keeps an answer, in place of the one before in its slot, or of the oldest outside of a session."""
+        """Keep an answer, in place of the one before in its slot, or of the oldest outside of a session."""
         remembered = Remembered(reply_slot, 0 if reply_slot else self._sequence, request_id, call, answer)
         self._keep(remembered)
         return remembered
 
     def restore(self, kept: Iterable[Remembered]) -> None:
-        """Takes back the answers that were kept before."""
+        """Take back the answers that were kept before."""
         for remembered in sorted(kept, key=lambda reply: reply.sequence):
             self._keep(remembered)
 
     def place(self, remembered: Remembered) -> int:
-        """Returns where to keep an answer durably: it overwrites the one whose place it takes."""
+        """Return where to keep an answer durably: it overwrites the one whose place it takes."""
         return remembered.reply_slot or -(remembered.sequence % self._limit)
 
     def places(self) -> list[int]:
-        """Returns the places that are in use."""
+        """Return the places that are in use."""
         return [*self._in_slots, *map(self.place, self._latest.values())]
 
     def _keep(self, remembered: Remembered) -> None:
@@ -104,7 +104,7 @@ class Replies:
 
 
 def had_effect(answer: RememberedAnswer) -> bool:
-    """Tells whether a call that was answered so has changed something."""
+    """Tell whether a call that was answered so has changed something."""
     match answer:
         case KvTransacted():
             return any(had_effect(result) for result in answer.results if not isinstance(result, KvRead))

@@ -23,7 +23,7 @@ FLOOR = "floor"
 def restore_all(
     durable: Iterable[Record], now: float, shared: ServerState
 ) -> tuple[int, int, dict[str, Cluster], list[Record]]:
-    """Rebuilds all clusters.
+    """Rebuild all clusters.
 
     Members that had not departed come back as REGISTERED, and have a full lease to attach again. Records
     must come in the order in which they were last written.
@@ -90,7 +90,7 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
 
 
 def _restore_leases(cluster: Cluster, kinds: dict[str, list[Record]], now: float) -> None:
-    """Grants the leases of keys again, and attaches their keys."""
+    """Grant the leases of keys again, and attach their keys."""
     store = cluster.store
     for number, ttl in map(records.decode_lease, kinds.get(records.LEASE, ())):
         store.leases.restore(number, ttl, now)

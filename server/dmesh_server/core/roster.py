@@ -66,7 +66,7 @@ class TaskSlot:
     """Blocked reads and watches of the holder."""
 
     def snapshot(self) -> Member:
-        """Returns the holder as it is now."""
+        """Return the holder as it is now."""
         return Member(
             self.task,
             self.incarnation,
@@ -84,12 +84,12 @@ class TaskSlot:
         )
 
     def outline(self) -> Member:
-        """Returns the holder as it is now, without devices and addresses."""
+        """Return the holder as it is now, without devices and addresses."""
         return replace(self.snapshot(), devices=(), peer_addresses=())
 
 
 def _place(slot: TaskSlot) -> tuple[str, str]:
-    """Returns where the holder's process id means something; empty texts if that is not known."""
+    """Return where the holder's process id means something; empty texts if that is not known."""
     process = slot.process
     return (process.boot_id, process.pid_namespace) if process.boot_id and process.pid_namespace else ("", "")
 
@@ -129,7 +129,7 @@ class Roster:
         )
 
     def knows(self, task: Task) -> bool:
-        """Tells whether the task is one of the cluster's."""
+        """Tell whether the task is one of the cluster's."""
         return 0 <= task.index < self._sizes.get(task.job, 0)
 
     @property
@@ -138,7 +138,7 @@ class Roster:
         return len(self.slots) - len(self.departed)
 
     def add(self, slot: TaskSlot) -> None:
-        """Gives a task slot to a holder: a vacant one, or one whose holder has departed."""
+        """Give a task slot to a holder: a vacant one, or one whose holder has departed."""
         before = self.slots.pop(slot.task, None)
         self.slots[slot.task] = slot
         self._held.update(dict.fromkeys((*slot.former, slot.incarnation), slot.task))
@@ -155,7 +155,7 @@ class Roster:
             self._hosts.setdefault(place, {})[slot.task] = slot
 
     def depart(self, slot: TaskSlot) -> None:
-        """Notes that a holder is gone."""
+        """Note that a holder is gone."""
         self.departed[slot.task] = slot
         if slot.state is not MemberState.LEFT:
             self.fallen[slot.task] = slot
@@ -166,17 +166,17 @@ class Roster:
             self._hosts.pop(place, None)
 
     def neighbors(self, slot: TaskSlot) -> Iterator[TaskSlot]:
-        """Yields the other members in the pid namespace of a slot's holder."""
+        """Yield the other members in the pid namespace of a slot's holder."""
         yield from (other for other in self._hosts.get(_place(slot), {}).values() if other is not slot)
 
     def bind(self, slot: TaskSlot, session: int) -> None:
-        """Attaches a session to a task slot that has none."""
+        """Attach a session to a task slot that has none."""
         assert slot.session is None
         slot.session = session
         self.sessions[session] = slot
 
     def unbind(self, slot: TaskSlot) -> int | None:
-        """Detaches the task slot's session; returns it."""
+        """Detach the task slot's session; return it."""
         session = slot.session
         if session is not None:
             del self.sessions[session]
@@ -184,30 +184,30 @@ class Roster:
         return session
 
     def describe(self, task: Task) -> Member:
-        """Returns the task slot's holder, or the vacant task."""
+        """Return the task slot's holder, or the vacant task."""
         slot = self.slots.get(task)
         return slot.snapshot() if slot else vacant_task(task)
 
     def members(self) -> tuple[Member, ...]:
-        """Returns all holders, sorted by task."""
+        """Return all holders, sorted by task."""
         return tuple(slot.snapshot() for slot in self._ordered)
 
     def active_members(self) -> tuple[Member, ...]:
-        """Returns the holders that have not departed, sorted by task."""
+        """Return the holders that have not departed, sorted by task."""
         return tuple(slot.snapshot() for slot in self._ordered if not slot.state.departed)
 
     def held(self, incarnation: int) -> Task | None:
-        """Returns the task slot that a process holds or held; None if it never had one."""
+        """Return the task slot that a process holds or held; None if it never had one."""
         return self._held.get(incarnation)
 
     def iterate_vacant(self) -> Iterator[Task]:
-        """Yields the task slots never taken, sorted."""
+        """Yield the task slots never taken, sorted."""
         yield from self._vacant
 
     def in_order(self) -> Sequence[TaskSlot]:
-        """Returns the task slots taken, sorted by task."""
+        """Return the task slots taken, sorted by task."""
         return self._ordered
 
     def vacant(self) -> tuple[Task, ...]:
-        """Returns the task slots never taken, sorted."""
+        """Return the task slots never taken, sorted."""
         return tuple(self._vacant)

@@ -46,13 +46,13 @@ class StoreIdentity:
         self._server_incarnation = server_incarnation
 
     def named(self, fresh: int, transaction: Transaction) -> int:
-        """Returns the identity; a store that has none gets this one."""
+        """Return the identity; a store that has none gets this one."""
         if not self.value:
             self._set(fresh, transaction)
         return self.value
 
     def renew(self, fresh: int, clusters: Iterable[Cluster], transaction: Transaction) -> None:
-        """Gives a store that turned out to be an older copy another identity, and lets all clients see it."""
+        """Give a store that turned out to be an older copy another identity, and let all clients see it."""
         self._set(fresh, transaction)
         error = CoreError(
             ErrorKind.NOT_REGISTERED, "this server's store turned out to be an older copy: register again"
@@ -64,14 +64,14 @@ class StoreIdentity:
             transaction.push(cluster.roster.sessions, SessionEnd(error))
 
     def is_older(self, cluster: Cluster, told: LastTold) -> bool:
-        """Tells whether this server began with less of a cluster than an earlier one had told a client."""
+        """Tell whether this server began with less of a cluster than an earlier one had told a client."""
         if told.store != self.value or told.server_incarnation == self._server_incarnation:
             return False
         same = told.cluster_incarnation == cluster.generation.incarnation
         return told.epoch > cluster.restored_epoch or (same and told.revision > cluster.restored_revision)
 
     def check(self, cluster: Cluster, told: LastTold | None) -> None:
-        """Refuses a client that was told something by another store, or by a later state of this one.
+        """Refuse a client that was told something by another store, or by a later state of this one.
 
         Raises:
             CoreError: NOT_REGISTERED.
@@ -89,7 +89,7 @@ class StoreIdentity:
 
 
 def check_place(cluster: Cluster, told: LastTold) -> None:
-    """Refuses a client of another store in a cluster that came from this server's store.
+    """Refuse a client of another store in a cluster that came from this server's store.
 
     A cluster that has begun since this server's start is the successor of the client's.
 
@@ -104,12 +104,12 @@ def check_place(cluster: Cluster, told: LastTold) -> None:
 
 
 def translated(error: CoreError) -> CoreError:
-    """Returns the refusal of a registration as a client from another store must understand it."""
+    """Return the refusal of a registration as a client from another store must understand it."""
     return lost(f"in it, {error.message}") if error.kind in _TAKEN else error
 
 
 def lost(what: str) -> CoreError:
-    """Returns the error for a client that has no place in this store."""
+    """Return the error for a client that has no place in this store."""
     return CoreError(
         ErrorKind.STORE_LOST,
         f"this server was started with the store of another cluster, or with an older one: {what}. Start it "
@@ -118,7 +118,7 @@ def lost(what: str) -> CoreError:
 
 
 def go_on(cluster: Cluster, told: LastTold, transaction: Transaction) -> None:
-    """Lets epochs and revisions go on behind those that a client was told, so that none is used twice."""
+    """Let epochs and revisions go on behind those that a client was told, so that none is used twice."""
     if told.epoch >= cluster.epoch:
         cluster.roster.epoch = told.epoch
         cluster.advance_epoch(transaction)

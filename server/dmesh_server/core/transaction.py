@@ -32,7 +32,7 @@ class Transaction:
         self._effects: list[Effect] = []
 
     def persist(self, cluster: str, kind: str, key: str, value: bytes | None, *, lazy: bool = False) -> None:
-        """Keeps `value` durably; the last word on one address counts.
+        """Keep `value` durably; the last word on one address counts.
 
         Effects wait for it unless it is `lazy`, and everything else of this event, too.
         """
@@ -43,29 +43,29 @@ class Transaction:
         self._records[address] = Record(cluster, kind, key, value)
 
     def reply(self, token: int, answer: Answer) -> None:
-        """Answers a request."""
+        """Answer a request."""
         self._effects.append(Reply(token, answer))
 
     def push(self, sessions: Iterable[int], message: Message) -> None:
-        """Tells sessions something; nothing if there are none."""
+        """Tell sessions something; nothing if there are none."""
         listed = tuple(sessions)
         if listed:
             self._effects.append(Push(listed, message))
 
     def watch_push(self, push: WatchPush) -> None:
-        """Tells a watch something."""
+        """Tell a watch something."""
         self._effects.append(push)
 
     def probe(self, probe: Probe) -> None:
-        """Has a suspected member's process looked for."""
+        """Have a suspected member's process looked for."""
         self._effects.append(probe)
 
     def note(self, log_event: LogEvent) -> None:
-        """Adds an event to the log."""
+        """Add an event to the log."""
         self._effects.append(Noted(log_event))
 
     def effects(self) -> list[Effect]:
-        """Returns everything collected, the durable records first."""
+        """Return everything collected, the durable records first."""
         if not self._records:
             return self._effects
         return [Persist(tuple(self._records.values()), self._lazy), *self._effects]

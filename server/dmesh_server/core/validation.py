@@ -17,7 +17,7 @@ MAX_REASON = 4_096
 """Characters of a reason or an error message."""
 
 INT32 = range(-(1 << 31), 1 << 31)
-"""Largest signed 32-bit integer."""
+"""Range of signed 32-bit integers."""
 
 INT64 = range(-(1 << 63), 1 << 63)
 """Range of a 64-bit integer."""
@@ -31,18 +31,18 @@ _MAX_ADDRESSES = 64
 
 
 def invalid(message: str, *fields: str) -> CoreError:
-    """Returns the error for malformed fields."""
+    """Return the error for malformed fields."""
     return CoreError(ErrorKind.INVALID_ARGUMENT, message, fields=fields)
 
 
 def cluster_name(name: str) -> None:
-    """Checks the name of a cluster."""
+    """Check the name of a cluster."""
     if not _NAME.fullmatch(name):
         raise invalid(f"the cluster name {quote(name)} must be 1-128 characters of A-Z a-z 0-9 _ . -")
 
 
 def caller_task(caller: Caller) -> Task:
-    """Returns the caller's task slot; observers are refused."""
+    """Return the caller's task slot; observers are refused."""
     if caller.task is None:
         raise invalid(
             "an observer (a caller without a task) may read, and change keys, but nothing else; name a task"
@@ -56,13 +56,13 @@ def caller_task(caller: Caller) -> Task:
 
 
 def request_id(text: str) -> None:
-    """Checks the id that makes a call idempotent."""
+    """Check the id that makes a call idempotent."""
     if not 1 <= len(text) <= 64 or not text.isprintable():
         raise invalid(f"the request id {quote(text)} must be 1-64 printable characters, unique per call")
 
 
 def reason(text: str, *, required: bool) -> None:
-    """Checks the reason of a leave or failure."""
+    """Check the reason of a leave or failure."""
     if required and not text:
         raise invalid("an error report needs a message that says what happened")
     if len(text) > MAX_REASON:
@@ -70,7 +70,7 @@ def reason(text: str, *, required: bool) -> None:
 
 
 def jobs(listed: tuple[Job, ...], limits: Limits) -> None:
-    """Checks the job list of a cluster."""
+    """Check the job list of a cluster."""
     if not listed:
         raise invalid("the job list is empty; it must name every job of the cluster with its tasks")
     names = [job.name for job in listed]
@@ -98,7 +98,7 @@ def jobs(listed: tuple[Job, ...], limits: Limits) -> None:
 
 
 def process(facts: Process) -> None:
-    """Checks the facts about a process."""
+    """Check the facts about a process."""
     if facts.pid < 0 or facts.pid not in INT64:
         raise invalid(f"the process id {facts.pid} is not one")
     for field in ("host", "boot_id", "program", "dmesh_version", "python_version"):
@@ -110,7 +110,7 @@ def process(facts: Process) -> None:
 
 
 def devices(listed: tuple[Device, ...]) -> None:
-    """Checks the devices of a client."""
+    """Check the devices of a client."""
     if len(listed) > _MAX_DEVICES:
         raise invalid(f"{len(listed)} devices were listed; a client may have {_MAX_DEVICES}")
     seen: set[tuple[str, int]] = set()
@@ -130,7 +130,7 @@ def devices(listed: tuple[Device, ...]) -> None:
 
 
 def peer_addresses(listed: tuple[str, ...]) -> None:
-    """Checks where peers reach a client."""
+    """Check where peers reach a client."""
     if len(listed) > _MAX_ADDRESSES:
         raise invalid(f"{len(listed)} peer addresses were given; at most {_MAX_ADDRESSES} are allowed")
     for address in listed:
@@ -139,7 +139,7 @@ def peer_addresses(listed: tuple[str, ...]) -> None:
 
 
 def passed(listed: tuple[PassedBarrier, ...], caller: Task, limits: Limits) -> None:
-    """Checks the barriers that a client presents as passed."""
+    """Check the barriers that a client presents as passed."""
     if len(listed) > limits.max_passed:
         raise CoreError(
             ErrorKind.LIMIT_EXCEEDED,
@@ -161,7 +161,7 @@ def passed(listed: tuple[PassedBarrier, ...], caller: Task, limits: Limits) -> N
 
 
 def duration(value: float | None, what: str, *, positive: bool) -> None:
-    """Checks a time to wait; None is no limit."""
+    """Check a time to wait; None is no limit."""
     if value is not None and (not math.isfinite(value) or value < 0 or (positive and value == 0)):
         raise invalid(
             f"{what} ({value}) must be a {'positive' if positive else 'non-negative'} number of seconds"
@@ -169,7 +169,7 @@ def duration(value: float | None, what: str, *, positive: bool) -> None:
 
 
 def key(text: str, limits: Limits, *, prefix: bool = False) -> None:
-    """Checks a key, or a prefix of keys, which may be empty."""
+    """Check a key, or a prefix of keys, which may be empty."""
     what = "prefix" if prefix else "key"
     if not text and not prefix:
         raise invalid("the key is empty")
@@ -187,7 +187,7 @@ def key(text: str, limits: Limits, *, prefix: bool = False) -> None:
 
 
 def value(content: bytes, of: str, limits: Limits) -> None:
-    """Checks the size of a value."""
+    """Check the size of a value."""
     if len(content) > limits.max_value_bytes:
         raise CoreError(
             ErrorKind.LIMIT_EXCEEDED,
@@ -197,7 +197,7 @@ def value(content: bytes, of: str, limits: Limits) -> None:
 
 
 def keys(listed: Iterable[str], count: int, limits: Limits) -> None:
-    """Checks the keys of one read of many."""
+    """Check the keys of one read of many."""
     if count > limits.max_keys_per_read:
         raise CoreError(
             ErrorKind.LIMIT_EXCEEDED,

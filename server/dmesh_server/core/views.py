@@ -154,7 +154,7 @@ class ClusterViews:
     """
 
     def __init__(self, clusters: Mapping[str, Cluster]) -> None:
-        """Looks at these.
+        """Look at these.
 
         Args:
             clusters: By name.
@@ -162,11 +162,11 @@ class ClusterViews:
         self._clusters = clusters
 
     def names(self) -> list[str]:
-        """Returns the names of all clusters, sorted."""
+        """Return the names of all clusters, sorted."""
         return sorted(self._clusters)
 
     def summary(self, name: str) -> Summary:
-        """Returns a cluster in numbers."""
+        """Return a cluster in numbers."""
         cluster = self._of(name)
         under_way = cluster.table.under_way
         oldest = min(under_way, key=lambda barrier: under_way[barrier].started_at, default=None)
@@ -188,13 +188,13 @@ class ClusterViews:
         )
 
     def heartbeat_interval(self, name: str) -> float:
-        """Returns how often the members of a cluster send heartbeats, seconds."""
+        """Return how often the members of a cluster send heartbeats, seconds."""
         return self._of(name).settings.heartbeat_interval
 
     def members(
         self, name: str, after: Task | None, limit: int, conditions: Collection[str] = CONDITIONS
     ) -> Members:
-        """Returns the next members after a task.
+        """Return the next members after a task.
 
         Args:
             name: The cluster.
@@ -213,7 +213,7 @@ class ClusterViews:
         return Members(tuple(slot.snapshot() for slot in found), len(slots), len(slots) > begin + limit)
 
     def holders(self, name: str, begin: int, limit: int) -> tuple[Member, ...]:
-        """Returns a range of the task slots taken, sorted by task, as they are now.
+        """Return a range of the task slots taken, sorted by task, as they are now.
 
         Positions shift when the cluster's epoch changes: a reader of several ranges then begins anew.
 
@@ -225,12 +225,12 @@ class ClusterViews:
         return tuple(slot.snapshot() for slot in self._of(name).roster.in_order()[begin : begin + limit])
 
     def version(self, name: str) -> tuple[int, int]:
-        """Returns the cluster's incarnation and epoch; they change with every change of a slot's holder."""
+        """Return the cluster's incarnation and epoch; they change with every change of a slot's holder."""
         cluster = self._of(name)
         return cluster.generation.incarnation, cluster.epoch
 
     def slots(self, name: str) -> Iterator[TaskView]:
-        """Yields the task slots taken with their holders, sorted by task; to be consumed at once.
+        """Yield the task slots taken with their holders, sorted by task; to be consumed at once.
 
         The result stays valid until `version` changes.
         """
@@ -238,7 +238,7 @@ class ClusterViews:
             yield TaskView(slot.task, slot.process.host, slot.process.pid, slot.devices)
 
     def standing(self, name: str) -> Standing:
-        """Returns how the holders of these task slots are now, in the same order."""
+        """Return how the holders of these task slots are now, in the same order."""
         slots = self._of(name).roster.in_order()
         return Standing(
             {place: condition_of(slot) for place, slot in _unwell(slots)},
@@ -246,14 +246,14 @@ class ClusterViews:
         )
 
     def holder(self, name: str, task: Task) -> MemberRecord | None:
-        """Returns the condition of a task slot's holder; None for a vacant or unknown slot."""
+        """Return the condition of a task slot's holder; None for a vacant or unknown slot."""
         slot = self._of(name).roster.slots.get(task)
         if slot is None:
             return None
         return MemberRecord(slot.incarnation, condition_of(slot), not slot.state.departed)
 
     def member(self, name: str, task: Task) -> Member:
-        """Returns the holder of a task slot, or the vacant task.
+        """Return the holder of a task slot, or the vacant task.
 
         Raises:
             CoreError: UNKNOWN_TASK.
@@ -267,7 +267,7 @@ class ClusterViews:
         return roster.describe(task)
 
     def hosts(self, name: str) -> list[Host]:
-        """Returns on which machines the members are that have not departed, sorted by name."""
+        """Return on which machines the members are that have not departed, sorted by name."""
         tasks: dict[tuple[str, str], list[Task]] = {}
         devices: dict[tuple[str, str], Counter[str]] = {}
         for slot in self._of(name).roster.in_order():
@@ -278,11 +278,11 @@ class ClusterViews:
         return [Host(*machine, tuple(tasks[machine]), devices[machine]) for machine in sorted(tasks)]
 
     def vacant(self, name: str, limit: int) -> tuple[Task, ...]:
-        """Returns the first vacant task slots."""
+        """Return the first vacant task slots."""
         return self._of(name).roster.vacant()[:limit]
 
     def barriers(self, name: str, skip: int, limit: int, missing: int) -> tuple[list[BarrierView], int]:
-        """Returns barriers under way, the oldest first, and how many there are.
+        """Return barriers under way, the oldest first, and how many there are.
 
         Args:
             name: The cluster.
@@ -297,12 +297,12 @@ class ClusterViews:
         return [_view(cluster, barrier, instance, most) for barrier, instance in ordered], len(under_way)
 
     def arrived(self, name: str, barrier: str, limit: int) -> tuple[Task, ...]:
-        """Returns the tasks that have arrived at a barrier under way, in order of arrival."""
+        """Return the tasks that have arrived at a barrier under way, in order of arrival."""
         instance = self._of(name).table.under_way.get(barrier)
         return () if instance is None else tuple(instance.arrived)[:limit]
 
     def keys(self, name: str, prefix: str, after: str, limit: int) -> tuple[list[KeyView], bool]:
-        """Returns the next keys after `after` that begin with a prefix, and whether there are more."""
+        """Return the next keys after `after` that begin with a prefix, and whether there are more."""
         found = self._of(name).store.keys.after(prefix, after, limit + 1)
         views = [KeyView(kv.key, len(kv.value), kv.create_revision, kv.mod_revision) for kv in found[:limit]]
         return views, len(found) > limit
@@ -318,14 +318,14 @@ class ClusterViews:
 
 
 def condition_of(holder: TaskSlot | Member) -> str:
-    """Returns the member's condition, one of `CONDITIONS`."""
+    """Return the member's condition, one of `CONDITIONS`."""
     if holder.state is MemberState.CONNECTED:
         return _WELL if holder.liveness is Liveness.LIVE else holder.liveness.name
     return holder.state.name
 
 
 def _unwell(slots: Iterable[TaskSlot]) -> list[tuple[int, TaskSlot]]:
-    """Returns the slots that are not CONNECTED, with their positions."""
+    """Return the slots that are not CONNECTED, with their positions."""
     # Usually few: only these pay for the look-up of a state's name, which is slow.
     connected, live = MemberState.CONNECTED, Liveness.LIVE
     return [

@@ -24,7 +24,7 @@ class History:
         return len(self._changes)
 
     def append(self, revision: int, events: tuple[KeyEvent, ...]) -> list[int]:
-        """Adds the changes of the next revision; returns the old revisions that are forgotten for it."""
+        """Add the changes of the next revision; return the old revisions that are forgotten for it."""
         self._changes[revision] = events
         size = sum(event.size for event in events)
         self._sizes.append(size)
@@ -40,11 +40,11 @@ class History:
         return forgotten
 
     def oldest(self, revision: int) -> int:
-        """Returns the first revision from which a watch can start when the store is at `revision`."""
+        """Return the first revision from which a watch can start when the store is at `revision`."""
         return next(iter(self._changes), revision + 1)
 
     def since(self, revision: int) -> Iterator[tuple[int, tuple[KeyEvent, ...]]]:
-        """Yields the kept revisions from `revision` on, in order."""
+        """Yield the kept revisions from `revision` on, in order."""
         # Revisions are consecutive, so the ones wanted can be named instead of searched for.
         first = max(revision, self.oldest(revision))
         while first in self._changes:
@@ -52,7 +52,7 @@ class History:
             first += 1
 
     def revisions(self) -> list[int]:
-        """Returns the kept revisions, in order."""
+        """Return the kept revisions, in order."""
         return list(self._changes)
 
 
@@ -90,7 +90,7 @@ class Waiters:
         return len(self._by_token)
 
     def add(self, waiter: BlockedRead | Watch) -> None:
-        """Adds a blocked read or a watch."""
+        """Add a blocked read or a watch."""
         self._by_token[waiter.token] = waiter
         if waiter.slot is not None:
             waiter.slot.tokens.add(waiter.token)
@@ -102,7 +102,7 @@ class Waiters:
             self._watches.setdefault(waiter.prefix, {})[waiter.token] = waiter
 
     def remove(self, token: int) -> BlockedRead | Watch | None:
-        """Removes the blocked read or watch of a token and returns it, if there was one."""
+        """Remove the blocked read or watch of a token and return it, if there was one."""
         waiter = self._by_token.pop(token, None)
         if waiter is None:
             return None
@@ -124,11 +124,11 @@ class Waiters:
         return waiter
 
     def reads_of(self, key: str) -> list[BlockedRead]:
-        """Returns the blocked reads of the key, in order."""
+        """Return the blocked reads of the key, in order."""
         return list(self._reads.get(key, {}).values())
 
     def watching(self, events: tuple[KeyEvent, ...]) -> list[tuple[Watch, tuple[KeyEvent, ...]]]:
-        """Returns the watches of any changed key, each with the changes for it."""
+        """Return the watches of any changed key, each with the changes for it."""
         if not self._watches:
             return []
         told: dict[int, list[KeyEvent]] = {}
@@ -145,9 +145,9 @@ class Waiters:
         return result
 
     def of(self, token: int) -> BlockedRead | Watch:
-        """Returns the blocked read or watch of a token."""
+        """Return the blocked read or watch of a token."""
         return self._by_token[token]
 
     def tokens(self) -> list[int]:
-        """Returns all tokens, in order of arrival."""
+        """Return all tokens, in order of arrival."""
         return list(self._by_token)

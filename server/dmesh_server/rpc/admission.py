@@ -20,7 +20,7 @@ class Admission:
     """
 
     def __init__(self, room: int = _ROOM, patience: float = _PATIENCE) -> None:
-        """Makes an empty lobby.
+        """Make an empty lobby.
 
         Args:
             room: How many may be in it.
@@ -31,14 +31,14 @@ class Admission:
         self._inside: dict[Caller, asyncio.TimerHandle] = {}
 
     async def enter(self, caller: Caller) -> None:
-        """Waits until it is the caller's turn to register."""
+        """Wait until it is the caller's turn to register."""
         await self._room.acquire()
         self.leave(caller)  # a retry, of a call whose answer was lost
         loop = asyncio.get_running_loop()
         self._inside[caller] = loop.call_later(self._patience, self.leave, caller)
 
     def leave(self, caller: Caller) -> None:
-        """Notes that the caller has attached, or was refused: it is the next one's turn."""
+        """Note that the caller has attached, or was refused: it is the next one's turn."""
         timer = self._inside.pop(caller, None)
         if timer is not None:
             timer.cancel()

@@ -26,7 +26,7 @@ class Backups:
     """Answers `Backup` and `Restore`."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Makes a servicer.
+        """Make a servicer.
 
         Args:
             runtime: Knows the keys.
@@ -34,7 +34,7 @@ class Backups:
         self._runtime = runtime
 
     async def backup(self, request: pb.BackupRequest, context: Context) -> None:
-        """Streams all keys as of one revision. They are not copied: what changes later is another value."""
+        """Stream all keys as of one revision. They are not copied: what changes later is another value."""
         caller, by = caller_of(request), _operator(context)
         event = SnapshotKeys(self._runtime.next_number(), caller, by)
         found = await self._runtime.request(event, KeySnapshot)
@@ -48,7 +48,7 @@ class Backups:
             await context.write(pb.BackupResponse(kvs=map(convert.key_value_to_proto, portion)))
 
     async def restore(self, read: Reader[pb.RestoreRequest], context: Context) -> None:
-        """Restores keys when all of them have come, and no sooner."""
+        """Restore keys when all of them have come, and no sooner."""
         request = await read()
         if request is None:
             raise convert.invalid("a restore begins with a message that names the cluster")

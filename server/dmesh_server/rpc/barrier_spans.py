@@ -22,7 +22,7 @@ class BarrierSpans:
     """The spans that are not over yet."""
 
     def __init__(self, traces: Traces, session: Session) -> None:
-        """Begins empty.
+        """Begin empty.
 
         Args:
             traces: Makes them.

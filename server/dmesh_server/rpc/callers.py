@@ -10,7 +10,7 @@ from dmesh_server.security.access import CALLER, check_cluster
 
 
 def caller_of(request: Any) -> Caller:
-    """Returns the caller that a request names.
+    """Return the caller that a request names.
 
     Args:
         request: A message with a field `caller`.

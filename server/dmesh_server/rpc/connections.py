@@ -39,7 +39,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Peer | None:
-        """Reads gRPC's notation, `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None for anything else."""
+        """Read gRPC's notation, `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None for anything else."""
         family, _, address = text.partition(":")
         host, _, port = unquote(address).rpartition(":")
         if family not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -51,7 +51,7 @@ class ConnectionGuard:
     """Knows which peers have authenticated, and closes the connections of others."""
 
     def __init__(self, connections: int, per_host: int, refusals: RefusalLog) -> None:
-        """Makes a guard without connections.
+        """Make a guard without connections.
 
         Args:
             connections: Connections that the server accepts in all. From half of them on, those of peers
@@ -69,18 +69,18 @@ class ConnectionGuard:
         """Connections closed so far."""
 
     def authenticated(self, peer: str) -> None:
-        """Notes that a peer has shown an accepted token."""
+        """Note that a peer has shown an accepted token."""
         if (found := Peer.parse(peer)) is not None:
             self._authenticated.add(found)
             self._refused.pop(found, None)
 
     def refused(self, peer: str) -> None:
-        """Notes that a peer's call was refused for want of an accepted token."""
+        """Note that a peer's call was refused for want of an accepted token."""
         if (found := Peer.parse(peer)) is not None:
             self._refused[found] += 1
 
     async def run(self, port: int) -> None:
-        """Sweeps the connections to a port until cancelled."""
+        """Sweep the connections to a port until cancelled."""
         if not os.path.isdir(_DESCRIPTORS):
             return
         while True:
@@ -88,7 +88,7 @@ class ConnectionGuard:
             await self.sweep(port)
 
     async def sweep(self, port: int) -> None:
-        """Closes the connections above the limits, if there are any."""
+        """Close the connections above the limits, if there are any."""
         descriptors = [int(name) for name in os.listdir(_DESCRIPTORS)]
         crowded = len(descriptors) >= self._connections // 2
         forgotten = len(self._authenticated) > len(descriptors) + _FORGOTTEN
@@ -117,7 +117,7 @@ class ConnectionGuard:
         return refusals > (_MOST_REFUSALS if peer in self._authenticated else 0)
 
     async def _connections_to(self, port: int, descriptors: Collection[int]) -> dict[int, tuple[int, Peer]]:
-        """Returns descriptor and peer of each connection to a port, by the socket's inode."""
+        """Return descriptor and peer of each connection to a port, by the socket's inode."""
         inodes: dict[int, int] = {}
         for count, descriptor in enumerate(descriptors, 1):
             if count % _SLICE == 0:
@@ -141,7 +141,7 @@ class ConnectionGuard:
 
 
 def _peer_at(descriptor: int, port: int) -> Peer | None:
-    """Returns the remote end of a TCP connection to a port; None for any other socket."""
+    """Return the remote end of a TCP connection to a port; None for any other socket."""
     # A duplicate is this function's own: the number itself may be closed and given to another file meanwhile.
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
@@ -156,5 +156,5 @@ def _peer_at(descriptor: int, port: int) -> Peer | None:
 
 
 def _plain(host: str) -> str:
-    """Returns an address without the scope, and an IPv4 address as such."""
+    """Return an address without the scope, and an IPv4 address as such."""
     return host.partition("%")[0].removeprefix("::ffff:")

@@ -41,7 +41,7 @@ _LONGEST_TIMEOUT_MS = 10 * 365 * 24 * 3600 * 1000
 
 
 def invalid(message: str) -> CoreError:
-    """Returns the refusal of a malformed request."""
+    """Return the refusal of a malformed request."""
     return CoreError(ErrorKind.INVALID_ARGUMENT, message)
 
 
@@ -49,7 +49,7 @@ def invalid(message: str) -> CoreError:
 
 
 def caller(message: common_pb2.Caller, present: bool) -> Caller:
-    """Reads the caller of a request.
+    """Read the caller of a request.
 
     Args:
         message: The field.
@@ -62,12 +62,12 @@ def caller(message: common_pb2.Caller, present: bool) -> Caller:
 
 
 def task(message: common_pb2.Task) -> Task:
-    """Reads a task slot."""
+    """Read a task slot."""
     return Task(message.job, message.index)
 
 
 def process(message: common_pb2.Process) -> Process:
-    """Reads the facts about a process."""
+    """Read the facts about a process."""
     return Process(
         host=message.host,
         pid=message.pid,
@@ -82,12 +82,12 @@ def process(message: common_pb2.Process) -> Process:
 
 
 def devices(messages: Iterable[common_pb2.Device]) -> tuple[Device, ...]:
-    """Reads devices."""
+    """Read devices."""
     return tuple(Device(message.type, message.index, message.description) for message in messages)
 
 
 def cluster_settings(message: coordination_pb2.ClusterSettings) -> ClusterSettings:
-    """Reads a client's wishes for its cluster's settings; the core checks the values."""
+    """Read a client's wishes for its cluster's settings; the core checks the values."""
     if message.restart_policy not in _POLICIES:
         raise invalid(f"restart policy {message.restart_policy} is not one that this server knows")
     return ClusterSettings(
@@ -99,7 +99,7 @@ def cluster_settings(message: coordination_pb2.ClusterSettings) -> ClusterSettin
 
 
 def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tuple[PassedBarrier, ...]:
-    """Reads the passed barriers that a client presents; the core checks names and tasks."""
+    """Read the passed barriers that a client presents; the core checks names and tasks."""
     if len(messages) > _MAX_PASSED:
         raise invalid(
             f"{len(messages)} passed barriers are presented; it may be {_MAX_PASSED}, the latest ones"
@@ -118,7 +118,7 @@ def passed_barriers(messages: Collection[coordination_pb2.PassedBarrier]) -> tup
 def last_told(
     request: coordination_pb2.RegisterRequest | coordination_pb2.Attach | key_value_pb2.WatchRequest,
 ) -> LastTold | None:
-    """Reads the latest state that a client was told; None if it does not say."""
+    """Read the latest state that a client was told; None if it does not say."""
     if not request.HasField("last_told"):
         return None
     told = request.last_told
@@ -130,7 +130,7 @@ def last_told(
 
 
 def activity(message: common_pb2.Activity) -> Activity:
-    """Reads the activity of a client's main thread, cut to a bounded length."""
+    """Read the activity of a client's main thread, cut to a bounded length."""
     return Activity(
         message.operation[:_LONGEST_OPERATION],
         _age(message.age_ms),
@@ -140,7 +140,7 @@ def activity(message: common_pb2.Activity) -> Activity:
 
 
 def waiting(session: int, message: coordination_pb2.Waiting) -> events.ReportWaiting:
-    """Reads the tasks that a client waits for outside of the server's sight."""
+    """Read the tasks that a client waits for outside of the server's sight."""
     return events.ReportWaiting(
         session,
         message.operation[:_LONGEST_OPERATION],
@@ -154,12 +154,12 @@ def _age(milliseconds: int) -> float:
 
 
 def barrier_timeout(milliseconds: int) -> float | None:
-    """Reads the time limit of a barrier: 0 for none; the core refuses negative ones."""
+    """Read the time limit of a barrier: 0 for none; the core refuses negative ones."""
     return _seconds(milliseconds) if milliseconds else None
 
 
 def wait_timeout(milliseconds: int) -> float | None:
-    """Reads how long to wait for something: 0 is not at all, -1 as long as the call lives."""
+    """Read how long to wait for something: 0 is not at all, -1 as long as the call lives."""
     if milliseconds < -1:
         raise invalid(
             f"the time to wait is {milliseconds} ms; it must be 0 (none), -1 (no limit) or positive"
@@ -179,12 +179,12 @@ _POLICIES = frozenset(policy.value for policy in RestartPolicy) | {0}
 
 
 def error_kind(kind: ErrorKind) -> common_pb2.ErrorKind.ValueType:
-    """Writes the kind of an error; the core's values are the wire's."""
+    """Write the kind of an error; the core's values are the wire's."""
     return common_pb2.ErrorKind.ValueType(kind.value)
 
 
 def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
-    """Writes an error with everybody it is about."""
+    """Write an error with everybody it is about."""
     return common_pb2.Error(
         kind=error_kind(error.kind),
         message=error.message,
@@ -197,12 +197,12 @@ def error_to_proto(error: CoreError, now: float) -> common_pb2.Error:
 
 
 def task_to_proto(value: Task) -> common_pb2.Task:
-    """Writes a task slot."""
+    """Write a task slot."""
     return common_pb2.Task(job=value.job, index=value.index)
 
 
 def member_to_proto(value: Member, now: float) -> common_pb2.Member:
-    """Writes a member, its times as ages at `now`. A vacant task has no ages."""
+    """Write a member, its times as ages at `now`. A vacant task has no ages."""
     message = common_pb2.Member(
         task=task_to_proto(value.task),
         incarnation=value.incarnation,
@@ -241,14 +241,14 @@ def member_to_proto(value: Member, now: float) -> common_pb2.Member:
 
 
 def activity_to_proto(value: Activity) -> common_pb2.Activity:
-    """Writes the activity of a member's main thread."""
+    """Write the activity of a member's main thread."""
     return common_pb2.Activity(
         operation=value.operation, age_ms=_milliseconds(value.age), stack=value.stack
     )  # fmt: skip
 
 
 def cluster_settings_to_proto(value: ClusterSettings) -> coordination_pb2.ClusterSettings:
-    """Writes the settings of a cluster, which leave nothing open."""
+    """Write the settings of a cluster, which leave nothing open."""
     policy = value.restart_policy.value if value.restart_policy is not None else 0
     return coordination_pb2.ClusterSettings(
         restart_policy=coordination_pb2.RestartPolicy.ValueType(policy),
@@ -263,7 +263,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def barrier_to_proto(value: BarrierStatus, now: float) -> coordination_pb2.Barrier:
-    """Writes a barrier under way, its times relative to `now`."""
+    """Write a barrier under way, its times relative to `now`."""
     return coordination_pb2.Barrier(
         name=value.name,
         instance=value.instance,
@@ -277,7 +277,7 @@ def barrier_to_proto(value: BarrierStatus, now: float) -> coordination_pb2.Barri
 def cluster_header_to_proto(
     state: ClusterState, server_incarnation: int, now: float
 ) -> coordination_pb2.GetClusterStateResponse:
-    """Writes a cluster without its members."""
+    """Write a cluster without its members."""
     return coordination_pb2.GetClusterStateResponse(
         server_incarnation=server_incarnation,
         cluster_incarnation=state.incarnation,
@@ -289,7 +289,7 @@ def cluster_header_to_proto(
 
 
 def progress_to_proto(members: Iterable[MemberProgress], now: float) -> progress_pb2.GetProgressResponse:
-    """Writes members' latest progress reports, as they were received."""
+    """Write members' latest progress reports, as they were received."""
     response = progress_pb2.GetProgressResponse()
     for member in members:
         message = response.members.add(
@@ -302,7 +302,7 @@ def progress_to_proto(members: Iterable[MemberProgress], now: float) -> progress
 
 
 def cluster_summary_to_proto(summary: Summary) -> progress_pb2.ClusterSummary:
-    """Writes a cluster's entry in a list."""
+    """Write a cluster's entry in a list."""
     return progress_pb2.ClusterSummary(
         name=summary.name,
         incarnation=summary.incarnation,
@@ -313,7 +313,7 @@ def cluster_summary_to_proto(summary: Summary) -> progress_pb2.ClusterSummary:
 
 
 def encode_outgoing(item: OutgoingMessage | bytes, now: float) -> bytes:
-    """Encodes a session's message, once for all the sessions that it goes to."""
+    """Encode a session's message, once for all the sessions that it goes to."""
     if isinstance(item, bytes):
         return item
     if item.encoded is None:
@@ -322,7 +322,7 @@ def encode_outgoing(item: OutgoingMessage | bytes, now: float) -> bytes:
 
 
 def session_message_to_proto(message: effects.Message, now: float) -> coordination_pb2.SessionResponse:
-    """Writes a message to a session."""
+    """Write a message to a session."""
     response = coordination_pb2.SessionResponse()
     match message:
         case effects.HeartbeatAck():
@@ -359,7 +359,7 @@ def session_message_to_proto(message: effects.Message, now: float) -> coordinati
 
 
 def key_value_to_proto(value: KeyValue) -> key_value_pb2.KeyValue:
-    """Writes a key with its value and revisions."""
+    """Write a key with its value and revisions."""
     return key_value_pb2.KeyValue(
         key=value.key,
         value=value.value,
@@ -370,7 +370,7 @@ def key_value_to_proto(value: KeyValue) -> key_value_pb2.KeyValue:
 
 
 def key_event_to_proto(value: KeyEvent) -> key_value_pb2.KeyEvent:
-    """Writes a change of a key."""
+    """Write a change of a key."""
     event = key_value_pb2.KeyEvent(kv=key_value_to_proto(value.kv), deleted=value.deleted)
     event.kv.ClearField("lease")  # of which what was kept through a restart knows nothing
     return event

@@ -51,7 +51,7 @@ class CoordinationServicer:
         express: ExpressServer | None = None,
         traces: Traces | None = None,
     ) -> None:
-        """Makes a servicer.
+        """Make a servicer.
 
         Args:
             runtime: Answers the requests.
@@ -68,7 +68,7 @@ class CoordinationServicer:
         self._admission = Admission()
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns the handler of each method."""
+        """Return the handler of each method."""
         desk = self._runtime
         return {
             "Register": unary(pb.RegisterRequest, self.register, desk),
@@ -85,7 +85,7 @@ class CoordinationServicer:
         }
 
     async def register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
-        """Takes a task slot."""
+        """Take a task slot."""
         runtime, token = self._runtime, CALLER.get()
         caller = caller_of(request)
         _check_version(request.protocol_version or 1)
@@ -141,7 +141,7 @@ class CoordinationServicer:
     async def cancel_barrier(
         self, request: pb.CancelBarrierRequest, context: Context
     ) -> pb.CancelBarrierResponse:
-        """Ends an unfinished barrier for all its participants."""
+        """End an unfinished barrier for all its participants."""
         caller, number = caller_of(request), self._runtime.next_number()
         event = events.CancelBarrier(number, caller, request.request_id, request.name, request.instance)
         await self._runtime.request(event, Done)
@@ -150,7 +150,7 @@ class CoordinationServicer:
     async def present_barriers(
         self, request: pb.PresentBarriersRequest, context: Context
     ) -> pb.PresentBarriersResponse:
-        """Takes up which barriers have succeeded."""
+        """Take up which barriers have succeeded."""
         await self._present(caller_of(request), request.passed)
         return pb.PresentBarriersResponse(server_incarnation=self._runtime.server_incarnation)
 
@@ -162,7 +162,7 @@ class CoordinationServicer:
             await self._runtime.request(event, Done)
 
     async def leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
-        """Gives the task slot up."""
+        """Give the task slot up."""
         caller, server_incarnation = caller_of(request), self._runtime.server_incarnation
         if request.server_incarnation not in (0, server_incarnation):
             return pb.LeaveResponse(present_to=server_incarnation)
@@ -175,7 +175,7 @@ class CoordinationServicer:
         return pb.LeaveResponse()
 
     async def report_error(self, request: pb.ReportErrorRequest, context: Context) -> pb.ReportErrorResponse:
-        """Declares the caller failed."""
+        """Declare the caller failed."""
         caller = caller_of(request)
         event = events.ReportError(
             self._runtime.next_number(), caller, request.request_id, request.message, request.code
@@ -185,7 +185,7 @@ class CoordinationServicer:
         return pb.ReportErrorResponse()
 
     async def get_cluster_state(self, request: pb.GetClusterStateRequest, context: Context) -> bytes:
-        """Returns the table of members, unless the caller has it."""
+        """Return the table of members, unless the caller has it."""
         runtime = self._runtime
         event = events.GetClusterState(
             runtime.next_number(),
@@ -201,14 +201,14 @@ class CoordinationServicer:
         return header + self._table.encode(state, now)
 
     async def get_member(self, request: pb.GetMemberRequest, context: Context) -> pb.GetMemberResponse:
-        """Returns one member."""
+        """Return one member."""
         runtime = self._runtime
         event = events.GetMember(runtime.next_number(), caller_of(request), convert.task(request.task))
         member = await runtime.request(event, Member)
         return pb.GetMemberResponse(member=convert.member_to_proto(member, runtime.now()))
 
     async def get_barrier(self, request: pb.GetBarrierRequest, context: Context) -> pb.GetBarrierResponse:
-        """Returns how far a barrier is."""
+        """Return how far a barrier is."""
         runtime = self._runtime
         event = events.GetBarrier(runtime.next_number(), caller_of(request), request.name)
         progress = await runtime.request(event, BarrierProgress)
@@ -220,14 +220,14 @@ class CoordinationServicer:
     async def get_progress(
         self, request: progress_pb2.GetProgressRequest, context: Context
     ) -> progress_pb2.GetProgressResponse:
-        """Returns what the members last said of their own progress."""
+        """Return what the members last said of their own progress."""
         members = self._runtime.progress.members(caller_of(request).cluster)
         return convert.progress_to_proto(members, self._runtime.now())
 
     async def list_clusters(
         self, request: progress_pb2.ListClustersRequest, context: Context
     ) -> progress_pb2.ListClustersResponse:
-        """Returns which clusters there are."""
+        """Return which clusters there are."""
         views, token = self._runtime.views, CALLER.get()
         return progress_pb2.ListClustersResponse(
             clusters=(
@@ -238,7 +238,7 @@ class CoordinationServicer:
         )
 
     async def session(self, read: Reader[pb.SessionRequest], context: Context) -> None:
-        """Serves a client's life line until either side ends it.
+        """Serve a client's life line until either side ends it.
 
         A client that is killed, or whose connection breaks, cancels this call at once; the session is closed
         on every way out.

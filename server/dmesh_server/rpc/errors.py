@@ -54,14 +54,14 @@ STATUS_CODES: dict[ErrorKind, grpc.StatusCode] = {
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: CoreError, now: float) -> NoReturn:
-    """Ends the call with the status and the metadata of `error`."""
+    """End the call with the status and the metadata of `error`."""
     metadata = ((ERROR_METADATA, encode_for_metadata(error, now)),)
     await context.abort(STATUS_CODES[error.kind], status_message(error.message), metadata)
     raise AssertionError("abort returned")
 
 
 def encode_for_metadata(error: CoreError, now: float) -> bytes:
-    """Serializes an error within gRPC's bounds for metadata.
+    """Serialize an error within gRPC's bounds for metadata.
 
     Members are cut down to their names; from the first that does not fit, they are left out.
     """
@@ -84,7 +84,7 @@ def encode_for_metadata(error: CoreError, now: float) -> bytes:
 
 
 def status_message(text: str) -> str:
-    """Cuts a text that is too long for a status message.
+    """Cut a text that is too long for a status message.
 
     Headers are ASCII: of all other characters, gRPC writes each byte of their UTF-8 as three (%C3%BC). A
     client refuses answers with larger headers than it accepts, and near the limit it does so by chance.
@@ -98,7 +98,7 @@ def status_message(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cuts a text to a number of bytes of its UTF-8."""
+    """Cut a text to a number of bytes of its UTF-8."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text

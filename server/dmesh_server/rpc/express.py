@@ -40,14 +40,14 @@ class Input(Protocol):
     """Takes a client's messages."""
 
     def take(self, request: pb.SessionRequest) -> float:
-        """Acts on one message; returns for how many seconds not to listen; raises `CoreError` at the end."""
+        """Act on one message; return for how many seconds not to listen; raise `CoreError` at the end."""
 
 
 class ExpressServer:
     """Listens for express connections, and keeps the offers made to sessions."""
 
     def __init__(self, runtime: Runtime, limits: PeerLimits) -> None:
-        """Makes a server that does not listen yet.
+        """Make a server that does not listen yet.
 
         Args:
             runtime: Knows the time.
@@ -65,7 +65,7 @@ class ExpressServer:
         self._beside = 0
 
     async def start(self, sockets: Sequence[socket.socket], beside: int) -> None:
-        """Listens.
+        """Listen.
 
         Args:
             sockets: Listening sockets of one port.
@@ -78,7 +78,7 @@ class ExpressServer:
         self._beside = beside
 
     async def stop(self) -> None:
-        """Listens no more and ends every connection; the sessions are over."""
+        """Listen no more and end every connection; the sessions are over."""
         self._stopping = True
         for server in self._servers:
             server.close()
@@ -95,7 +95,7 @@ class ExpressServer:
             await server.wait_closed()
 
     def offer(self, session: Session, said: Input, port: int) -> Express | None:
-        """Offers a session an express connection if there is room. Close the result.
+        """Offer a session an express connection if there is room. Close the result.
 
         Args:
             session: The session.
@@ -109,11 +109,11 @@ class ExpressServer:
         return express
 
     def take(self, ticket: bytes) -> Express | None:
-        """Returns the offer of a ticket, once; None for an unknown ticket."""
+        """Return the offer of a ticket, once; None for an unknown ticket."""
         return self._offers.pop(ticket, None)
 
     def admit(self, connection: _Connection) -> bool:
-        """Notes a new connection; returns whether it may stay."""
+        """Note a new connection; return whether it may stay."""
         # There may be more offers than room: not every client takes its offer up.
         crowded = len(self._connections) >= self.limits.express_connections
         if self._stopping or crowded or len(self._strangers) >= _MOST_STRANGERS:
@@ -123,11 +123,11 @@ class ExpressServer:
         return True
 
     def welcome(self, connection: _Connection) -> None:
-        """Notes that a connection has shown its ticket."""
+        """Note that a connection has shown its ticket."""
         self._strangers.discard(connection)
 
     def forget(self, connection: _Connection) -> None:
-        """Notes that a connection is gone."""
+        """Note that a connection is gone."""
         self._connections.discard(connection)
         self._strangers.discard(connection)
         if self._empty is not None and not self._connections and not self._empty.done():
@@ -138,7 +138,7 @@ class Express:
     """One session's express connection, from the offer on."""
 
     def __init__(self, server: ExpressServer, session: Session, said: Input, offer: pb.Express) -> None:
-        """Makes an offer that is not taken up yet."""
+        """Make an offer that is not taken up yet."""
         self.offer = offer
         self._server = server
         self._session = session
@@ -147,14 +147,14 @@ class Express:
         self._begun = False
 
     def board(self, connection: _Connection) -> None:
-        """Takes the connection that showed the ticket: the session's messages go this way from now on."""
+        """Take the connection that showed the ticket: the session's messages go this way from now on."""
         self._connection = connection
         self._session.answer(_BEGINS)
         self._session.express = self._send
         logs.debug("express_connected", **describe_caller(self._session.caller))
 
     def begin(self) -> None:
-        """Begins to read the client's messages from the connection.
+        """Begin to read the client's messages from the connection.
 
         Raises:
             CoreError: It has no connection, or has begun before.
@@ -167,7 +167,7 @@ class Express:
         self._connection.listen()
 
     def take(self, frame: bytes) -> float:
-        """Acts on one frame of the client; returns for how many seconds not to listen to the next one."""
+        """Act on one frame of the client; return for how many seconds not to listen to the next one."""
         try:
             return self._said.take(pb.SessionRequest.FromString(frame))
         except CoreError as refusal:
@@ -184,7 +184,7 @@ class Express:
         return 0.0
 
     def refuse(self, size: int) -> None:
-        """Ends the session of a client that announced too large a frame."""
+        """End the session of a client that announced too large a frame."""
         limit = self._server.limits.request_bytes
         self._session.fail(
             CoreError(
@@ -194,7 +194,7 @@ class Express:
         )
 
     def lost(self) -> None:
-        """Ends the session: messages lost with the connection are sent again in the next one."""
+        """End the session: messages lost with the connection are sent again in the next one."""
         self._session.fail()
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ class _Connection(asyncio.Protocol):
             self._go_on()
 
     def listen(self) -> None:
-        """Begins to read frames."""
+        """Begin to read frames."""
         self._listening = True
         self._go_on()
 
@@ -278,12 +278,12 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def ignore(self) -> None:
-        """Reads nothing any more."""
+        """Read nothing any more."""
         self._listening = False
         self._pause()
 
     def send(self, message: bytes) -> bool:
-        """Sends a message; returns False if the client does not read."""
+        """Send a message; return False if the client does not read."""
         assert self._transport is not None
         if self._over or self._transport.is_closing():
             return True  # the session is about to end; lost messages are sent again in the next one
@@ -294,7 +294,7 @@ class _Connection(asyncio.Protocol):
         return True
 
     def finish(self) -> None:
-        """Ends the connection after the sent messages; further frames of the client are ignored.
+        """End the connection after the sent messages; further frames of the client are ignored.
 
         To close it with something unread would make the system drop what is still on its way to the client.
         """
@@ -315,7 +315,7 @@ class _Connection(asyncio.Protocol):
         self._patience = asyncio.get_running_loop().call_later(_PARTING, self._transport.abort)
 
     def abort(self) -> None:
-        """Ends the connection at once."""
+        """End the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -36,23 +36,23 @@ class Desk(Protocol):
     measures: Measures
 
     def now(self) -> float:
-        """Returns the time, monotonic seconds."""
+        """Return the time, monotonic seconds."""
 
 
 class Malformed:
     """Stands for a request whose bytes are not the message that they should be."""
 
     def __init__(self, name: str) -> None:
-        """Notes which message was expected."""
+        """Note which message was expected."""
         self.name = name
 
     def refusal(self) -> CoreError:
-        """Returns the refusal of the request."""
+        """Return the refusal of the request."""
         return convert.invalid(f"the bytes of the request are not a {self.name} message")
 
 
 def unary(request_type: type[R], behavior: UnaryBehavior[R], desk: Desk) -> grpc.RpcMethodHandler[Any, Any]:
-    """Makes the handler of an RPC with one request and one response."""
+    """Make the handler of an RPC with one request and one response."""
     timing = desk.measures.rpc(request_type.DESCRIPTOR.name.removesuffix("Request"), "grpc")
 
     async def handle(request: R | Malformed, context: Context) -> Response:
@@ -70,7 +70,7 @@ def unary(request_type: type[R], behavior: UnaryBehavior[R], desk: Desk) -> grpc
 def server_stream(
     request_type: type[R], behavior: StreamBehavior[R], desk: Desk
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Makes the handler of an RPC with one request, whose behavior writes responses to its context."""
+    """Make the handler of an RPC with one request, whose behavior writes responses to its context."""
 
     async def handle(request: R | Malformed, context: Context) -> None:
         try:
@@ -84,7 +84,7 @@ def server_stream(
 def two_way_stream(
     request_type: type[R], behavior: SessionBehavior[R], desk: Desk
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Makes the handler of an RPC with many requests, which its behavior reads; it writes to its context."""
+    """Make the handler of an RPC with many requests, which its behavior reads; it writes to its context."""
 
     async def handle(requests: object, context: Context) -> None:
         # Not through the iterator that gRPC offers: this is the hot path of sessions.
@@ -103,7 +103,7 @@ def two_way_stream(
 
 
 def encode(response: Response) -> bytes:
-    """Encodes a response unless it is already."""
+    """Encode a response unless it is already."""
     return response if isinstance(response, bytes) else response.SerializeToString()
 
 

@@ -44,7 +44,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, access: Access, guard: ConnectionGuard) -> None:
-        """Makes a gate.
+        """Make a gate.
 
         Args:
             access: Knows the tokens.
@@ -56,7 +56,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        """Returns the handler of the call: its servicer, or a refusal; None if there is no such method."""
+        """Return the handler of the call: its servicer, or a refusal; None if there is no such method."""
         method = handler_call_details.method
         needed = role_for_rpc(method)
         if needed is None:
@@ -104,7 +104,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _noted(self, handler: Handler, token: Token, method: str) -> Handler:
-        """Wraps a call with one answer, so that its connection and its servicer know the token."""
+        """Wrap a call with one answer, so that its connection and its servicer know the token."""
         behavior: Any = handler.unary_unary
         rate = self._access.call_rate(token)
 
@@ -123,7 +123,7 @@ class TokenGate(grpc.aio.ServerInterceptor):
         )
 
     def _held(self, handler: Handler, token: Token) -> Handler:
-        """Wraps a stream, so that it ends when its token is revoked."""
+        """Wrap a stream, so that it ends when its token is revoked."""
         behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
         if not inspect.iscoroutinefunction(behavior):
             return handler  # reflection: a stream that ends by itself
@@ -153,7 +153,7 @@ class IdentityGate(grpc.aio.ServerInterceptor):
     """Lets calls pass whose client certificate has an allowed name."""
 
     def __init__(self, allowed: Sequence[str], refusals: RefusalLog) -> None:
-        """Makes a gate.
+        """Make a gate.
 
         Args:
             allowed: Names and prefixes; see `TlsSettings.allowed`.
@@ -165,7 +165,7 @@ class IdentityGate(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        """Returns the call's handler, with a look at the certificate in front of it."""
+        """Return the call's handler, with a look at the certificate in front of it."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -223,7 +223,7 @@ _MAKERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
 
 
 def _in_time(handler: Handler) -> Handler:
-    """Wraps a call that needs no token, with a limit on the time until its request has arrived."""
+    """Wrap a call that needs no token, with a limit on the time until its request has arrived."""
     if handler.request_streaming or handler.response_streaming:
         return handler
     behavior: Any = handler.unary_unary
@@ -249,7 +249,7 @@ def _as_is(request: Any) -> Any:
 
 
 def _authorization(details: grpc.HandlerCallDetails) -> str | None:
-    """Returns the value of `authorization`; None if it is there not once."""
+    """Return the value of `authorization`; None if it is there not once."""
     found = [value for key, value in details.invocation_metadata or () if key == "authorization"]
     return found[0] if len(found) == 1 and isinstance(found[0], str) else None
 

@@ -27,7 +27,7 @@ class JobLists:
     """Reads job lists, and remembers the last ones."""
 
     def __init__(self, patience: float = 1.0) -> None:
-        """Makes a reader that remembers nothing.
+        """Make a reader that remembers nothing.
 
         Args:
             patience: Seconds for which others wait for the list of the one who was asked for it.
@@ -37,7 +37,7 @@ class JobLists:
         self._asked: dict[bytes, asyncio.Future[None]] = {}
 
     async def read(self, messages: Sequence[common_pb2.Job], digest: bytes) -> tuple[Job, ...]:
-        """Reads a list, or finds the one that a digest stands for.
+        """Read a list, or find the one that a digest stands for.
 
         Raises:
             CoreError: JOB_LIST_UNKNOWN: the caller is to send the list. INVALID_ARGUMENT.
@@ -69,7 +69,7 @@ class JobLists:
         return jobs
 
     def _ask(self, digest: bytes) -> None:
-        """Notes that one caller is asked, so that a thousand others that bring the same digest are not."""
+        """Note that one caller is asked, so that a thousand others that bring the same digest are not."""
         if len(self._asked) < _MOST_ASKED:
             loop = asyncio.get_running_loop()
             self._asked[digest] = loop.create_future()

@@ -26,7 +26,7 @@ class KeyValueServicer:
     """Answers the calls of `KeyValueService`."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Makes a servicer.
+        """Make a servicer.
 
         Args:
             runtime: Answers the requests.
@@ -35,7 +35,7 @@ class KeyValueServicer:
         self._backups = Backups(runtime)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Returns the handler of each method."""
+        """Return the handler of each method."""
         desk = self._runtime
         return {
             "Set": unary(pb.SetRequest, self._behavior(calls.SET), desk),
@@ -62,7 +62,7 @@ class KeyValueServicer:
         return behavior
 
     async def watch(self, request: pb.WatchRequest, context: Context) -> None:
-        """Streams the changes of all keys with a prefix."""
+        """Stream the changes of all keys with a prefix."""
         if request.from_revision < 0:
             raise convert.invalid(
                 f"from_revision is {request.from_revision}; revisions count from 1, 0 is from now on"

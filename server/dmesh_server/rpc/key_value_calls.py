@@ -92,7 +92,7 @@ def _increment(
 def _compare_and_set(
     token: int, caller: Caller, request: pb.CompareAndSetRequest, session: int, reply_slot: int
 ) -> events.KvTransaction:
-    """Makes a transaction of one condition and one operation."""
+    """Make a transaction of one condition and one operation."""
     key = request.key
     if request.HasField("expected"):
         condition = Condition(key, ConditionTarget.VALUE, ConditionOperator.EQUAL, request.expected)

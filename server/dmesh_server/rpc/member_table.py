@@ -24,11 +24,11 @@ class MemberTable:
     """Encodes the members of clusters, once per epoch and second."""
 
     def __init__(self) -> None:
-        """Makes an empty cache."""
+        """Make an empty cache."""
         self._entries: dict[str, _Entry] = {}
 
     def encode(self, state: ClusterState, now: float) -> bytes:
-        """Returns the `members` of a `GetClusterStateResponse`, encoded.
+        """Return the `members` of a `GetClusterStateResponse`, encoded.
 
         Protobuf messages may be concatenated: these bytes are put behind the response's other fields.
         """

@@ -60,7 +60,7 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 def ping_options(lease: float) -> tuple[tuple[str, Any], ...]:
-    """Returns the options of pings to clients: their interval and time-out, for a lease in seconds.
+    """Return the options of pings to clients: their interval and time-out, for a lease in seconds.
 
     gRPC's C code answers pings on threads of its own, also while a client's interpreter is blocked: a
     connection that answers them without heartbeats belongs to a live process. A process that does not answer
@@ -93,7 +93,7 @@ class RpcServer:
         reflection: bool = False,
         traces: Traces | None = None,
     ) -> None:
-        """Makes a server that does not listen yet.
+        """Make a server that does not listen yet.
 
         Args:
             runtime: Answers the requests.
@@ -144,7 +144,7 @@ class RpcServer:
             self._add_reflection()
 
     async def start(self, address: Address) -> Address:
-        """Listens, and returns the address with the real port.
+        """Listen, and return the address with the real port.
 
         Raises:
             AddressInUseError: The port is taken.
@@ -164,7 +164,7 @@ class RpcServer:
         return Address(address.host, port)
 
     async def stop(self, grace: float) -> None:
-        """Refuses new calls at once, and ends calls under way after `grace` seconds."""
+        """Refuse new calls at once, and ends calls under way after `grace` seconds."""
         if self._guarding is not None:
             self._guarding.cancel()
         await self._server.stop(grace)
@@ -221,7 +221,7 @@ class RpcServer:
 
 
 def _usable_ips(address: Address) -> list[str]:
-    """Finds out whether the address can be listened on, for gRPC does not say why it cannot."""
+    """Find out whether the address can be listened on, for gRPC does not say why it cannot."""
     sockets = bind(address)
     ips = [str(listener.getsockname()[0]) for listener in sockets]
     for listener in sockets:

@@ -30,7 +30,7 @@ _NAMES = {kind: "".join(word.capitalize() for word in kind.split("_")) for kind 
 
 
 def count(measures: Measures) -> None:
-    """Shows, from the beginning, that nothing was called yet."""
+    """Show, from the beginning, that nothing was called yet."""
     for name in _NAMES.values():
         measures.rpc(name, "session")
 
@@ -39,7 +39,7 @@ class SessionCalls:
     """The calls of one session that are not answered yet. Neither a task nor a future is made for one."""
 
     def __init__(self, runtime: Runtime, session: Session, traces: Traces | None = None) -> None:
-        """Begins empty.
+        """Begin empty.
 
         Args:
             runtime: Answers the requests.
@@ -57,7 +57,7 @@ class SessionCalls:
         """Reply slots of these calls."""
 
     def begin(self, call: pb.KeyValueCall) -> None:
-        """Hands a call in; its answer is queued now or later.
+        """Hand a call in; its answer is queued now or later.
 
         Raises:
             CoreError: It says nothing that this server understands: the session ends.
@@ -101,13 +101,13 @@ class SessionCalls:
             self._answer(kind, method, call.id, _failed(kind))
 
     def _over_quota(self) -> bool:
-        """Counts a call against its token's quota; tells whether it must be refused."""
+        """Count a call against its token's quota; tell whether it must be refused."""
         rate, now = self._session.call_rate, self._runtime.now()
         # Right after a reconnection calls come again: what may have taken effect is not refused.
         return rate is not None and not rate.take(now) and now - self._began > _RESENDING
 
     def abandon(self, call_id: int) -> None:
-        """Answers a call no more. Unknown ones, which may have been answered meanwhile, are ignored."""
+        """Answer a call no more. Unknown ones, which may have been answered meanwhile, are ignored."""
         token = self._forget(call_id)
         if token is not None:
             self._runtime.abandon(token)
@@ -115,7 +115,7 @@ class SessionCalls:
                 self._spans.pop(call_id).end(grpc.StatusCode.CANCELLED, "the caller does not wait any more")
 
     def close(self) -> None:
-        """Answers nothing any more: the session is over."""
+        """Answer nothing any more: the session is over."""
         for call_id in tuple(self._unanswered):
             self.abandon(call_id)
 

@@ -32,7 +32,7 @@ class SessionInput:
     """
 
     def __init__(self, runtime: Runtime, session: Session, rate: float, traces: Traces | None = None) -> None:
-        """Begins without messages.
+        """Begin without messages.
 
         Args:
             runtime: Takes the events.
@@ -50,7 +50,7 @@ class SessionInput:
         self._beat_at = runtime.now()
 
     def take(self, request: pb.SessionRequest) -> float:
-        """Acts on one message; returns for how many seconds not to listen to the next one.
+        """Act on one message; return for how many seconds not to listen to the next one.
 
         Raises:
             CoreError: It says nothing that may be said: the session ends.
@@ -97,11 +97,11 @@ class SessionInput:
         return self._session.send_queue.size > _MANY_BYTES
 
     async def room(self) -> None:
-        """Waits until the client has read most of its answers."""
+        """Wait until the client has read most of its answers."""
         await self._session.send_queue.drained(_MANY_BYTES)
 
     def close(self) -> None:
-        """Answers nothing any more: the session is over."""
+        """Answer nothing any more: the session is over."""
         if self.express is not None:
             self.express.close()
         self._calls.close()

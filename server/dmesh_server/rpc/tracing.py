@@ -29,7 +29,7 @@ class CallTracer(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, traces: Traces) -> None:
-        """Makes an interceptor.
+        """Make an interceptor.
 
         Args:
             traces: Makes the spans.
@@ -39,7 +39,7 @@ class CallTracer(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        """Returns the call's handler, in a span."""
+        """Return the call's handler, in a span."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or handler.request_streaming or not method.startswith(_OURS):
@@ -100,13 +100,13 @@ class _Placed:
         return getattr(self._context, name)
 
     async def write(self, response: Any) -> None:
-        """Sends a response."""
+        """Send a response."""
         await self._context.write(response)
         self._span.end()
 
 
 def _status(context: Context) -> tuple[grpc.StatusCode, str]:
-    """Returns the status that a call was aborted with."""
+    """Return the status that a call was aborted with."""
     code: Any = context.code()
     if not isinstance(code, grpc.StatusCode):  # its C layer has numbers
         code = next((one for one in grpc.StatusCode if one.value[0] == code), grpc.StatusCode.UNKNOWN)

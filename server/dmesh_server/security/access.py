@@ -44,13 +44,13 @@ class Hold:
     """A stream that lasts: it ends when its token is not accepted any more."""
 
     def __init__(self, task: asyncio.Task[object] | None) -> None:
-        """Notes the task that serves it."""
+        """Note the task that serves it."""
         self._task = task
         self.revoked = False
         """True if it was ended because of its token."""
 
     def revoke(self) -> None:
-        """Ends the stream."""
+        """End the stream."""
         if not self.revoked and self._task is not None:
             self.revoked = True
             self._task.cancel()
@@ -79,7 +79,7 @@ class Access:
         refusals: RefusalLog | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Reads the tokens.
+        """Read the tokens.
 
         Args:
             source: Where they come from; a file is read again when it changes.
@@ -105,7 +105,7 @@ class Access:
         self._accept(_checked(source))
 
     def identify(self, header: str | None) -> Verdict:
-        """Finds out who calls.
+        """Find out who calls.
 
         Takes the same time whatever is shown: every accepted token's hash is compared with the hash of what
         was shown, each in constant time, and nothing depends on which one fits.
@@ -142,7 +142,7 @@ class Access:
 
     @contextmanager
     def holding(self, token: Token) -> Iterator[Hold]:
-        """Ends the current task, by cancelling it, if the token is not accepted any more."""
+        """End the current task, by cancelling it, if the token is not accepted any more."""
         hold = Hold(asyncio.current_task())
         self._held[hold] = token
         try:
@@ -151,7 +151,7 @@ class Access:
             del self._held[hold]
 
     def refresh(self) -> None:
-        """Reads the tokens again if their file has changed; ends the streams of those that are gone.
+        """Read the tokens again if their file has changed; ends the streams of those that are gone.
 
         A file that cannot be read, as while it is being replaced, changes nothing.
         """
@@ -166,7 +166,7 @@ class Access:
         self.end_streams()
 
     def end_streams(self) -> None:
-        """Ends the streams whose tokens are not accepted any more."""
+        """End the streams whose tokens are not accepted any more."""
         now = self._wall_clock()
         worth = {token for _, token in self._accepted if not token.expired(now)}
         revoked = [
@@ -182,7 +182,7 @@ class Access:
             )
 
     def call_rate(self, token: Token) -> Pace | None:
-        """Returns the bucket of a token's calls; None if it has no quota of them."""
+        """Return the bucket of a token's calls; None if it has no quota of them."""
         quota = self.issued.quota(token.id) if token.id else None
         if quota is None or quota.calls_per_second is None:
             return None
@@ -193,7 +193,7 @@ class Access:
         return rate
 
     def describe(self) -> list[str]:
-        """Returns what a log may say of each token: fingerprint, role, name."""
+        """Return what a log may say of each token: fingerprint, role, name."""
         return [
             f"{token.fingerprint}:{token.role.name.lower()}" + (f":{token.name}" if token.name else "")
             for _, token in self._accepted
@@ -204,7 +204,7 @@ class Access:
 
 
 def check_cluster(token: Token | None, cluster: str) -> None:
-    """Checks that a token is good for a cluster; None is.
+    """Check that a token is good for a cluster; None is.
 
     Raises:
         CoreError: PERMISSION_DENIED.
@@ -214,13 +214,13 @@ def check_cluster(token: Token | None, cluster: str) -> None:
 
 
 def out_of_bounds(token: Token, what: str) -> str:
-    """Returns the message for a token that is bound to other clusters."""
+    """Return the message for a token that is bound to other clusters."""
     bound = ", ".join(sorted(token.clusters))
     return f"{token.label} is bound to cluster {bound}, so it is no good for {what}; use another token"
 
 
 def calls_exceeded(token: Token | None) -> CoreError:
-    """Returns the refusal of a call beyond a token's quota."""
+    """Return the refusal of a call beyond a token's quota."""
     name = "" if token is None else f" of {token.label}"
     return CoreError(
         ErrorKind.LIMIT_EXCEEDED,
@@ -230,12 +230,12 @@ def calls_exceeded(token: Token | None) -> CoreError:
 
 
 def may(token: Token, needed: Role) -> bool:
-    """Returns whether a token's role may do what needs the role `needed`."""
+    """Return whether a token's role may do what needs the role `needed`."""
     return token.role >= needed
 
 
 def denial(token: Token, needed: Role, what: str) -> str:
-    """Returns what to tell somebody whose role does not suffice for `what`."""
+    """Return what to tell somebody whose role does not suffice for `what`."""
     return (
         f"the token (fingerprint {token.fingerprint}) has the role {token.role.name.lower()}; {what} needs "
         f"{needed.name.lower()}"
@@ -243,7 +243,7 @@ def denial(token: Token, needed: Role, what: str) -> str:
 
 
 def audit(refusals: RefusalLog, host: str, token: Token, needed: Role, what: str) -> None:
-    """Notes in the log that somebody known tried what the role does not allow."""
+    """Note in the log that somebody known tried what the role does not allow."""
     refusals.note(
         "permission_denied",
         host,

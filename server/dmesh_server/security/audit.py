@@ -65,7 +65,7 @@ class AuditLog:
         largest: int = _LARGEST,
         older: int = _OLDER,
     ) -> None:
-        """Continues the log of a directory.
+        """Continue the log of a directory.
 
         Args:
             directory: Data directory; None to keep entries in memory.
@@ -86,7 +86,7 @@ class AuditLog:
     def note(
         self, action: str, *, who: str, remote: str, target: str = "", outcome: str = "done", detail: str = ""
     ) -> Future[None]:
-        """Adds an entry; the future is done when it is durable."""
+        """Add an entry; the future is done when it is durable."""
         self._number += 1
         texts = [text[:_LONGEST] for text in (who, remote, action, target, outcome, detail)]
         entry = AuditEntry(self._number, self._wall_clock(), *texts)
@@ -98,7 +98,7 @@ class AuditLog:
         return self._thread.submit(self._file.add, entry)
 
     def note_refusal(self, event: str, peer: str, fields: dict[str, object]) -> None:
-        """Adds an entry about a refused caller; of a line of a `RefusalLog`, which bounds their number."""
+        """Add an entry about a refused caller; of a line of a `RefusalLog`, which bounds their number."""
         if event in _REFUSALS:
             who = " ".join(
                 str(fields[name]) for name in ("fingerprint", "token", "names") if fields.get(name)
@@ -110,7 +110,7 @@ class AuditLog:
     async def latest(
         self, limit: int, *, before: int | None = None, action: str | None = None, who: str | None = None
     ) -> list[AuditEntry]:
-        """Returns entries, the newest first.
+        """Return entries, the newest first.
 
         Args:
             limit: How many.
@@ -135,7 +135,7 @@ class AuditLog:
         return await asyncio.wrap_future(self._thread.submit(lambda: find(file.newest_first())))
 
     def close(self) -> None:
-        """Waits until everything is written."""
+        """Wait until everything is written."""
         self._thread.shutdown()
         if self._file is not None:
             self._file.close()
@@ -157,7 +157,7 @@ class _File(RotatingFileHandler):
         return stream
 
     def add(self, entry: AuditEntry) -> None:
-        """Appends an entry."""
+        """Append an entry."""
         self.emit(logging.makeLogRecord({"msg": json.dumps(asdict(entry)).replace("%", "\\u0025")}))
 
     def flush(self) -> None:
@@ -166,11 +166,11 @@ class _File(RotatingFileHandler):
             os.fsync(self.stream.fileno())
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Reports what could not be written: the server goes on without."""
+        """Report what could not be written: the server goes on without."""
         logs.error("audit_not_written", exc_info=True, entry=record.msg)
 
     def newest_first(self) -> Iterator[AuditEntry]:
-        """Reads all entries; skips half a line that a crash has left."""
+        """Read all entries; skips half a line that a crash has left."""
         older = (f"{self.baseFilename}.{number}" for number in range(1, self.backupCount + 1))
         for path in (self.baseFilename, *older):
             try:

@@ -52,12 +52,12 @@ class IssuedToken:
     """Operator who issued it."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the token's record."""
+        """Return the token's record."""
         return asdict(self) | {"role": self.role.name, "clusters": sorted(self.clusters)}
 
     @classmethod
     def of_json(cls, record: dict[str, Any]) -> IssuedToken:
-        """Reads a record; raises KeyError, TypeError or ValueError if it is none."""
+        """Read a record; raise KeyError, TypeError or ValueError if it is none."""
         fields = dict(record)
         return cls(
             role=Role[fields.pop("role")],
@@ -71,7 +71,7 @@ class IssuedTokens:
     """The tokens that this server has issued."""
 
     def __init__(self, directory: Path | None, wall_clock: Callable[[], float] = time.time) -> None:
-        """Reads the tokens.
+        """Read the tokens.
 
         Args:
             directory: Data directory; None to keep them in memory only.
@@ -91,7 +91,7 @@ class IssuedTokens:
         return self._path is not None
 
     def identify(self, shown: str) -> Token | None:
-        """Returns the token that was shown, if it is one of these; it may have expired."""
+        """Return the token that was shown, if it is one of these; it may have expired."""
         prefix, _, rest = shown.partition("_")
         issued = self._tokens.get(rest.partition("_")[0]) if prefix == _PREFIX else None
         known = _NOBODY if issued is None else bytes.fromhex(issued.hash)
@@ -100,21 +100,21 @@ class IssuedTokens:
         return Token(shown, issued.role, issued.name, issued.expires, issued.clusters, issued.id)
 
     def is_valid(self, token_id: str) -> bool:
-        """Returns whether a token is neither revoked nor expired."""
+        """Return whether a token is neither revoked nor expired."""
         issued = self._tokens.get(token_id)
         return issued is not None and not self.is_expired(issued)
 
     def is_expired(self, token: IssuedToken) -> bool:
-        """Returns whether a token is worth nothing any more."""
+        """Return whether a token is worth nothing any more."""
         return token.expires is not None and self._wall_clock() >= token.expires
 
     def quota(self, token_id: str) -> Quota | None:
-        """Returns a token's quota; None if there is no such token."""
+        """Return a token's quota; None if there is no such token."""
         issued = self._tokens.get(token_id)
         return None if issued is None else issued.quota
 
     def all(self) -> list[IssuedToken]:
-        """Returns all that are not revoked, the oldest first."""
+        """Return all that are not revoked, the oldest first."""
         return list(self._tokens.values())
 
     async def issue(
@@ -127,7 +127,7 @@ class IssuedTokens:
         ttl: float | None = None,
         by: str = "",
     ) -> tuple[str, IssuedToken]:
-        """Makes a token; durable on return.
+        """Make a token; durable on return.
 
         Args:
             role: Permissions of its holder.
@@ -163,7 +163,7 @@ class IssuedTokens:
         return value, issued
 
     async def revoke(self, token_id: str) -> IssuedToken | None:
-        """Ends a token, durably on return; returns what was kept of it, None if there is no such token.
+        """End a token, durably on return; return what was kept of it, None if there is no such token.
 
         Raises:
             CoreError: It cannot be made durable: the token is as good as before.

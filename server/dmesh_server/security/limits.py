@@ -58,7 +58,7 @@ class PeerLimits:
         return self.connections or _as_many_as_fit() - self.express_connections
 
     def options(self) -> tuple[tuple[str, Any], ...]:
-        """Returns the limits as options of a gRPC server."""
+        """Return the limits as options of a gRPC server."""
         return (
             ("grpc.max_allowed_incoming_connections", self.grpc_connections),
             ("grpc.max_concurrent_streams", self.calls_per_connection),

@@ -13,7 +13,7 @@ class Pace:
     def __init__(
         self, rate: float, now: float, *, burst: float = 1.0, most_debt: float | None = None
     ) -> None:
-        """Makes a full bucket.
+        """Make a full bucket.
 
         Args:
             rate: Messages per second.
@@ -28,17 +28,17 @@ class Pace:
         self._at = now
 
     def spend(self, now: float) -> float:
-        """Counts one message; returns for how many seconds not to listen to the next one."""
+        """Count one message; return for how many seconds not to listen to the next one."""
         left = min(self._most, self._left + (now - self._at) * self._rate) - 1
         self._left, self._at = max(left, self._least), now
         return max(0.0, -left / self._rate)
 
     def debt(self, now: float) -> float:
-        """Returns after how many seconds the bucket is not in debt any more."""
+        """Return after how many seconds the bucket is not in debt any more."""
         return max(0.0, -(self._left / self._rate + now - self._at))
 
     def take(self, now: float) -> bool:
-        """Counts one message if it is within the rate; returns whether it is."""
+        """Count one message if it is within the rate; return whether it is."""
         self._left = min(self._most, self._left + (now - self._at) * self._rate)
         self._at = now
         if self._left < 1:

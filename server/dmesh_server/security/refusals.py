@@ -21,7 +21,7 @@ class RefusalLog:
         most_peers: int = _MOST_PEERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Makes a log that remembers nobody.
+        """Make a log that remembers nobody.
 
         Args:
             interval: Seconds between two lines about the same peer.
@@ -39,7 +39,7 @@ class RefusalLog:
         """Number of refusals of each kind, including those without a log line."""
 
     def note(self, event: str, peer: str, *keys: str, **fields: object) -> None:
-        """Notes a refusal.
+        """Note a refusal.
 
         Args:
             event: The event of the log line.
@@ -67,7 +67,7 @@ class RefusalLog:
 
 
 def host_of(peer: str) -> str:
-    """Returns the host in what gRPC calls a peer: `ipv4:10.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
+    """Return the host in what gRPC calls a peer: `ipv4:10.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
     family, _, address = peer.partition(":")
     if family not in ("ipv4", "ipv6"):
         return peer

@@ -59,7 +59,7 @@ _LOGIN_PATHS = frozenset({"/login", "/logout"})
 
 
 def role_for_rpc(method: str) -> Role | None:
-    """Returns the role that an RPC needs, None if it is open to all.
+    """Return the role that an RPC needs, None if it is open to all.
 
     Args:
         method: `/package.Service/Method`.
@@ -68,7 +68,7 @@ def role_for_rpc(method: str) -> Role | None:
 
 
 def role_for_http(method: str, path: str) -> Role | None:
-    """Returns the role that an HTTP request needs, None if it is open to all."""
+    """Return the role that an HTTP request needs, None if it is open to all."""
     if method in ("GET", "HEAD"):
         if _VALUE_PATH.fullmatch(path) or _OPERATORS_PATH.fullmatch(path):
             return Role.ADMIN

@@ -24,11 +24,11 @@ class Refreshable(Protocol):
     """Something that is read from files."""
 
     def refresh(self) -> None:
-        """Reads the files again if they have changed."""
+        """Read the files again if they have changed."""
 
 
 def names_token(token_file: Path | None, environ: Mapping[str, str]) -> bool:
-    """Returns whether the command line or the environment names a token."""
+    """Return whether the command line or the environment names a token."""
     named = (environ.get(name, "").strip() for name in ("DMESH_TOKEN", "DMESH_TOKEN_FILE"))
     return token_file is not None or any(named)
 
@@ -36,7 +36,7 @@ def names_token(token_file: Path | None, environ: Mapping[str, str]) -> bool:
 def server_access(
     token_file: Path | None, environ: Mapping[str, str], issued: IssuedTokens | None = None
 ) -> Access:
-    """Returns the tokens that a standalone server accepts, and makes one at the first start.
+    """Return the tokens that a standalone server accepts, and make one at the first start.
 
     Args:
         token_file: What the command line says; if None, the environment or the default path says it.
@@ -68,7 +68,7 @@ def server_access(
 
 
 def refuse_exposure(address: Address, what: str, remedy: str, *, tokens: bool) -> None:
-    """Refuses an unprotected address that other machines can reach.
+    """Refuse an unprotected address that other machines can reach.
 
     Args:
         address: The address.
@@ -94,7 +94,7 @@ def refuse_exposure(address: Address, what: str, remedy: str, *, tokens: bool) -
 
 @contextlib.asynccontextmanager
 async def kept_current(*parts: Refreshable | None) -> AsyncIterator[None]:
-    """Refreshes what is read from files, about once a second, until the block ends."""
+    """Refresh what is read from files, about once a second, until the block ends."""
     present = [part for part in parts if part is not None]
 
     async def refresh() -> None:

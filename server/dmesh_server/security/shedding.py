@@ -39,7 +39,7 @@ class LoadShedder:
     """Decides which requests and connections are served while there are too many."""
 
     def __init__(self, clock: Callable[[], float], budget: Budget | None = None) -> None:
-        """Makes one with a full budget.
+        """Make one with a full budget.
 
         Args:
             clock: Monotonic seconds.
@@ -54,11 +54,11 @@ class LoadShedder:
         """Requests and connections turned away so far."""
 
     def authenticated(self, host: str) -> None:
-        """Notes that a request with an accepted token came from a host."""
+        """Note that a request with an accepted token came from a host."""
         _keep(self._trusted, host, self._clock())
 
     def serves(self, host: str) -> bool:
-        """Counts a request without a token from a host; returns whether it is within the budget."""
+        """Count a request without a token from a host; return whether it is within the budget."""
         name, now = _network(host), self._clock()
         pace = self._hosts.get(name)
         if pace is None:
@@ -71,7 +71,7 @@ class LoadShedder:
         return True
 
     def listens(self, host: str) -> bool:
-        """Returns whether a new connection from a host is worth accepting."""
+        """Return whether a new connection from a host is worth accepting."""
         pace, now = self._hosts.get(_network(host)), self._clock()
         if pace is None or pace.debt(now) < _OVERDRAWN:
             return True
@@ -92,7 +92,7 @@ def _keep(table: OrderedDict[str, V], key: str, value: V) -> None:
 
 
 def _network(host: str) -> str:
-    """Returns what stands for one host: of IPv6, the network of which one machine has all addresses."""
+    """Return what stands for one host: of IPv6, the network of which one machine has all addresses."""
     if ":" not in host:
         return host
     try:

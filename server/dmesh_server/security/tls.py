@@ -54,7 +54,7 @@ class ServerTls:
     """The server's side of TLS. A certificate that is replaced counts for new connections at once."""
 
     def __init__(self, settings: TlsSettings, wall_clock: Callable[[], float] = time.time) -> None:
-        """Reads the files.
+        """Read the files.
 
         Args:
             settings: Which ones.
@@ -76,11 +76,11 @@ class ServerTls:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Names of the clients that may come in; empty for all with a certificate."""
+        """Name of the clients that may come in; empty for all with a certificate."""
         return self._settings.allowed
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Returns what a gRPC port needs. TLS 1.2 or 1.3, as gRPC has it."""
+        """Return what a gRPC port needs. TLS 1.2 or 1.3, as gRPC has it."""
         seen = self._loaded.configuration
 
         def latest() -> grpc.ServerCertificateConfiguration | None:
@@ -99,7 +99,7 @@ class ServerTls:
         )
 
     def context(self, *, ask_for_certificates: bool = True) -> ssl.SSLContext:
-        """Returns what an HTTP port needs.
+        """Return what an HTTP port needs.
 
         Args:
             ask_for_certificates: Ask clients for their certificates, if there is an authority for them.
@@ -116,7 +116,7 @@ class ServerTls:
         return first
 
     def refresh(self) -> None:
-        """Reads the files again if they have changed. What cannot be used changes nothing."""
+        """Read the files again if they have changed. What cannot be used changes nothing."""
         if not self._files.changed():
             return
         try:
@@ -161,7 +161,7 @@ def _load(settings: TlsSettings) -> _Loaded:
 
 
 def is_allowed(names: Iterable[str], allowed: Iterable[str]) -> bool:
-    """Tells whether one of a certificate's names is allowed: as a whole, or by a prefix that ends in `/`."""
+    """Tell whether one of a certificate's names is allowed: as a whole, or by a prefix that ends in `/`."""
     patterns = tuple(allowed)
     return any(
         name == pattern or (pattern.endswith("/") and name.startswith(pattern))
@@ -171,5 +171,5 @@ def is_allowed(names: Iterable[str], allowed: Iterable[str]) -> bool:
 
 
 def names_in(peer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the alternative names in what `SSLObject.getpeercert` says."""
+    """Return the alternative names in what `SSLObject.getpeercert` says."""
     return tuple(str(name) for _, name in peer.get("subjectAltName", ()))

@@ -39,14 +39,14 @@ class Store(Protocol):
         """True if `maintain` has something to do. Cheap; callable from any thread at any time."""
 
     def load(self) -> Sequence[Record]:
-        """Returns all records that are kept, in the order in which each was last written.
+        """Return all records that are kept, in the order in which each was last written.
 
         Raises:
             StoreError: They cannot be read.
         """
 
     def commit(self, records: Sequence[Record]) -> None:
-        """Keeps these records, and forgets those without a value: all of them or none, durably on return.
+        """Keep these records, and forget those without a value: all of them or none, durably on return.
 
         If one address occurs several times, the last counts. Forgetting what is not kept is no error.
 
@@ -55,10 +55,10 @@ class Store(Protocol):
         """
 
     def maintain(self) -> None:
-        """Does what keeps the store small and quick, if there is something to do.
+        """Do what keeps the store small and quick, if there is something to do.
 
         Called when no answer waits for it. What goes wrong shows at the next commit.
         """
 
     def close(self) -> None:
-        """Lets go of the store. Idempotent."""
+        """Let go of the store. Idempotent."""

@@ -39,7 +39,7 @@ class CommitMarker:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the commit marker; if there is none, it is made when there is something to note.
+        """Open the commit marker; if there is none, it is made when there is something to note.
 
         Raises:
             OSError: It cannot be opened.
@@ -57,7 +57,7 @@ class CommitMarker:
             self.fault = self._read()
 
     def note(self, commits: int, salts: bytes, end: int) -> None:
-        """Notes a commit that is synced: that many in all, in that generation of the log, up to `end`.
+        """Note a commit that is synced: that many in all, in that generation of the log, up to `end`.
 
         Raises:
             OSError: It cannot be written.
@@ -69,7 +69,7 @@ class CommitMarker:
         self.fault = None
 
     def note_pages(self, sums: Iterable[tuple[int, int]]) -> None:
-        """Notes the checksums of pages, by number from 1, and syncs the commit marker.
+        """Note the checksums of pages, by number from 1, and sync the commit marker.
 
         Raises:
             OSError: It cannot be written.
@@ -88,7 +88,7 @@ class CommitMarker:
         self.sync()
 
     def sync(self) -> None:
-        """Waits until all that was noted is on the disk.
+        """Wait until all that was noted is on the disk.
 
         Raises:
             OSError: It cannot be written.
@@ -96,7 +96,7 @@ class CommitMarker:
         os.fsync(self._opened())
 
     def note_all_pages(self, sums: dict[int, int]) -> None:
-        """Notes the checksums of a database's pages, forgets all others, and syncs the commit marker.
+        """Note the checksums of a database's pages, forget all others, and sync the commit marker.
 
         Raises:
             OSError: It cannot be written.
@@ -105,7 +105,7 @@ class CommitMarker:
         self.note_pages(sums.items())
 
     def altered_pages(self, sums: dict[int, int], besides: Container[int]) -> list[int]:
-        """Returns the pages, by number from 1, whose checksums are not as they were noted.
+        """Return the pages, by number from 1, whose checksums are not as they were noted.
 
         Args:
             sums: The checksums of a database's pages.
@@ -126,7 +126,7 @@ class CommitMarker:
         ]
 
     def close(self) -> None:
-        """Lets go of the file. Idempotent."""
+        """Let go of the file. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -151,7 +151,7 @@ class CommitMarker:
 
 
 def page_sums(database: Path, page_size: int) -> dict[int, int]:
-    """Returns the checksum of each page of a database, by number from 1.
+    """Return the checksum of each page of a database, by number from 1.
 
     Never while this process has the database open: closing a file ends all of a process's locks on it.
 

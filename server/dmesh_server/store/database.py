@@ -99,7 +99,7 @@ class Head:
 
 
 def read_head(path: Path) -> Head:
-    """Reads and checks the header of a database that no connection has open.
+    """Read and check the header of a database that no connection has open.
 
     Raises:
         StoreDamagedError: It is empty, cut short or no database.
@@ -125,7 +125,7 @@ def read_head(path: Path) -> Head:
 
 
 def create(path: Path, page_size: int, content: Content | None = None) -> None:
-    """Makes a database, complete but not synced, in a file that is there and empty.
+    """Make a database, complete but not synced, in a file that is there and empty.
 
     Args:
         path: The file.
@@ -159,7 +159,7 @@ def create(path: Path, page_size: int, content: Content | None = None) -> None:
 
 
 def connect_to_look(path: Path) -> sqlite3.Connection:
-    """Opens a database so that neither reading nor closing changes it or its log.
+    """Open a database so that neither reading nor closing changes it or its log.
 
     Raises:
         sqlite3.Error: It cannot be opened.
@@ -168,7 +168,7 @@ def connect_to_look(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_write(path: Path) -> sqlite3.Connection:
-    """Opens a database so that every commit is synced before it returns.
+    """Open a database so that every commit is synced before it returns.
 
     Raises:
         sqlite3.Error: It cannot be opened.
@@ -191,7 +191,7 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 
 def read(connection: sqlite3.Connection, path: Path) -> Content:
-    """Reads everything, and proves that it is everything.
+    """Read everything, and proves that it is everything.
 
     Raises:
         StoreDamagedError: Something is missing or altered.
@@ -230,7 +230,7 @@ def write(
     written: int,
     commits: int,
 ) -> None:
-    """Puts a change into the transaction under way.
+    """Put a change into the transaction under way.
 
     Args:
         connection: A connection that has begun a transaction.
@@ -256,12 +256,12 @@ def write(
 
 
 def checksum(written: int, cluster: str, kind: str, key: str, value: bytes) -> int:
-    """Returns the checksum of a record."""
+    """Return the checksum of a record."""
     return zlib.crc32(value, zlib.crc32(f"{written}\0{cluster}\0{kind}\0{key}\0".encode()))
 
 
 def describe(error: sqlite3.Error | OSError) -> str:
-    """Says what SQLite or the system complain of."""
+    """Say what SQLite or the system complain of."""
     if isinstance(error, OSError):
         return str(error.strerror or error)
     # "disk I/O error" has two dozen causes; the name tells which.
@@ -270,7 +270,7 @@ def describe(error: sqlite3.Error | OSError) -> str:
 
 
 def damaged(path: Path, offset: int | None, reason: str) -> StoreDamagedError:
-    """Makes the error that refuses a file."""
+    """Make the error that refuses a file."""
     place = "" if offset is None else f" at offset {offset}"
     return StoreDamagedError(
         f"{path} is damaged{place}: {reason}. It is not used, and nothing was changed. Restore the directory "
@@ -303,7 +303,7 @@ def _is_right(row: tuple[object, ...]) -> bool:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Tells what is wrong with the content from what is wrong with the machine."""
+    """Tell what is wrong with the content from what is wrong with the machine."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:  # a text that is none is found by Python, not by SQLite
         return True

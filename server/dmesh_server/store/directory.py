@@ -18,7 +18,7 @@ _COPIES = 8
 
 
 def lock(directory: Path) -> int:
-    """Takes the directory, making it if necessary, for this process.
+    """Take the directory, making it if necessary, for this process.
 
     Returns:
         The descriptor that holds the lock.
@@ -53,7 +53,7 @@ def lock(directory: Path) -> int:
 
 
 def _make(directory: Path) -> None:
-    """Makes a directory and its parents, and syncs the name of each: else a power failure takes all away."""
+    """Make a directory and its parents, and sync the name of each: else a power failure takes all away."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for made in missing:
@@ -61,7 +61,7 @@ def _make(directory: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Makes a file, if there is none, that only the user can read; what is made beside it is the same.
+    """Make a file, if there is none, that only the user can read; what is made beside it is the same.
 
     Raises:
         OSError: It cannot be made, or is a symbolic link.
@@ -70,7 +70,7 @@ def make_private(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or a directory's entries, are on the disk.
+    """Wait until a file's content, or a directory's entries, are on the disk.
 
     Raises:
         OSError: They cannot be written.
@@ -83,7 +83,7 @@ def sync(path: Path) -> None:
 
 
 def probe(directory: Path, size: int) -> None:
-    """Finds out whether `size` bytes can be written and synced in a directory.
+    """Find out whether `size` bytes can be written and synced in a directory.
 
     Raises:
         OSError: They cannot.
@@ -101,7 +101,7 @@ def probe(directory: Path, size: int) -> None:
 
 
 def keep_copy(path: Path, start: int, length: int) -> Path:
-    """Copies a part of a file beside it, as `NAME.broken-N`, and syncs the copy.
+    """Copy a part of a file beside it, as `NAME.broken-N`, and sync the copy.
 
     The latest few copies are kept.
 

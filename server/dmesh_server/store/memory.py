@@ -19,11 +19,11 @@ class MemoryStore:
         self._records: dict[tuple[str, str, str], Record] = {}
 
     def load(self) -> Sequence[Record]:
-        """Returns all records, in the order in which each was last written."""
+        """Return all records, in the order in which each was last written."""
         return list(self._records.values())
 
     def commit(self, records: Sequence[Record]) -> None:
-        """Keeps these records, and forgets those without a value."""
+        """Keep these records, and forget those without a value."""
         for record in records:
             address = (record.cluster, record.kind, record.key)
             # Removed first, so that an overwritten record moves to the end of the order.
@@ -32,7 +32,7 @@ class MemoryStore:
                 self._records[address] = record
 
     def maintain(self) -> None:
-        """Does nothing: there is nothing to do."""
+        """Do nothing: there is nothing to do."""
 
     def close(self) -> None:
-        """Does nothing: the records can still be loaded, as a file's could."""
+        """Do nothing: the records can still be loaded, as a file's could."""

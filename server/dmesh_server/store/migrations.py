@@ -35,7 +35,7 @@ MIGRATIONS: Mapping[int, Migration] = {}
 
 
 def steps_from(version: int, path: Path) -> list[Migration]:
-    """Returns the steps from a version to this one; none if it is this one.
+    """Return the steps from a version to this one; none if it is this one.
 
     Args:
         version: The version that was found.

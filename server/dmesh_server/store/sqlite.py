@@ -50,7 +50,7 @@ class SqliteStore:
     """Every commit waits for the disk."""
 
     def __init__(self, path: Path | str, *, page_size: int = _PAGE_SIZE, log_limit: int = _LOG_LIMIT) -> None:
-        """Opens the directory, proves that what is in it is complete, and repairs what a crash has torn.
+        """Open the directory, proves that what is in it is complete, and repair what a crash has torn.
 
         Args:
             path: The data directory; made, for the user only, if it does not exist.
@@ -96,7 +96,7 @@ class SqliteStore:
         return marker is not None and marker.acknowledged.end >= self._checkpoint_at
 
     def load(self) -> Sequence[Record]:
-        """Returns all records, in the order in which each was last written."""
+        """Return all records, in the order in which each was last written."""
         if self._found is not None:
             # They were read already, when they were checked.
             found, self._found = self._found, None
@@ -107,7 +107,7 @@ class SqliteStore:
             raise self._unusable(error) from error
 
     def commit(self, records: Sequence[Record]) -> None:
-        """Keeps these records, and forgets those without a value: all or none, on the disk on return."""
+        """Keep these records, and forget those without a value: all or none, on the disk on return."""
         self._found = None
         # The last word on one address counts, and its place; SQLite need not see the others.
         latest: dict[database.Address, bytes | None] = {}
@@ -155,7 +155,7 @@ class SqliteStore:
         failpoints.hit("store.after_marker")
 
     def maintain(self) -> None:
-        """Copies the log into the database when it has grown long, so that it can begin anew."""
+        """Copy the log into the database when it has grown long, so that it can begin anew."""
         if not self.untidy or self._connection is None:
             return
         try:
@@ -166,14 +166,14 @@ class SqliteStore:
             self._disconnect()
 
     def close(self) -> None:
-        """Closes the database and lets another server use the directory."""
+        """Close the database and let another server use the directory."""
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error, OSError):
                 self._checkpoint(self._connection)
         self._release()
 
     def _connected(self, size: int = 0) -> sqlite3.Connection:
-        """Returns the connection; after a failure a new one, if the disk takes `size` bytes again."""
+        """Return the connection; after a failure a new one, if the disk takes `size` bytes again."""
         if self._lock is None or self._marker is None:
             raise StoreError(f"the store in {self.directory} is closed")
         if self._connection is None:
@@ -186,7 +186,7 @@ class SqliteStore:
         return self._connection
 
     def _drop_unacknowledged(self, marker: CommitMarker) -> None:
-        """Cuts off what a failed commit may have left in the log.
+        """Cut off what a failed commit may have left in the log.
 
         After a failed sync the kernel may hold as clean what never reached the disk. Read back, it looks
         complete; but the next sync would not write it. So it goes, and is written anew. (If COMMIT did
@@ -222,7 +222,7 @@ class SqliteStore:
         failpoints.hit("store.after_create")
 
     def _open_database(self) -> Sequence[Record]:
-        """Checks everything, opens the database for writing, and returns what is in it."""
+        """Check everything, open the database for writing, and return what is in it."""
         assert self._marker is not None
         marker = self._marker
         os.close(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -325,7 +325,7 @@ class SqliteStore:
         )
 
     def _note(self, commits: int) -> None:
-        """Notes a commit that has just returned."""
+        """Note a commit that has just returned."""
         assert self._marker is not None
         if self._log < 0:
             self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -337,7 +337,7 @@ class SqliteStore:
         self._marker.note(commits, salts, end)
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        """Copies the log into the database; the next commit overwrites it from the start."""
+        """Copy the log into the database; the next commit overwrites it from the start."""
         assert self._marker is not None
         if self._marker.acknowledged in (self._copied, wal.Acknowledged(self._marker.acknowledged.salts, 0)):
             return
@@ -356,7 +356,7 @@ class SqliteStore:
         failpoints.hit("store.after_checkpoint")
 
     def _logged_sums(self, end: int) -> dict[int, int]:
-        """Returns the checksums of the pages in the log, as they will be in the database."""
+        """Return the checksums of the pages in the log, as they will be in the database."""
         if not end:
             return {}
         if self._log < 0:
@@ -385,7 +385,7 @@ class SqliteStore:
             self._connection = database.connect_to_write(self._path)
 
     def _compact(self, connection: sqlite3.Connection, content: database.Content) -> None:
-        """Puts a copy without gaps in the database's place, at once and for good."""
+        """Put a copy without gaps in the database's place, at once and for good."""
         directory.make_private(self._new_path)
         connection.execute("VACUUM INTO ?", (str(self._new_path),))
         self._take_place(content)
@@ -393,7 +393,7 @@ class SqliteStore:
     def _migrate(
         self, version: int, content: database.Content, steps: Sequence[migrations.Migration]
     ) -> database.Content:
-        """Puts a database of this version in the place of an older one, which is kept beside it."""
+        """Put a database of this version in the place of an older one, which is kept beside it."""
         for step in steps:
             content = replace(content, records=list(step.convert(content.records)))
         content = replace(content, written=len(content.records))
@@ -410,7 +410,7 @@ class SqliteStore:
         return content
 
     def _take_place(self, content: database.Content, kept: Path | None = None) -> None:
-        """Gives the new database the name of the old one, when it is proven to hold `content`."""
+        """Give the new database the name of the old one, when it is proven to hold `content`."""
         assert self._marker is not None
         directory.sync(self._new_path)
         copy = database.connect_to_look(self._new_path)

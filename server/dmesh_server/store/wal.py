@@ -62,7 +62,7 @@ class Log:
 
 
 def inspect(path: Path, *, marked: bool) -> Log:
-    """Reads a log.
+    """Read a log.
 
     Args:
         path: The log; it need not exist.
@@ -93,7 +93,7 @@ def inspect(path: Path, *, marked: bool) -> Log:
 
 
 def following_commit(descriptor: int, end: int, page_size: int) -> tuple[bytes, int]:
-    """Finds the commit that was just written behind the one that ended at `end`, without any check.
+    """Find the commit that was just written behind the one that ended at `end`, without any check.
 
     Args:
         descriptor: Of the log.
@@ -115,13 +115,13 @@ def following_commit(descriptor: int, end: int, page_size: int) -> tuple[bytes, 
 
 
 def salts_of(descriptor: int) -> bytes:
-    """Returns the salts of the current generation of a log; empty if it has no header."""
+    """Return the salts of the current generation of a log; empty if it has no header."""
     head = os.pread(descriptor, HEADER, 0)
     return _LOG_HEAD.unpack(head)[4] if len(head) == HEADER else b""
 
 
 def latest_pages(descriptor: int, end: int, page_size: int) -> dict[int, bytes]:
-    """Returns the latest version of each page of a log that this process has written, up to `end`."""
+    """Return the latest version of each page of a log that this process has written, up to `end`."""
     pages = {}
     for at in range(HEADER, end, FRAME_HEADER + page_size):
         frame = os.pread(descriptor, FRAME_HEADER + page_size, at)
@@ -130,7 +130,7 @@ def latest_pages(descriptor: int, end: int, page_size: int) -> dict[int, bytes]:
 
 
 def damaged(path: Path, offset: int, reason: str) -> StoreDamagedError:
-    """Makes the error that refuses a log."""
+    """Make the error that refuses a log."""
     return StoreDamagedError(
         f"{path} is damaged at offset {offset}: {reason}. Acknowledged changes are missing or altered, so it "
         "is not used, and nothing was changed. Restore the directory from a copy; or move it away to begin "
@@ -150,7 +150,7 @@ class _Reading:
     start: Checksum
 
     def judge(self, *, marked: bool) -> Log:
-        """Returns the part that SQLite takes, unless a transaction follows behind it."""
+        """Return the part that SQLite takes, unless a transaction follows behind it."""
         chain, number, end = self.start, 0, 0
         pages: set[int] = set()
         unfinished: set[int] = set()
@@ -185,7 +185,7 @@ class _Reading:
         return HEADER + number * (FRAME_HEADER + self.page_size)
 
     def _check(self, number: int, before: Checksum) -> tuple[int, int, bool, Checksum]:
-        """Checks a frame against its predecessor's checksum; returns page, size, verdict and own checksum."""
+        """Check a frame against its predecessor's checksum; return page, size, verdict and own checksum."""
         at = self._offset(number)
         page, size, salts, first, second = _FRAME_HEAD.unpack_from(self.content, at)
         right = salts == self.salts and page > 0
@@ -195,7 +195,7 @@ class _Reading:
         return page, size, right, (first, second)
 
     def _extent(self, right: int) -> int:
-        """Returns where the bytes of this generation end; behind them may be those of earlier ones."""
+        """Return where the bytes of this generation end; behind them may be those of earlier ones."""
         extent, number = self._offset(right), right
         while (at := self._offset(number)) < len(self.content):
             salts = self.content[at + 8 : at + 16]
@@ -206,7 +206,7 @@ class _Reading:
         return min(extent, len(self.content))
 
     def _later_transaction(self, first: int) -> bool:
-        """Tells whether a frame that is right by itself follows a commit among those from `first` on."""
+        """Tell whether a frame that is right by itself follows a commit among those from `first` on."""
         committed = False
         before = self._stored(first - 1) if first else self.start
         for number in range(first, self._frames):
@@ -224,7 +224,7 @@ class _Reading:
 
 
 def _checksum(content: bytes, big: bool, before: Checksum) -> Checksum:
-    """Continues SQLite's checksum over `content`, whose length is a multiple of 8."""
+    """Continue SQLite's checksum over `content`, whose length is a multiple of 8."""
     words = struct.unpack(f"{'>' if big else '<'}{len(content) // 4}I", content)
     s0, s1 = before
     pairs = iter(words)

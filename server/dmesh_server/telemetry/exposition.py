@@ -59,7 +59,7 @@ class Exposition(Collector):
     """Shows measures to Prometheus."""
 
     def __init__(self, version: str, measures: Measures, look: Callable[[], Snapshot]) -> None:
-        """Makes a registry of its own.
+        """Make a registry of its own.
 
         Args:
             version: Version of dmesh.
@@ -75,15 +75,15 @@ class Exposition(Collector):
         PlatformCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """Returns all metrics in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Names nothing in advance: the registry need not ask for all numbers to know the names."""
+        """Name nothing in advance: the registry need not ask for all numbers to know the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all metrics."""
+        """Yield all metrics."""
         yield InfoMetricFamily("dmesh_server", "Version of dmesh.", {"version": self._version})
         snapshot = self._look()
         yield from _gauges(snapshot)

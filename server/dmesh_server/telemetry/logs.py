@@ -24,22 +24,22 @@ _LONGEST = 2000
 
 
 def info(event: str, **fields: object) -> None:
-    """Logs something that operators expect to see."""
+    """Log something that operators expect to see."""
     _log(logging.INFO, event, fields)
 
 
 def debug(event: str, **fields: object) -> None:
-    """Logs something of use when looking for a fault."""
+    """Log something of use when looking for a fault."""
     _log(logging.DEBUG, event, fields)
 
 
 def warning(event: str, **fields: object) -> None:
-    """Logs something that went wrong for a client or may go wrong soon."""
+    """Log something that went wrong for a client or may go wrong soon."""
     _log(logging.WARNING, event, fields)
 
 
 def error(event: str, *, exc_info: bool = False, **fields: object) -> None:
-    """Logs something that the server failed to do, with the current exception's traceback if asked to."""
+    """Log something that the server failed to do, with the current exception's traceback if asked to."""
     _log(logging.ERROR, event, fields, exc_info)
 
 
@@ -49,7 +49,7 @@ def _log(level: int, event: str, fields: dict[str, object], exc_info: bool = Fal
 
 
 def configure(stream: TextIO, style: LogFormat = "text", level: int = logging.INFO) -> None:
-    """Sends the server's log, and warnings of the libraries under it, to `stream`."""
+    """Send the server's log, and warnings of the libraries under it, to `stream`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     root = logging.getLogger()
@@ -62,7 +62,7 @@ class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO event key=value key="two words" monotonic=12345.678`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line for one record."""
+        """Return the line for one record."""
         parts = [_timestamp(record), record.levelname, _quote_if_needed(_event(record))]
         parts += [f"{key}={_quote_if_needed(_text(value))}" for key, value in _fields(self, record).items()]
         parts.append(f"monotonic={_monotonic():.3f}")
@@ -73,7 +73,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line, ASCII only."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line for one record."""
+        """Return the line for one record."""
         line: dict[str, Any] = {
             "time": _timestamp(record),
             "monotonic": _monotonic(),

@@ -13,7 +13,7 @@ _EVERY = 0.25
 
 @contextlib.contextmanager
 def watched(lag: Histogram) -> Iterator[None]:
-    """Measures the running loop's lag, four times a second, until the block ends.
+    """Measure the running loop's lag, four times a second, until the block ends.
 
     Args:
         lag: Where it is counted.

@@ -39,7 +39,7 @@ class Histogram:
     __slots__ = ("bounds", "counts", "most", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """Begins empty.
+        """Begin empty.
 
         Args:
             bounds: Upper bounds, ascending, seconds; larger durations are counted, too.
@@ -53,7 +53,7 @@ class Histogram:
         """The longest."""
 
     def observe(self, seconds: float) -> None:
-        """Counts one."""
+        """Count one."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total += seconds
         if seconds > self.most:
@@ -65,7 +65,7 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, part: float) -> float | None:
-        """Returns a bound that so great a part of them did not pass; None if there were none."""
+        """Return a bound that so great a part of them did not pass; None if there were none."""
         count = self.count
         if not count:
             return None
@@ -81,7 +81,7 @@ class Measures:
     """Counts and durations of one server since its start."""
 
     def __init__(self) -> None:
-        """Begins with nothing counted."""
+        """Begin with nothing counted."""
         self.rpcs: dict[tuple[str, str], Histogram] = {}
         """By method and way (`grpc` or `session`): time until the answer."""
         self.refused: Counter[str] = Counter()
@@ -102,7 +102,7 @@ class Measures:
         """Streams of events that were ended because their readers did not read."""
 
     def rpc(self, method: str, way: str) -> Histogram:
-        """Returns where calls of a method are counted. For a bounded set of methods."""
+        """Return where calls of a method are counted. For a bounded set of methods."""
         found = self.rpcs.get((method, way))
         if found is None:
             found = self.rpcs[method, way] = Histogram(QUICK)

@@ -44,12 +44,12 @@ class Traces:
     """
 
     def __init__(self, provider: Provider) -> None:
-        """Makes none yet."""
+        """Make none yet."""
         self._provider = provider
         self._tracer = provider.tracer(_SCOPE)
 
     def call(self, method: str, fields: Fields, caller: Caller | None, client: str = "") -> CallSpan:
-        """Begins the span of a call.
+        """Begin the span of a call.
 
         Args:
             method: Its full name, such as `/dmesh.v1.CoordinationService/Leave`.
@@ -67,7 +67,7 @@ class Traces:
         return CallSpan(span, rpc=True, wordless=service == _KEY_VALUES)
 
     def barrier(self, name: str, fields: Fields, caller: Caller) -> CallSpan:
-        """Begins the span of a member's wait at a barrier, when it has arrived."""
+        """Begin the span of a member's wait at a barrier, when it has arrived."""
         about = {"dmesh.barrier.name": name[:_LONGEST], **_names(caller)}
         return CallSpan(self._begin("barrier", fields, about), rpc=False)
 
@@ -80,7 +80,7 @@ class CallSpan:
     """The span of one call or barrier."""
 
     def __init__(self, span: Span, *, rpc: bool, wordless: bool = False) -> None:
-        """Wraps a span that has begun."""
+        """Wrap a span that has begun."""
         self._span: Span | None = span
         self._rpc = rpc
         self._wordless = wordless

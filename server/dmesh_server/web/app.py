@@ -74,7 +74,7 @@ def create_app(
     shedder: LoadShedder | None = None,
     audit_log: AuditLog | None = None,
 ) -> HttpGate:
-    """Makes the application, behind its gate.
+    """Make the application, behind its gate.
 
     Args:
         runtime: The server's state.
@@ -103,12 +103,12 @@ def create_app(
 
     @app.get("/livez")
     async def livez() -> Status:
-        """Answers as long as the server's event loop turns."""
+        """Answer as long as the server's event loop turns."""
         return Status(status="ok")
 
     @app.get("/readyz", responses={503: {"model": Status}})
     async def readyz(response: Response) -> Status:
-        """Answers 200 if the server can do its work, else 503 with the reason."""
+        """Answer 200 if the server can do its work, else 503 with the reason."""
         reason = runtime.readiness()
         if reason is not None:
             response.status_code = 503
@@ -116,7 +116,7 @@ def create_app(
 
     @app.get("/", response_class=HTMLResponse)
     async def page(request: Request) -> str:
-        """Shows the clusters to a person."""
+        """Show the clusters to a person."""
         came_by_login = logins.token(request.headers.get("cookie"), port_of(request.scope)) is not None
         return await status_page(
             runtime.views,
@@ -130,12 +130,12 @@ def create_app(
 
     @app.get("/login", response_class=HTMLResponse)
     async def ask_for_token() -> Response:
-        """Asks a person for a token."""
+        """Ask a person for a token."""
         return RedirectResponse("/", 303) if access is None else HTMLResponse(login_page())
 
     @app.post("/login", response_class=HTMLResponse)
     async def log_in(request: Request) -> Response:
-        """Gives a browser a cookie for a token; it is good for looking at pages only."""
+        """Give a browser a cookie for a token; it is good for looking at pages only."""
         if access is None:
             return RedirectResponse("/", 303)
         token = await _form_field(request, "token")
@@ -156,7 +156,7 @@ def create_app(
 
     @app.post("/logout")
     async def log_out(request: Request) -> Response:
-        """Forgets a browser."""
+        """Forget a browser."""
         logins.leave(request.headers.get("cookie"), port_of(request.scope))
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(cookie_name(port_of(request.scope)))
@@ -217,7 +217,7 @@ def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIR
             str | None, Header(pattern=CURSOR, description="id of the last event that the reader received")
         ] = None,
     ) -> Response:
-        """Streams events as they happen (server-sent events), and the clusters whose numbers change.
+        """Stream events as they happen (server-sent events), and the clusters whose numbers change.
 
         Passed barriers are left out unless `kind` asks for them. A returning reader gives its position with
         `Last-Event-ID`, or `after`, and first gets the events since then.
@@ -236,7 +236,7 @@ def _stream(runtime: Runtime, overview: Overview, access: Access | None) -> APIR
 
 
 async def _form_field(request: Request, name: str) -> str:
-    """Returns a field of a posted form; empty if it is not there, or the form is not fit."""
+    """Return a field of a posted form; empty if it is not there, or the form is not fit."""
     body = b""
     try:
         async with asyncio.timeout(_FORM_SECONDS):

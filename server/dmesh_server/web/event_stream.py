@@ -65,13 +65,13 @@ class _Told:
         self._encoded: bytes | None = None
 
     def refresh(self, now: float) -> None:
-        """Updates the waiting time for new readers; a cluster may look the same for hours."""
+        """Update the waiting time for new readers; a cluster may look the same for hours."""
         if self.summary.oldest is not None and now - self._at >= _LOOK:
             self._at = now
             self._encoded = None
 
     def encode(self) -> bytes:
-        """Returns it as JSON, as of when it was looked at."""
+        """Return it as JSON, as of when it was looked at."""
         if self._encoded is None:
             self._encoded = encode(view_summary(self.summary, self._at))
         return self._encoded
@@ -81,7 +81,7 @@ class Overview:
     """Looks at the numbers of all clusters, once for all readers, as long as there are any."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Makes an idle overview; it looks while it has readers.
+        """Make an idle overview; it looks while it has readers.
 
         Args:
             runtime: The server's state.
@@ -97,7 +97,7 @@ class Overview:
         return len(self._readers) >= MOST_STREAMS
 
     def join(self, reader: Reader) -> None:
-        """Sends a reader all clusters, and then the changed ones. Pair with `leave`."""
+        """Send a reader all clusters, and then the changed ones. Pair with `leave`."""
         if not self._readers:
             self._seen = self._look()
             self._task = asyncio.get_running_loop().create_task(self._watch(), name="dmesh-overview")
@@ -108,14 +108,14 @@ class Overview:
         reader.tell(self._seen.values(), ())
 
     def leave(self, reader: Reader) -> None:
-        """Tells a reader nothing more."""
+        """Tell a reader nothing more."""
         self._readers.discard(reader)
         if not self._readers and self._task is not None:
             self._task.cancel()
             self._task = None
 
     def _look(self) -> dict[str, _Told]:
-        """Returns the clusters as they look now; an unchanged look is the same object."""
+        """Return the clusters as they look now; an unchanged look is the same object."""
         views, now = self._runtime.views, self._runtime.now()
         found: dict[str, _Told] = {}
         for name in views.names():
@@ -144,7 +144,7 @@ class Reader:
     """Pending messages of one reader."""
 
     def __init__(self, feed: Feed) -> None:
-        """Has nothing for its reader.
+        """Have nothing for its reader.
 
         Args:
             feed: The events that the reader asked for.
@@ -155,14 +155,14 @@ class Reader:
         feed.send_queue.on_news = self._news.set
 
     def tell(self, changed: Iterable[_Told], gone: Iterable[str]) -> None:
-        """Notes which clusters look different now; of each, the latest look counts."""
+        """Note which clusters look different now; of each, the latest look counts."""
         only = self.feed.keep.cluster
         self._changed |= {one.summary.name: one for one in changed if only in (None, one.summary.name)}
         self._changed |= {name: None for name in gone if only in (None, name)}
         self._news.set()
 
     async def news(self, patience: float) -> bool:
-        """Waits until there is something to be sent; False: nothing came for so long."""
+        """Wait until there is something to be sent; False: nothing came for so long."""
         try:
             # Not `wait_for`, which swallows a cancellation that comes together with news.
             async with asyncio.timeout(patience):
@@ -173,7 +173,7 @@ class Reader:
         return True
 
     def take(self, incarnation: int) -> bytes:
-        """Returns all that is to be sent, and forgets it."""
+        """Return all that is to be sent, and forget it."""
         blocks = [_happened(entry, incarnation) for entry in self.feed.send_queue.take_all()]
         while self._changed:
             names = list(self._changed)[:_MOST_CLUSTERS]
@@ -198,7 +198,7 @@ class EventStream(Response):
         after: int | None,
         restarted: bool,
     ) -> None:
-        """Makes an answer that has not begun.
+        """Make an answer that has not begun.
 
         Args:
             runtime: The server's state and event log.
@@ -217,7 +217,7 @@ class EventStream(Response):
         self._restarted = restarted
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Serves the reader."""
+        """Serve the reader."""
         headers = [header for header in self.raw_headers if header[0] != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         speaking = asyncio.create_task(self._speak(scope, send), name="dmesh-event-stream")
@@ -247,7 +247,7 @@ class EventStream(Response):
         await say(_block("end", {"reason": why}), more=False)
 
     async def _tell(self, say: Callable[[bytes], Awaitable[None]]) -> str:
-        """Sends the reader the events as they come; returns the reason for the stream's end."""
+        """Send the reader the events as they come; return the reason for the stream's end."""
         runtime, incarnation = self._runtime, self._runtime.server_incarnation
         event_log = runtime.event_log
         if event_log.closed:
@@ -276,7 +276,7 @@ class EventStream(Response):
             event_log.unsubscribe(reader.feed)
 
     async def _catch_up(self, say: Callable[[bytes], Awaitable[None]], begin: int) -> None:
-        """Sends the reader the events since its last visit, up to the event `begin`."""
+        """Send the reader the events since its last visit, up to the event `begin`."""
         if self._after is None and not self._restarted:
             return
         incarnation, at = self._runtime.server_incarnation, self._after or 0

@@ -71,7 +71,7 @@ class HttpGate:
         shedder: LoadShedder,
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
-        """Makes a gate.
+        """Make a gate.
 
         Args:
             app: The application behind it.
@@ -91,7 +91,7 @@ class HttpGate:
         self._shedder = shedder
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Answers a request."""
+        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -123,7 +123,7 @@ class HttpGate:
         await send_safely({"type": "http.response.body", "body": json.dumps({"status": text}).encode()})
 
     async def _wait(self, scope: _Scope) -> tuple[int, str] | None:
-        """Waits until it is the request's turn; returns status and text if there are too many.
+        """Wait until it is the request's turn; return status and text if there are too many.
 
         Requests without a token neither wait nor take a turn: nobody with a token ever waits for them.
         """
@@ -137,7 +137,7 @@ class HttpGate:
         return None
 
     def _refusal(self, scope: _Scope) -> tuple[int, str] | None:
-        """Returns status and text if the request may not pass."""
+        """Return status and text if the request may not pass."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         name = _only(headers, b"host") or ""
         if not _is_own_name(name, self._names):
@@ -192,41 +192,41 @@ class HttpGate:
 
 
 def token_of(scope: _Scope) -> Token | None:
-    """Returns the token with which a request passed the gate; None if nobody is asked for one."""
+    """Return the token with which a request passed the gate; None if nobody is asked for one."""
     token = scope.get(_SHOWN)
     return token if isinstance(token, Token) else None
 
 
 def has_role(scope: _Scope, needed: Role) -> bool:
-    """Tells whether who asks may do what needs a role; everybody may if nobody is asked for a token."""
+    """Tell whether who asks may do what needs a role; everybody may if nobody is asked for a token."""
     token = token_of(scope)
     return token is None or may(token, needed)
 
 
 def covers(scope: _Scope, cluster: str) -> bool:
-    """Tells whether the request's token is good for a cluster; every token is that is bound to none."""
+    """Tell whether the request's token is good for a cluster; every token is that is bound to none."""
     token = token_of(scope)
     return token is None or token.covers(cluster)
 
 
 def caller_name(scope: _Scope) -> str:
-    """Returns the caller's name for messages and logs: the token's fingerprint and name, never the token."""
+    """Return the caller's name for messages and logs: the token's fingerprint and name, never the token."""
     token = token_of(scope)
     return "somebody without a token" if token is None else token.label
 
 
 def remote_of(scope: _Scope) -> str:
-    """Returns the host that a request came from."""
+    """Return the host that a request came from."""
     return str(scope["client"][0]) if scope["client"] else "unknown"
 
 
 def port_of(scope: _Scope) -> int:
-    """Returns the port that a request came in at."""
+    """Return the port that a request came in at."""
     return scope["server"][1] or 0
 
 
 def _is_within(token: Token, path: str, query: bytes) -> bool:
-    """Tells whether a request is about the clusters that a token is bound to; what is not listed is not."""
+    """Tell whether a request is about the clusters that a token is bound to; what is not listed is not."""
     if path in _FILTERED_PATHS or role_for_http("GET", path) is None:
         return True
     if path in _EVENT_PATHS:
@@ -237,7 +237,7 @@ def _is_within(token: Token, path: str, query: bytes) -> bool:
 
 
 def _is_origin_of(name: str, origin: str) -> bool:
-    """Tells whether a page came from the server that a request is for."""
+    """Tell whether a page came from the server that a request is for."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -246,7 +246,7 @@ def _is_origin_of(name: str, origin: str) -> bool:
 
 
 def _is_for_own_page(path: str, headers: list[tuple[bytes, bytes]]) -> bool:
-    """Tells whether a cookie counts: browsers show it whoever makes them ask, and most say who did."""
+    """Tell whether a cookie counts: browsers show it whoever makes them ask, and most say who did."""
     if path in PAGE_PATHS:
         return True
     site = b"sec-fetch-site"
@@ -258,13 +258,13 @@ def _has(headers: list[tuple[bytes, bytes]], name: bytes) -> bool:
 
 
 def _only(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Returns a header's value; None if it is there not once."""
+    """Return a header's value; None if it is there not once."""
     found = [value for key, value in headers if key == name]
     return found[0].decode("latin-1") if len(found) == 1 else None
 
 
 def _is_own_name(header: str, names: Collection[str]) -> bool:
-    """Tells whether a Host header names the server by an IP address or a name that it was started with."""
+    """Tell whether a Host header names the server by an IP address or a name that it was started with."""
     name = header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
     if name.lower() == "localhost" or name.lower() in names:
         return True

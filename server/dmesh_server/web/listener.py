@@ -55,7 +55,7 @@ class Connections:
     """Connections in their TLS handshake."""
 
     def admit(self, host: str) -> bool:
-        """Counts a new connection from a host; returns False if it must be closed."""
+        """Count a new connection from a host; return False if it must be closed."""
         reason = ""
         if not self.shedder.listens(host):
             reason = "it sent too many requests without a token"
@@ -70,19 +70,19 @@ class Connections:
         return True
 
     def start(self, handshake: Coroutine[object, object, None]) -> None:
-        """Begins to encrypt a connection that was admitted."""
+        """Begin to encrypt a connection that was admitted."""
         task = asyncio.get_running_loop().create_task(handshake, name="dmesh-http-handshake")
         self.handshakes.add(task)
         task.add_done_callback(self.handshakes.discard)
 
     async def stop(self) -> None:
-        """Ends the handshakes that are not over."""
+        """End the handshakes that are not over."""
         for task in self.handshakes:
             task.cancel()
         await asyncio.gather(*self.handshakes, return_exceptions=True)
 
     def closed(self, host: str) -> None:
-        """Notes that a connection from a host is gone."""
+        """Note that a connection from a host is gone."""
         self.by_host[host] -= 1
         if self.by_host[host] <= 0:
             del self.by_host[host]
@@ -92,7 +92,7 @@ class Entrance(asyncio.Protocol):
     """A connection until it is admitted; then HTTP takes it over, encrypted if it is to be."""
 
     def __init__(self, connections: Connections, make_protocol: Callable[[], BoundedProtocol]) -> None:
-        """Makes one for the next connection.
+        """Make one for the next connection.
 
         Args:
             connections: All that are open.
@@ -102,7 +102,7 @@ class Entrance(asyncio.Protocol):
         self._make_protocol = make_protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admits the connection or closes it, before anything is read."""
+        """Admit the connection or close it, before anything is read."""
         connection = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         host = str((connection.get_extra_info("peername") or ["unknown"])[0])
         if not self._connections.admit(host):
@@ -144,7 +144,7 @@ class BoundedProtocol(H11Protocol):
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Notes the connection; one whose certificate is not allowed is closed."""
+        """Note the connection; one whose certificate is not allowed is closed."""
         super().connection_made(transport)
         self._host = self.client[0] if self.client else "unknown"
         if self.open.allowed:
@@ -156,25 +156,25 @@ class BoundedProtocol(H11Protocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notes the end of the connection."""
+        """Note the end of the connection."""
         self._head_is_there()
         self._is_read()
         self.open.closed(self._host)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Notes that the client does not read; after a while it is cut off."""
+        """Note that the client does not read; after a while it is cut off."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(self.open.limits.unread_seconds, self._not_read)
 
     def resume_writing(self) -> None:
-        """Notes that the client reads again."""
+        """Note that the client reads again."""
         super().resume_writing()
         self._is_read()
 
     def data_received(self, data: bytes) -> None:
-        """Reads; the first byte of a head starts its clock, the last one stops it."""
+        """Read; the first byte of a head starts its clock, the last one stops it."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._await_head()

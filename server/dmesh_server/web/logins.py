@@ -21,7 +21,7 @@ class Logins:
     """
 
     def __init__(self, clock: Callable[[], float], *, lifetime: float = 12 * 3600.0, most: int = 256) -> None:
-        """Makes an empty table.
+        """Make an empty table.
 
         Args:
             clock: Monotonic time, seconds.
@@ -35,7 +35,7 @@ class Logins:
         self._open: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def enter(self, token: str) -> str:
-        """Returns the value of a new cookie that stands for an accepted token."""
+        """Return the value of a new cookie that stands for an accepted token."""
         while len(self._open) >= self._most:
             self._open.popitem(last=False)
         value = secrets.token_urlsafe(32)
@@ -43,7 +43,7 @@ class Logins:
         return value
 
     def token(self, header: str | None, port: int) -> str | None:
-        """Returns the token that a `Cookie` header stands for, if any."""
+        """Return the token that a `Cookie` header stands for, if any."""
         value = _value(header, cookie_name(port))
         found = self._open.get(value) if value is not None else None
         if value is None or found is None:
@@ -55,14 +55,14 @@ class Logins:
         return token
 
     def leave(self, header: str | None, port: int) -> None:
-        """Forgets the login that a `Cookie` header stands for."""
+        """Forget the login that a `Cookie` header stands for."""
         value = _value(header, cookie_name(port))
         if value is not None:
             self._open.pop(value, None)
 
 
 def cookie_name(port: int) -> str:
-    """Returns the cookie's name: cookies do not know ports, and a host may have two servers."""
+    """Return the cookie's name: cookies do not know ports, and a host may have two servers."""
     return f"dmesh-login-{port}"
 
 

@@ -21,7 +21,7 @@ PATH = "/metrics"
 
 
 def router(runtime: Runtime, logs: Iterable[RefusalLog]) -> APIRouter:
-    """Returns the resource.
+    """Return the resource.
 
     Args:
         runtime: Whose measures they are.
@@ -47,7 +47,7 @@ def router(runtime: Runtime, logs: Iterable[RefusalLog]) -> APIRouter:
 
     @routes.get(PATH, response_class=PlainTextResponse, responses=refusals())
     async def metrics() -> Response:
-        """Shows what the server has measured, in Prometheus's text format."""
+        """Show what the server has measured, in Prometheus's text format."""
         return Response(exposition.render(), media_type=CONTENT_TYPE)
 
     return routes

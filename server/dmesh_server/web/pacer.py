@@ -37,14 +37,14 @@ class Pacer:
         return self._next_at - asyncio.get_running_loop().time() >= LONGEST
 
     def take(self) -> float:
-        """Takes the next turn; returns for how many seconds to wait for it, 0 for not at all."""
+        """Take the next turn; return for how many seconds to wait for it, 0 for not at all."""
         now = asyncio.get_running_loop().time()
         at = max(now, self._next_at)
         self._next_at = at + BETWEEN
         return at - now
 
     async def wait(self) -> None:
-        """Takes the next turn and waits for it; goes on at once if it is there."""
+        """Take the next turn and wait for it; go on at once if it is there."""
         seconds = self.take()
         if seconds > 0:
             await asyncio.sleep(seconds)
@@ -54,7 +54,7 @@ class Steps:
     """Divides one piece of work into steps, each of which has a turn."""
 
     def __init__(self, pacer: Pacer) -> None:
-        """Begins the first step.
+        """Begin the first step.
 
         Args:
             pacer: Gives the turns of the later steps.
@@ -63,13 +63,13 @@ class Steps:
         self._begin = time.perf_counter()
 
     async def pause(self) -> None:
-        """Lets others go on if this step was long enough; to be called often."""
+        """Let others go on if this step was long enough; to be called often."""
         if time.perf_counter() - self._begin >= _STEP:
             await asyncio.sleep(self._pacer.take())
             self._begin = time.perf_counter()
 
     async def through(self, work: Generator[None, None, T]) -> T:
-        """Runs work that yields between its steps; returns its result."""
+        """Run work that yields between its steps; return its result."""
         while True:
             try:
                 next(work)

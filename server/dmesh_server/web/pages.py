@@ -53,7 +53,7 @@ class ClusterSection:
 
 
 def visible(text: str) -> str:
-    """Returns text with all its characters made visible, at a bounded length.
+    """Return text with all its characters made visible, at a bounded length.
 
     Control characters, line breaks and changes of the writing direction come out as escapes.
     """
@@ -62,7 +62,7 @@ def visible(text: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """Returns a time span as people say it."""
+    """Return a time span as people say it."""
     seconds = max(0.0, seconds)
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -80,7 +80,7 @@ async def status_page(
     after: str = "",
     covers: Callable[[str], bool] = lambda _: True,
 ) -> str:
-    """Renders the state of the clusters.
+    """Render the state of the clusters.
 
     Args:
         views: The clusters.
@@ -113,7 +113,7 @@ async def status_page(
 
 
 def login_page(problem: str = "") -> str:
-    """Renders the form that asks for a token.
+    """Render the form that asks for a token.
 
     Args:
         problem: Why the last one was not accepted.
@@ -136,7 +136,7 @@ async def _section(views: ClusterViews, name: str, steps: Steps) -> ClusterSecti
 
 
 def _members(views: ClusterViews, name: str) -> list[Member]:
-    """Returns the listed members, problems first."""
+    """Return the listed members, problems first."""
 
     def found() -> Iterator[Member]:
         counted = views.summary(name).members

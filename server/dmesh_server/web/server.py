@@ -26,7 +26,7 @@ class WebServer:
     def __init__(
         self, address: Address, ask_for_certificates: bool = True, limits: HttpLimits | None = None
     ) -> None:
-        """Listens at once, so that a taken port is found before anything else is started.
+        """Listen at once, so that a taken port is found before anything else is started.
 
         Args:
             address: Where.
@@ -49,7 +49,7 @@ class WebServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: HttpGate, tls: ServerTls | None = None) -> None:
-        """Serves the application; returns when it accepts requests.
+        """Serve the application; return when it accepts requests.
 
         Args:
             app: The application.
@@ -78,7 +78,7 @@ class WebServer:
             await self._task
 
     async def stop(self) -> None:
-        """Ends requests under way and closes the port."""
+        """End requests under way and close the port."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task

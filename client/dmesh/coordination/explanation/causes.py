@@ -99,7 +99,7 @@ def explain(picture: Picture, patience: float = 1.0) -> Explanation:
 
 
 def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanation]:
-    """Does the work of `explain` in steps of some 100 members, so that an event loop can run between them."""
+    """Do the work of `explain` in steps of some 100 members, so that an event loop can run between them."""
     cluster = yield from _survey(picture)
     waits: list[Wait] = [*(yield from cluster.gone()), *(yield from cluster.vacant())]
     for kind in (cluster.collectives, cluster.barriers):
@@ -118,13 +118,13 @@ def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanati
 
 
 def _held_up(wait: Wait, waiting_for: dict[int, set[int]]) -> float:
-    """Returns the share of suspects that wait for others themselves."""
+    """Return the share of suspects that wait for others themselves."""
     held_up = sum(bool(waiting_for.get(suspect.rank)) for suspect in wait.suspects)
     return held_up / len(wait.suspects) if wait.suspects else 1.0
 
 
 def _circle(waiting_for: dict[int, set[int]]) -> Steps[tuple[int, ...]]:
-    """Returns ranks that wait for each other in a circle; empty if there are none."""
+    """Return ranks that wait for each other in a circle; empty if there are none."""
     safe: set[int] = set()
     for number, start in enumerate(sorted(waiting_for)):
         path: list[int] = []
@@ -166,7 +166,7 @@ class _Cluster:
         self.ranks = ranks
 
     def gone(self) -> Steps[list[Wait]]:
-        """Returns the wait for members that are lost or failed."""
+        """Return the wait for members that are lost or failed."""
         fates = (MemberState.LOST, MemberState.FAILED)
         gone = [member for member in self.members.values() if member.state in fates]
         yield
@@ -176,7 +176,7 @@ class _Cluster:
         return [(yield from self._wait("members", "members that are gone", since, (), map(_task, gone)))]
 
     def vacant(self) -> Steps[list[Wait]]:
-        """Returns the wait for vacant task slots."""
+        """Return the wait for vacant task slots."""
         vacant = self.picture.state.vacant
         if not vacant:
             return []
@@ -187,7 +187,7 @@ class _Cluster:
         return [(yield from self._wait("members", what, since, ranks, vacant))]
 
     def troubled(self) -> Steps[list[Wait]]:
-        """Returns the waits for members that the server has found blocked or stuck."""
+        """Return the waits for members that the server has found blocked or stuck."""
         waits: list[Wait] = []
         for member in self.members.values():
             if member.liveness in (Liveness.BLOCKED, Liveness.STUCK):
@@ -197,7 +197,7 @@ class _Cluster:
         return waits
 
     def barriers(self) -> Steps[list[Wait]]:
-        """Returns the waits in barriers under way."""
+        """Return the waits in barriers under way."""
         waits: list[Wait] = []
         for barrier in self.picture.state.barriers:
             what = f"barrier {barrier.name!r} (instance {barrier.instance})"
@@ -209,7 +209,7 @@ class _Cluster:
         return waits
 
     def collectives(self) -> Steps[list[Wait]]:
-        """Returns the waits in collectives and transfers under way."""
+        """Return the waits in collectives and transfers under way."""
         streams: dict[tuple[int, int], dict[int, tuple[Group, float]]] = defaultdict(dict)
         for number, (task, said) in enumerate(self.picture.reports.items()):
             if task.job == self.job and not self.members[task].state.departed:

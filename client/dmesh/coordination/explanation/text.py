@@ -67,7 +67,7 @@ def _about(suspect: Suspect) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Returns ranks in words, runs shortened: `ranks 0-6, 9`."""
+    """Return ranks in words, run shortened: `ranks 0-6, 9`."""
     if not ranks:
         return "nobody"
     runs: list[list[int]] = []
@@ -84,7 +84,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Returns a duration in words: `0.4 s`, `75 s`, `12 min`, `3.5 h`."""
+    """Return a duration in words: `0.4 s`, `75 s`, `12 min`, `3.5 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 600:

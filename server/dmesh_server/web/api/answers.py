@@ -74,7 +74,7 @@ _DESCRIPTIONS = {
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns the documentation of a resource's refusals, beside the common ones."""
+    """Return the documentation of a resource's refusals, beside the common ones."""
     return {
         status: {"model": Problem, "description": _DESCRIPTIONS[status]}
         for status in sorted({401, 403, 421, 422, 503, *statuses})
@@ -82,29 +82,29 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def answer(model: BaseModel) -> Response:
-    """Encodes a model, once: it was made from the server's own values and need not be checked again."""
+    """Encode a model, once: it was made from the server's own values and need not be checked again."""
     return encoded(encode(model))
 
 
 def encode(model: BaseModel) -> bytes:
-    """Returns a model as JSON."""
+    """Return a model as JSON."""
     return model.model_dump_json().encode()
 
 
 def encoded(body: bytes) -> Response:
-    """Answers with JSON that was made already."""
+    """Answer with JSON that was made already."""
     return Response(body, media_type="application/json")
 
 
 async def core_refused(request: Request, error: Exception) -> Response:
-    """Answers with the core's refusal."""
+    """Answer with the core's refusal."""
     assert isinstance(error, CoreError)
     problem = Problem(status=error.message, kind=error.kind.name)
     return JSONResponse(problem.model_dump(), STATUSES.get(error.kind, 503))
 
 
 async def malformed(request: Request, error: Exception) -> Response:
-    """Answers a request with malformed parameters."""
+    """Answer a request with malformed parameters."""
     assert isinstance(error, RequestValidationError)
     found = [
         f"{'.'.join(str(part) for part in one['loc'][1:])[:100]}: {one['msg'][:300]}"
@@ -115,18 +115,18 @@ async def malformed(request: Request, error: Exception) -> Response:
 
 
 def invalid(message: str) -> CoreError:
-    """Returns the refusal of a parameter."""
+    """Return the refusal of a parameter."""
     return CoreError(ErrorKind.INVALID_ARGUMENT, message)
 
 
 def read_task(text: str) -> Task:
-    """Returns the task that a text of the pattern `TASK` names."""
+    """Return the task that a text of the pattern `TASK` names."""
     job, _, index = text.removeprefix("/job:").rpartition("/task:")
     return Task(job, int(index))
 
 
 async def known_parameters_only(request: Request) -> None:
-    """Refuses a query with parameters that there are not: a filter with a slip must not be taken for none.
+    """Refuse a query with parameters that there are not: a filter with a slip must not be taken for none.
 
     Raises:
         CoreError: There is one.
@@ -145,15 +145,15 @@ def _parameters(dependant: Dependant) -> Iterator[str]:
 
 
 def hexadecimal(number: int) -> str:
-    """Returns an incarnation as people see it."""
+    """Return an incarnation as people see it."""
     return f"{number:016x}"
 
 
 def age(now: float, then: float) -> float:
-    """Returns the seconds since `then`."""
+    """Return the seconds since `then`."""
     return max(0.0, round(now - then, 3))
 
 
 def asker(request: Request) -> str:
-    """Returns the caller for messages and the audit log: a fingerprint and a name, never a token."""
+    """Return the caller for messages and the audit log: a fingerprint and a name, never a token."""
     return caller_name(request.scope)

@@ -67,7 +67,7 @@ class Record:
 
 @contextlib.asynccontextmanager
 async def record(request: Request, action: str, target: str) -> AsyncIterator[Record]:
-    """Adds an entry about what the block does; it is durable when the block has ended.
+    """Add an entry about what the block does; it is durable when the block has ended.
 
     Args:
         request: Request of the operator.
@@ -95,7 +95,7 @@ async def record(request: Request, action: str, target: str) -> AsyncIterator[Re
 
 
 def router(log: AuditLog) -> APIRouter:
-    """Returns the resource."""
+    """Return the resource."""
     routes = APIRouter(tags=["server"])
 
     @routes.get("/audit", response_model=AuditPage, responses=refusals())
@@ -113,7 +113,7 @@ def router(log: AuditLog) -> APIRouter:
             Query(max_length=200, pattern=TEXT, description="only entries of this fingerprint, name or id"),
         ] = None,
     ) -> Response:
-        """Shows who did what, the newest entries first. Needs the role `admin`, of all clusters."""
+        """Show who did what, the newest entries first. Needs the role `admin`, of all clusters."""
         token = token_of(request.scope)
         if not has_role(request.scope, Role.ADMIN) or (token is not None and token.clusters):
             raise CoreError(

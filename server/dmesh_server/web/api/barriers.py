@@ -77,7 +77,7 @@ class BarrierPage(BaseModel):
 
 
 def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+    """Return the resource."""
     routes = APIRouter(tags=["barriers"])
 
     @routes.get("/clusters/{cluster}/barriers", response_model=BarrierPage, responses=refusals(404))
@@ -89,7 +89,7 @@ def router(runtime: Runtime) -> APIRouter:
         ] = 0,
         missing: Annotated[int, Query(ge=0, le=100, description="most missing tasks of each one")] = 20,
     ) -> Response:
-        """Lists the barriers under way in a cluster, with their missing tasks."""
+        """List the barriers under way in a cluster, with their missing tasks."""
         found, total = runtime.views.barriers(cluster, after, limit, missing)
         now, end = runtime.now(), after + len(found)
         return answer(
@@ -108,7 +108,7 @@ def router(runtime: Runtime) -> APIRouter:
         name: Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT, description="its name")],
         instance: Annotated[int, Query(ge=0, lt=1 << 63, description="number of the use of the name")],
     ) -> Response:
-        """Fails a barrier for all its participants. Needs the role `admin`.
+        """Fail a barrier for all its participants. Needs the role `admin`.
 
         Names the instance, so that a repeated request never hits the next one.
         """

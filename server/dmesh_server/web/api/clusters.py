@@ -109,7 +109,7 @@ class ClusterDetail(ClusterSummary):
 
 
 def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+    """Return the resource."""
     routes = APIRouter(tags=["clusters"])
 
     @routes.get("/clusters", response_model=ClusterPage, responses=refusals())
@@ -120,7 +120,7 @@ def router(runtime: Runtime) -> APIRouter:
             str | None, Query(pattern=NAME, description="`next` of the page before; absent for the first")
         ] = None,
     ) -> Response:
-        """Lists the clusters of this server, in numbers."""
+        """List the clusters of this server, in numbers."""
         views, now = runtime.views, runtime.now()
         names = [name for name in views.names() if covers(request.scope, name)]
         found = [name for name in names if after is None or name > after]
@@ -135,7 +135,7 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.get("/clusters/{cluster}", response_model=ClusterDetail, responses=refusals(404))
     async def show_cluster(cluster: ClusterName) -> Response:
-        """Shows one cluster: numbers, jobs, settings, and vacant task slots."""
+        """Show one cluster: numbers, jobs, settings, and vacant task slots."""
         views = runtime.views
         summary = views.summary(cluster)
         return answer(
@@ -151,7 +151,7 @@ def router(runtime: Runtime) -> APIRouter:
 
 
 def view_summary(summary: Summary, now: float) -> ClusterSummary:
-    """Shows a cluster in numbers, as of `now`."""
+    """Show a cluster in numbers, as of `now`."""
     return ClusterSummary(
         name=summary.name,
         incarnation=hexadecimal(summary.incarnation),

@@ -128,7 +128,7 @@ class CollectivesPage(BaseModel):
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the routes of the resource.
+    """Return the routes of the resource.
 
     Args:
         runtime: The server's state.
@@ -154,7 +154,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
             int, Query(ge=0, le=16, description="most past calls of each member; members report at most 16")
         ] = 0,
     ) -> Response:
-        """Shows members' progress in the groups in which they call collectives; some seconds old."""
+        """Show members' progress in the groups in which they call collectives; some seconds old."""
         runtime.views.version(cluster)  # refuses names of no cluster
         return encoded(await pages.of(_Asked(cluster, limit, after, members, recent)))
 
@@ -203,7 +203,7 @@ class _Comparisons:
 
 
 async def _compare_all(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Comparisons, float]:
-    """Compares the members, and says for how long that is good."""
+    """Compare the members, and say for how long that is good."""
     steps, reported, present = Steps(pacer), 0, 0
     found: dict[tuple[int, int], list[_Row]] = {}
     async for holder, said in all_said(runtime, cluster, steps):
@@ -219,7 +219,7 @@ async def _compare_all(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_C
 
 
 async def _compare(rows: list[_Row], steps: Steps) -> _Comparison:
-    """Compares the members of a group; their rows are sorted by task."""
+    """Compare the members of a group; their rows are sorted by task."""
     first, latest = rows[0].at, max(row.at.issued for row in rows)
     waited_for = _waited_for(rows)
     await steps.pause()
@@ -235,7 +235,7 @@ async def _compare(rows: list[_Row], steps: Steps) -> _Comparison:
 
 
 def _waited_for(rows: list[_Row]) -> Counter[Task]:
-    """Returns how many members wait for each one."""
+    """Return how many members wait for each one."""
     return Counter(
         Task(row.said.task.job, rank)
         for row in rows
@@ -244,7 +244,7 @@ def _waited_for(rows: list[_Row]) -> Counter[Task]:
 
 
 def _stragglers(rows: list[_Row], waited_for: Counter[Task], latest: int) -> list[Task]:
-    """Returns the stragglers; a rank that is itself waiting is not counted as late."""
+    """Return the stragglers; a rank that is itself waiting is not counted as late."""
     suspects = set(waited_for)
     suspects.update(row.said.task for row in rows if row.at.issued < latest)
     if not suspects:
@@ -266,7 +266,7 @@ def _order(task: Task) -> tuple[str, int]:
 async def _page(
     runtime: Runtime, pacer: Pacer, comparisons: Shared[str, _Comparisons], asked: _Asked
 ) -> tuple[bytes, float]:
-    """Returns a page as JSON, and for how long it is good."""
+    """Return a page as JSON, and for how long it is good."""
     known = await comparisons.of(asked.cluster)
     steps, now, end = Steps(pacer), runtime.now(), asked.after + asked.limit
     present = runtime.views.summary(asked.cluster).present

@@ -63,18 +63,18 @@ class DeclarationList(BaseModel):
 
 
 def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+    """Return the resource."""
     routes = APIRouter(tags=["clusters"])
 
     @routes.get("/declarations", response_model=DeclarationList, responses=refusals())
     async def list_declarations(request: Request) -> Response:
-        """Lists the declared clusters, whether or not they run."""
+        """List the declared clusters, whether or not they run."""
         names = [name for name in runtime.declarations.names() if covers(request.scope, name)]
         return answer(DeclarationList(declarations=[_view(runtime, name) for name in names]))
 
     @routes.get("/clusters/{cluster}/declaration", response_model=DeclarationView, responses=refusals(404))
     async def show_declaration(cluster: ClusterName) -> Response:
-        """Shows how a cluster is declared."""
+        """Show how a cluster is declared."""
         return answer(_view(runtime, cluster))
 
     @routes.put("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals())
@@ -93,7 +93,7 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.delete("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals())
     async def withdraw_cluster(request: Request, cluster: ClusterName) -> Response:
-        """Takes a declaration back; a cluster that runs goes on. Needs the role `admin`."""
+        """Take a declaration back; a cluster that runs goes on. Needs the role `admin`."""
         event = WithdrawCluster(runtime.next_number(), Caller(cluster), asker(request))
         return answer(await operate(runtime, request, event, "withdraw_cluster", cluster))
 

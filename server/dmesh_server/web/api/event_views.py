@@ -79,14 +79,14 @@ async def wanted(
         str | None, Query(pattern=TASK, description="only events about this member: `/job:worker/task:2`")
     ] = None,
 ) -> Filter:
-    """Reads the filter from a request's parameters."""
+    """Read the filter from a request's parameters."""
     return event_filter(cluster, kind, severity, task)
 
 
 def event_filter(
     cluster: str | None, kind: list[str] | None = None, severity: str | None = None, task: str | None = None
 ) -> Filter:
-    """Returns the filter for a request."""
+    """Return the filter for a request."""
     kinds = frozenset(kind) if kind else None
     if severity not in (None, SEVERITIES[0]):
         least = SEVERITIES.index(severity or "")
@@ -98,12 +98,12 @@ def event_filter(
 
 
 def cursor_of(incarnation: int, number: int) -> str:
-    """Returns the cursor of a reader that has read all events up to a number."""
+    """Return the cursor of a reader that has read all events up to a number."""
     return f"{hexadecimal(incarnation)}-{number}"
 
 
 def place(cursor: str | None, incarnation: int) -> tuple[int | None, bool]:
-    """Returns up to which event a reader has read, and whether that was at an earlier start of the server.
+    """Return up to which event a reader has read, and whether that was at an earlier start of the server.
 
     Args:
         cursor: Of the pattern `CURSOR`; None if it has read none.
@@ -116,7 +116,7 @@ def place(cursor: str | None, incarnation: int) -> tuple[int | None, bool]:
 
 
 def view_event(entry: Entry, incarnation: int) -> EventView:
-    """Shows an event.
+    """Show an event.
 
     Args:
         entry: The event.
@@ -138,7 +138,7 @@ def view_event(entry: Entry, incarnation: int) -> EventView:
 
 
 def encode_event(entry: Entry, incarnation: int) -> bytes:
-    """Returns an event as JSON; it is encoded once for all readers."""
+    """Return an event as JSON; it is encoded once for all readers."""
     if entry.encoded is None:
         entry.encoded = view_event(entry, incarnation).model_dump_json().encode()
     return entry.encoded

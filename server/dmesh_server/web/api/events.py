@@ -43,7 +43,7 @@ class ErrorPage(BaseModel):
 
 
 def router(runtime: Runtime) -> APIRouter:
-    """Returns the resources."""
+    """Return the resources."""
     routes = APIRouter(tags=["events"])
     incarnation = runtime.server_incarnation
 
@@ -51,7 +51,7 @@ def router(runtime: Runtime) -> APIRouter:
     async def list_events(
         keep: Annotated[Filter, Depends(wanted)], limit: Limit = 100, after: EventCursor = None
     ) -> Response:
-        """Lists events, oldest first; of a cluster, of some kinds, about a member.
+        """List events, oldest first; of a cluster, of some kinds, about a member.
 
         Remember `next` to go on later. Some ten thousand events are kept in memory: `gap` says that some were
         dropped since, or that the cursor is of an earlier start of the server.
@@ -75,7 +75,7 @@ def router(runtime: Runtime) -> APIRouter:
             str | None, Query(pattern=CURSOR, description="`next` of the page before; absent for the newest")
         ] = None,
     ) -> Response:
-        """Lists the latest errors, newest first: members that were lost or failed, barriers, the store."""
+        """List the latest errors, newest first: members that were lost or failed, barriers, the store."""
         number, restarted = place(before, incarnation)
         keep = event_filter(cluster, severity="error")
         found = runtime.event_log.latest(

@@ -79,7 +79,7 @@ class ValueView(BaseModel):
 
 
 def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+    """Return the resource."""
     routes = APIRouter(tags=["keys"])
 
     @routes.get("/clusters/{cluster}/keys", response_model=KeyPage, responses=refusals(404))
@@ -94,7 +94,7 @@ def router(runtime: Runtime) -> APIRouter:
             Query(max_length=4096, pattern=TEXT, description="`next` of the page before, if any"),
         ] = "",
     ) -> Response:
-        """Lists keys with their sizes and revisions, without values."""
+        """List keys with their sizes and revisions, without values."""
         views = runtime.views
         found, more = views.keys(cluster, prefix, after, limit)
         summary = views.summary(cluster)
@@ -119,7 +119,7 @@ def router(runtime: Runtime) -> APIRouter:
 
     @routes.get("/clusters/{cluster}/value", response_model=ValueView, responses=refusals(404))
     async def show_value(request: Request, cluster: ClusterName, key: KeyName) -> Response:
-        """Shows a key's value. Needs the role `admin`: values may be secrets of the job."""
+        """Show a key's value. Needs the role `admin`: values may be secrets of the job."""
         # The gate has asked for it already, by the path; a value is worth asking twice.
         if not has_role(request.scope, Role.ADMIN):
             raise CoreError(ErrorKind.PERMISSION_DENIED, "to see the values of keys needs the role admin")
@@ -147,7 +147,7 @@ def router(runtime: Runtime) -> APIRouter:
             int, Query(ge=1, lt=1 << 63, description="revision of its latest change, as it was seen")
         ],
     ) -> Response:
-        """Deletes a key, unless it was changed since. Needs the role `admin`."""
+        """Delete a key, unless it was changed since. Needs the role `admin`."""
         event = DropKey(runtime.next_number(), Caller(cluster), asker(request), key, revision)
         target = f"{key} (revision {revision})"
         return answer(await operate(runtime, request, event, "delete_key", target))

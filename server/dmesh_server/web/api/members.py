@@ -106,7 +106,7 @@ class MemberDetail(MemberRow):
 
 
 def router(runtime: Runtime) -> APIRouter:
-    """Returns the resource."""
+    """Return the resource."""
     routes = APIRouter(tags=["members"])
 
     @routes.get("/clusters/{cluster}/members", response_model=MemberPage, responses=refusals(404))
@@ -121,7 +121,7 @@ def router(runtime: Runtime) -> APIRouter:
             Query(max_length=len(CONDITIONS), description="only members in one of these conditions"),
         ] = None,
     ) -> Response:
-        """Lists the members of a cluster; with conditions, only the matching ones."""
+        """List the members of a cluster; with conditions, only the matching ones."""
         views, now = runtime.views, runtime.now()
         found = views.members(
             cluster, None if after is None else read_task(after), limit, condition or CONDITIONS
@@ -143,7 +143,7 @@ def router(runtime: Runtime) -> APIRouter:
         "/clusters/{cluster}/members/{job}/{index}", response_model=MemberDetail, responses=refusals(404)
     )
     async def show_member(cluster: ClusterName, job: JobName, index: TaskIndex) -> Response:
-        """Shows the holder of a task slot, with its devices and addresses."""
+        """Show the holder of a task slot, with its devices and addresses."""
         member, now = runtime.views.member(cluster, Task(job, index)), runtime.now()
         process = member.process
         return answer(
@@ -174,7 +174,7 @@ def router(runtime: Runtime) -> APIRouter:
             str, Query(max_length=1000, pattern=TEXT, description="reason, for all to read")
         ] = "",
     ) -> Response:
-        """Declares a member failed. Needs the role `admin`.
+        """Declare a member failed. Needs the role `admin`.
 
         Its process is told to end and may not act for its slot any more; the others learn of it as of any
         failure. The request names the process, so that a repeated one never hits its successor.
@@ -188,7 +188,7 @@ def router(runtime: Runtime) -> APIRouter:
 
 
 def row(member: Member, now: float) -> dict[str, Any]:
-    """Returns the fields of a `MemberRow`, as of `now`."""
+    """Return the fields of a `MemberRow`, as of `now`."""
     process, is_vacant = member.process, member.incarnation == 0
     return {
         "task": str(member.task),
@@ -212,7 +212,7 @@ def row(member: Member, now: float) -> dict[str, Any]:
 
 
 def view_activity(activity: Activity | None) -> ActivityView | None:
-    """Shows a member's activity, if it was asked for it."""
+    """Show a member's activity, if it was asked for it."""
     if activity is None:
         return None
     return ActivityView(operation=activity.operation, age=round(activity.age, 3), stack=list(activity.stack))

@@ -63,7 +63,7 @@ class Announced:
 
 
 def gather(effect_logging: Iterable[Announcement]) -> Generator[None, None, list[Announced]]:
-    """Returns the meshes announced by members that have not departed, those of most members first.
+    """Return the meshes announced by members that have not departed, those of most members first.
 
     Runs in short steps, in time linear in the announcements: all of them may differ in their owners.
     """
@@ -96,7 +96,7 @@ def gather(effect_logging: Iterable[Announcement]) -> Generator[None, None, list
 
 
 def place(announced: Announced, slots: Mapping[str, int]) -> list[Run] | None:
-    """Returns the owners of a mesh's devices, in its order; None if not announced, or too many.
+    """Return the owners of a mesh's devices, in its order; None if not announced, or too many.
 
     Args:
         announced: The mesh.

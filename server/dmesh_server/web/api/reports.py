@@ -13,7 +13,7 @@ from dmesh_server.web.pacer import Steps
 async def all_said(
     runtime: Runtime, cluster: str, steps: Steps
 ) -> AsyncIterator[tuple[MemberRecord, MemberProgress]]:
-    """Yields the reports of a cluster's members, sorted by task, with pauses.
+    """Yield the reports of a cluster's members, sorted by task, with pauses.
 
     Args:
         runtime: The server's state.

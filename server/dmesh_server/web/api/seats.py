@@ -66,7 +66,7 @@ class TaskPage(BaseModel):
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the routes of the resource.
+    """Return the routes of the resource.
 
     Args:
         runtime: The server's state.
@@ -85,7 +85,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
             int, Query(ge=0, lt=1 << 31, description="`next` of the page before; 0 for the first")
         ] = 0,
     ) -> Response:
-        """Shows the holders of all task slots in columns: a tenth of the size of the list of members."""
+        """Show the holders of all task slots in columns: a tenth of the size of the list of members."""
         await pacer.wait()  # so much takes as long as all that a request takes beside it
         views = runtime.views
         return answer(_view(views, charts.of(views, cluster, after, limit), runtime.now()))
@@ -164,7 +164,7 @@ def _draw(views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
 
 
 def _view(views: ClusterViews, chart: _Chart, now: float) -> TaskPage:
-    """Returns a page as it is now."""
+    """Return a page as it is now."""
     page, standing = chart.page, views.standing(chart.page.cluster)
     silence, last_seen_at = list(page.silence), standing.last_seen_at
     for number, place in chart.places:

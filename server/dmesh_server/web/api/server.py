@@ -96,13 +96,13 @@ class Facts(BaseModel):
 
 
 def router(runtime: Runtime, facts: Facts) -> APIRouter:
-    """Returns the resource."""
+    """Return the resource."""
     routes = APIRouter(tags=["server"])
     began = runtime.now()
 
     @routes.get("/server", response_model=ServerView, responses=refusals())
     async def show_server() -> Response:
-        """Shows facts about the server."""
+        """Show facts about the server."""
         reason, measures = runtime.readiness(), runtime.measures
         return answer(
             ServerView(

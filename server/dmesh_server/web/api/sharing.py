@@ -15,7 +15,7 @@ _MOST_KEPT = 16
 
 
 def freshness(members: int, least: float = 1.0) -> float:
-    """Returns the lifetime in seconds of an answer read from this many members.
+    """Return the lifetime in seconds of an answer read from this many members.
 
     The load that readers cause must not grow with the size of the clusters they look at.
     """
@@ -38,7 +38,7 @@ class Shared(Generic[K, V]):
     """
 
     def __init__(self, now: Callable[[], float], work: Callable[[K], Awaitable[tuple[V, float]]]) -> None:
-        """Has no answers yet.
+        """Have no answers yet.
 
         Args:
             now: The server's monotonic seconds.
@@ -51,7 +51,7 @@ class Shared(Generic[K, V]):
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, asked: K) -> V:
-        """Returns an answer within its lifetime.
+        """Return an answer within its lifetime.
 
         Raises:
             CoreError: The subject does not exist.

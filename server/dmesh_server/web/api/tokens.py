@@ -98,7 +98,7 @@ class Revocation(BaseModel):
 
 
 def router(access: Access | None) -> APIRouter:
-    """Returns the resource.
+    """Return the resource.
 
     Args:
         access: Accepts the tokens; None if nobody has to show one.
@@ -107,13 +107,13 @@ def router(access: Access | None) -> APIRouter:
 
     @routes.get("/tokens", response_model=TokenList, responses=refusals())
     async def list_tokens(request: Request) -> Response:
-        """Lists the tokens that were issued. Needs the role `admin`, of all clusters."""
+        """List the tokens that were issued. Needs the role `admin`, of all clusters."""
         issued = _checked(request, access).issued
         return answer(TokenList(tokens=[TokenRow(**_row(one, issued)) for one in issued.all()]))
 
     @routes.post("/tokens", response_model=NewToken, responses=refusals())
     async def issue_token(request: Request, wanted: TokenRequest) -> Response:
-        """Issues a token and shows it, this once. Needs the role `admin`, of all clusters."""
+        """Issue a token and show it, this once. Needs the role `admin`, of all clusters."""
         issued = _checked(request, access).issued
         for name in wanted.clusters:
             if not is_name(name):
@@ -135,7 +135,7 @@ def router(access: Access | None) -> APIRouter:
 
     @routes.delete("/tokens/{token_id}", response_model=Revocation, responses=refusals())
     async def revoke_token(request: Request, token_id: TokenId) -> Response:
-        """Ends a token, and the streams opened with it. Needs the role `admin`, of all clusters."""
+        """End a token, and the streams opened with it. Needs the role `admin`, of all clusters."""
         checked = _checked(request, access)
         async with record(request, "revoke_token", token_id[:100]) as entry:
             found = await checked.issued.revoke(token_id)
@@ -147,7 +147,7 @@ def router(access: Access | None) -> APIRouter:
 
 
 def _checked(request: Request, access: Access | None) -> Access:
-    """Refuses operators whose token is bound to clusters: they could issue themselves another one."""
+    """Refuse operators whose token is bound to clusters: they could issue themselves another one."""
     if access is None:
         raise CoreError(
             ErrorKind.INVALID_ARGUMENT, "this server asks nobody for a token (--insecure), so it issues none"

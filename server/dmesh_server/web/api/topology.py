@@ -114,7 +114,7 @@ class Topology(BaseModel):
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the routes of the resource.
+    """Return the routes of the resource.
 
     Args:
         runtime: The server's state.
@@ -132,7 +132,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
         limit: Limit = 100,
         after: Annotated[int, Query(ge=0, lt=1 << 31, description="`next` of the page before")] = 0,
     ) -> Response:
-        """Shows machines, devices, and the meshes that members announced; some seconds old."""
+        """Show machines, devices, and the meshes that members announced; some seconds old."""
         # A change of membership is another question.
         return encoded(await pages.of(_Asked(cluster, runtime.views.version(cluster), limit, after)))
 
@@ -159,7 +159,7 @@ class _Announced:
 
 
 async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Announced, float]:
-    """Puts the meshes together, and says for how long that is good."""
+    """Put the meshes together, and say for how long that is good."""
     steps, reported, members = Steps(pacer), 0, 0
     told = list[meshes.Announcement]()
     async for holder, said in all_said(runtime, cluster, steps):
@@ -181,7 +181,7 @@ async def _announced(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Ann
 
 
 async def _page(runtime: Runtime, announced: Shared[str, _Announced], asked: _Asked) -> tuple[bytes, float]:
-    """Returns a page as JSON, and for how long it is good."""
+    """Return a page as JSON, and for how long it is good."""
     known = await announced.of(asked.cluster)
     hosts = runtime.views.hosts(asked.cluster)
     end = asked.after + asked.limit

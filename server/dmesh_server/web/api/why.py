@@ -71,7 +71,7 @@ class _Known:
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
-    """Returns the routes of the resource.
+    """Return the routes of the resource.
 
     Args:
         runtime: The server's state.
@@ -152,7 +152,7 @@ class _Reasons:
         self._kept: OrderedDict[str, _Members] = OrderedDict()
 
     async def find_out(self, cluster: str) -> tuple[_Known, float]:
-        """Returns an explanation and its lifetime in seconds."""
+        """Return an explanation and its lifetime in seconds."""
         steps, now = Steps(self._pacer), self._runtime.now()
         picture = await self._picture(cluster, now, steps)
         explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
@@ -164,7 +164,7 @@ class _Reasons:
         return _Known(now, explanation, text, latest), freshness(len(picture.state.members), _FRESH)
 
     async def _picture(self, cluster: str, now: float, steps: Steps) -> _Picture:
-        """Returns the input of an explanation, collected in steps that keep the event loop free."""
+        """Return the input of an explanation, collected in steps that keep the event loop free."""
         runtime = self._runtime
         members = await self._members(cluster, now, steps)
         _, epoch = runtime.views.version(cluster)
@@ -195,7 +195,7 @@ class _Reasons:
         return _Picture(cluster, whole, reports)
 
     async def _members(self, cluster: str, now: float, steps: Steps) -> list[SeenMember]:
-        """Returns the members, converted in steps; the ages of healthy ones may be out of date.
+        """Return the members, converted in steps; the ages of healthy ones may be out of date.
 
         A member that joins or leaves meanwhile may appear in the next answer only.
         """
