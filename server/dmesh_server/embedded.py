@@ -64,7 +64,7 @@ class EmbeddedServer:
         self.address = ""
 
     def stop(self, grace: float = 1.0) -> None:
-        """Tell all sessions that the server stops, give calls under way `grace` seconds, and ends it.
+        """Tell all sessions that the server stops, give calls under way `grace` seconds, and end it.
 
         Idempotent; may be called by any thread. Returns when the port is free again.
         """

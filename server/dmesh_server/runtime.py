@@ -216,7 +216,7 @@ class Runtime:
         self._readiness_changed()
 
     async def shutdown(self) -> None:
-        """Begin the shutdown and ends all waits."""
+        """Begin the shutdown and end all waits."""
         self.begin_shutdown()
         await self._pipeline.drain()
         pending, self._pending = self._pending, {}

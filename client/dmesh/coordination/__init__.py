@@ -300,7 +300,7 @@ def transaction(
     then: Iterable[Operation] = (),
     otherwise: Iterable[Operation] = (),
 ) -> TransactionResult:
-    """Compare keys, and then changes and reads several of them: all at one revision, or nothing.
+    """Compare keys, and then change and read several of them: all at one revision, or nothing.
 
     ```python
     from dmesh import coordination

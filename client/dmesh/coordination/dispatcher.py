@@ -124,7 +124,7 @@ class EventDispatcher:
                 self._tell(lambda listener=listener: listener(error))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Tell what is still to be told, then ends the thread. May be called by a listener."""
+        """Tell what is still to be told, then end the thread. May be called by a listener."""
         with self._lock:
             self._closed = True
             worker = self._worker

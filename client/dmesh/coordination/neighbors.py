@@ -24,7 +24,7 @@ class NeighborWatch:
         self._watching = 0
 
     def ask(self, query: pb.ProcessQuery, answer: Callable[[pb.SessionRequest], object]) -> None:
-        """Look at a process, and answers when it is gone, or was there all the time. Does not block."""
+        """Look at a process, and answer when it is gone, or was there all the time. Does not block."""
         with self._lock:
             crowded = self._watching >= _MOST
             self._watching += not crowded

@@ -391,7 +391,7 @@ class Session:
             self.pause(next(delays), self.generation)
 
     def _serve_stream(self) -> Fault:
-        """Open a stream, attaches, and reads until it ends; return why it did."""
+        """Open a stream, attach, and read until it ends; return why it did."""
         send_queue = SendQueue(
             self.registration.heartbeat_interval, self._listener.progress, report=self._listener.report
         )

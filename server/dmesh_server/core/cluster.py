@@ -191,7 +191,7 @@ class Cluster:
         return token in self._shared.waiting
 
     def dismiss_waiters(self, error: CoreError, transaction: Transaction) -> None:
-        """Answer every blocked read and ends every watch with an error."""
+        """Answer every blocked read and end every watch with an error."""
         for token in (*self.store.waiters.tokens(), *self.epoch_waits.tokens()):
             self._shared.waiting[token].dismiss(token, error, transaction)
 

@@ -362,7 +362,7 @@ class KeyValueStore:
         changes.put(key, value, lease)
 
     def _commit(self, changes: KeyChanges, transaction: Transaction) -> None:
-        """Keep the changes, if any, as the next revision; answers the blocked reads and watches."""
+        """Keep the changes, if any, as the next revision; answer the blocked reads and watches."""
         if not changes:
             return
         events = changes.events()

@@ -55,7 +55,7 @@ def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot
 
 
 def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot:
-    """Return the task slot of a caller that may act for it, and notes that it was seen.
+    """Return the task slot of a caller that may act for it, and note that it was seen.
 
     Raises:
         CoreError: The caller does not hold the task slot, or has departed.

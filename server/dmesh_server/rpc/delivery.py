@@ -12,7 +12,7 @@ from dmesh_server.send_queue import SendQueue
 async def until_first_done(
     send_queue: SendQueue[Any], writer: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]
 ) -> None:
-    """Run a stream's writer and its other tasks until one of them ends, and ends the rest.
+    """Run a stream's writer and its other tasks until one of them ends, and end the rest.
 
     A writer whose reader does not read hangs in a single write and would never look at its queue again: it
     is ended when the send queue overflows. The caller asks the send queue whether that was so.

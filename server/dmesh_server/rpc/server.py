@@ -164,7 +164,7 @@ class RpcServer:
         return Address(address.host, port)
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls at once, and ends calls under way after `grace` seconds."""
+        """Refuse new calls at once, and end calls under way after `grace` seconds."""
         if self._guarding is not None:
             self._guarding.cancel()
         await self._server.stop(grace)
