@@ -286,6 +286,11 @@ class Agent(KeyValueMethods, BarrierMethods):
         return self._session.epoch
 
     @property
+    def attached(self) -> bool:
+        """True while a session with the coordinator is open."""
+        return self._session.attached
+
+    @property
     def rejoined(self) -> bool:
         """True if this process took the slot of a lost one after the others had started."""
         return self._joined is not None and self._joined.rejoined

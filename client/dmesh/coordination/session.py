@@ -206,6 +206,12 @@ class Session:
             return self._last_words
 
     @property
+    def attached(self) -> bool:
+        """True while the coordinator can tell this process something."""
+        with self._lock:
+            return self._attached
+
+    @property
     def gone(self) -> bool:
         """True if the coordinator has been silent for so long that nobody should wait for it."""
         with self._lock:

@@ -99,10 +99,14 @@ def _groups(outcomes: Sequence[Outcome]) -> list[str]:
     """Describe how clients ended, those together that ended alike."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(_ending(outcome), []).append(outcome)
+        text = _ending(outcome)
+        # Ranks learn of one loss from the data plane or from the server, whose reasons differ.
+        alike = text.partition("): ")[0] if "PeerLostError: lost rank" in text else text
+        groups.setdefault(alike, []).append(outcome)
     return [
-        f"{_named(alike)}{f' (pid {alike[0].pid})' if len(alike) == 1 else ''} {_verb(text, alike)}"
-        for text, alike in groups.items()
+        f"{_named(alike)}{f' (pid {alike[0].pid})' if len(alike) == 1 else ''} "
+        f"{_verb(_ending(alike[0]), alike)}"
+        for alike in groups.values()
     ]
 
 

@@ -36,6 +36,8 @@ ENDED = "its program ended normally, without calling dmesh.shutdown_accelerator_
 """The reason of a leave at the normal end of a program."""
 _GOODBYE = 10.0
 """Limit for the acknowledgement of a clean leave by a server that many clients leave at once, seconds."""
+_LOOK = 0.1
+"""Seconds between looks at the session of a client that waits for the server's report of a loss."""
 _FIRST_REPORT, _NEXT_REPORTS = 2.0, 10.0
 """Seconds until a client that waits for the others to leave says so for the first time, and then again."""
 
@@ -124,8 +126,11 @@ class Client:
             return
         lost = set(failure.ranks) - {self.settings.client_id}
         if not any(hosts_server(self.settings, rank) for rank in lost):
-            patience = self.agent.suspicion + LAST_WORDS
-            self._bell.wait_for(lambda: lost <= self._told_of, patience)
+            deadline = time.monotonic() + self.agent.suspicion + LAST_WORDS
+            # A server that went with its client tells nobody any more.
+            while self.agent.attached and not self._bell.wait_for(lambda: lost <= self._told_of, _LOOK):
+                if time.monotonic() >= deadline:
+                    return
 
     # What is heard of the others ----------------------------------------------------------------------------
 

@@ -138,7 +138,10 @@ class AuditLog:
         """Wait until everything is written."""
         self._thread.shutdown()
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError:  # each entry was synced when it was made, or reported then
+                logs.error("audit_not_synced", exc_info=True)
 
 
 class _File(RotatingFileHandler):
