@@ -14,6 +14,7 @@ LOST = Member("worker", 1, 7, MemberState.LOST, Process("host"), reason="killed 
 class Session:
     """What a client asks of its agent when it leaves."""
 
+    attached = True
     suspicion = LIMIT
 
     def __init__(self):

@@ -41,7 +41,7 @@ from dmesh_server.web.api import (
     topology,
     why,
 )
-from dmesh_server.web.api.answers import core_refused, known_parameters_only, malformed
+from dmesh_server.web.api.answers import core_refused, known_parameters_only, malformed, unreadable
 from dmesh_server.web.api.answers import refusals as refused
 from dmesh_server.web.api.event_views import CURSOR, place, wanted
 from dmesh_server.web.api.events import EventCursor
@@ -185,6 +185,7 @@ def create_app(
     app.include_router(metrics.router(runtime, logs), dependencies=checks)
     app.add_exception_handler(CoreError, core_refused)
     app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(400, unreadable)
     return HttpGate(
         app,
         [host, *allowed_hosts],

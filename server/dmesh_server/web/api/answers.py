@@ -10,6 +10,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.messages import quote
@@ -58,6 +59,7 @@ STATUSES = {
     ErrorKind.KEY_EXISTS: 409,
     ErrorKind.BARRIER_MISMATCH: 409,
     ErrorKind.CLUSTER_ENDING: 409,
+    ErrorKind.SPEC_MISMATCH: 409,
     ErrorKind.PERMISSION_DENIED: 403,
 }
 """HTTP status of each kind of refusal; 503 for all others."""
@@ -111,6 +113,13 @@ async def malformed(request: Request, error: Exception) -> Response:
         for one in error.errors()[:5]
     ]
     problem = Problem(status="; ".join(found), kind=ErrorKind.INVALID_ARGUMENT.name)
+    return JSONResponse(problem.model_dump(), 422)
+
+
+async def unreadable(request: Request, error: Exception) -> Response:
+    """Answer a request whose body is no text, as `malformed` does."""
+    assert isinstance(error, HTTPException)
+    problem = Problem(status=str(error.detail), kind=ErrorKind.INVALID_ARGUMENT.name)
     return JSONResponse(problem.model_dump(), 422)
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh_server.core.declarations import Declaration
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DeclareCluster, WithdrawCluster
 from dmesh_server.core.model import Caller, ClusterSettings, RestartPolicy
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.api.answers import NAME, ClusterName, Operation, answer, asker, refusals
+from dmesh_server.web.api.answers import ClusterName, Operation, answer, asker, refusals
 from dmesh_server.web.api.operations import operate
 from dmesh_server.web.gate import covers
 
-_Job = Annotated[str, StringConstraints(pattern=NAME)]
 _Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
@@ -28,7 +27,7 @@ class DeclarationBody(BaseModel):
         json_schema_extra={"examples": [{"jobs": {"worker": 8}, "restart_policy": "REJOIN", "lease": 30}]},
     )
 
-    jobs: dict[_Job, _Count] = Field(min_length=1, max_length=1000, description="number of tasks of each job")
+    jobs: dict[str, _Count] = Field(min_length=1, max_length=1000, description="number of tasks of each job")
     restart_policy: str | None = Field(
         default=None, pattern="^(FAIL_FAST|REJOIN)$", description="null: as the first client wishes"
     )
@@ -77,7 +76,7 @@ def router(runtime: Runtime) -> APIRouter:
         """Show how a cluster is declared."""
         return answer(_view(runtime, cluster))
 
-    @routes.put("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals())
+    @routes.put("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals(404, 409))
     async def declare_cluster(request: Request, cluster: ClusterName, wanted: DeclarationBody) -> Response:
         """Fixes the jobs and settings of a cluster for its generations to come. Needs the role `admin`."""
         settings = ClusterSettings(
@@ -89,9 +88,15 @@ def router(runtime: Runtime) -> APIRouter:
         tasks = tuple(sorted(wanted.jobs.items()))
         event = DeclareCluster(runtime.next_number(), Caller(cluster), asker(request), tasks, settings)
         target = ", ".join(f"{job}={count}" for job, count in tasks)[:200]
-        return answer(await operate(runtime, request, event, "declare_cluster", target))
+        try:
+            return answer(await operate(runtime, request, event, "declare_cluster", target))
+        except CoreError as refusal:
+            if refusal.kind not in (ErrorKind.INVALID_ARGUMENT, ErrorKind.LIMIT_EXCEEDED):
+                raise
+            # Well formed, but not within this server's limits.
+            raise CoreError(ErrorKind.SPEC_MISMATCH, refusal.message) from refusal
 
-    @routes.delete("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals())
+    @routes.delete("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals(404))
     async def withdraw_cluster(request: Request, cluster: ClusterName) -> Response:
         """Take a declaration back; a cluster that runs goes on. Needs the role `admin`."""
         event = WithdrawCluster(runtime.next_number(), Caller(cluster), asker(request))

@@ -133,7 +133,7 @@ def router(access: Access | None) -> APIRouter:
             entry.detail = f"role {wanted.role}, clusters {clusters}, fingerprint {made.fingerprint}"
         return answer(NewToken(token=value, durable=issued.durable, **_row(made, issued)))
 
-    @routes.delete("/tokens/{token_id}", response_model=Revocation, responses=refusals())
+    @routes.delete("/tokens/{token_id}", response_model=Revocation, responses=refusals(404))
     async def revoke_token(request: Request, token_id: TokenId) -> Response:
         """End a token, and the streams opened with it. Needs the role `admin`, of all clusters."""
         checked = _checked(request, access)
