@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from dmesh_server.core.declarations import Declaration
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DeclareCluster, WithdrawCluster
 from dmesh_server.core.model import Caller, ClusterSettings, RestartPolicy
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.api.answers import ClusterName, Operation, answer, asker, refusals
+from dmesh_server.web.api.answers import NAME, ClusterName, Operation, answer, asker, refusals
 from dmesh_server.web.api.operations import operate
 from dmesh_server.web.gate import covers
 
+_Job = Annotated[str, StringConstraints(pattern=NAME)]
 _Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
@@ -27,7 +28,7 @@ class DeclarationBody(BaseModel):
         json_schema_extra={"examples": [{"jobs": {"worker": 8}, "restart_policy": "REJOIN", "lease": 30}]},
     )
 
-    jobs: dict[str, _Count] = Field(min_length=1, max_length=1000, description="number of tasks of each job")
+    jobs: dict[_Job, _Count] = Field(min_length=1, max_length=1000, description="number of tasks of each job")
     restart_policy: str | None = Field(
         default=None, pattern="^(FAIL_FAST|REJOIN)$", description="null: as the first client wishes"
     )
@@ -76,7 +77,12 @@ def router(runtime: Runtime) -> APIRouter:
         """Show how a cluster is declared."""
         return answer(_view(runtime, cluster))
 
-    @routes.put("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals(404, 409))
+    @routes.put(
+        "/clusters/{cluster}/declaration",
+        response_model=Operation,
+        responses=refusals(404, 409),
+        include_in_schema=False,
+    )
     async def declare_cluster(request: Request, cluster: ClusterName, wanted: DeclarationBody) -> Response:
         """Fixes the jobs and settings of a cluster for its generations to come. Needs the role `admin`."""
         settings = ClusterSettings(

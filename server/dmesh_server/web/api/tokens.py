@@ -111,7 +111,7 @@ def router(access: Access | None) -> APIRouter:
         issued = _checked(request, access).issued
         return answer(TokenList(tokens=[TokenRow(**_row(one, issued)) for one in issued.all()]))
 
-    @routes.post("/tokens", response_model=NewToken, responses=refusals())
+    @routes.post("/tokens", response_model=NewToken, responses=refusals(), include_in_schema=False)
     async def issue_token(request: Request, wanted: TokenRequest) -> Response:
         """Issue a token and show it, this once. Needs the role `admin`, of all clusters."""
         issued = _checked(request, access).issued
