@@ -98,7 +98,7 @@ class Client:
         """Does nothing: its process has started."""
 
     async def register(self) -> None:
-        """Takes the seat and attaches a session."""
+        """Takes the task slot and attaches a session."""
         request = pb.RegisterRequest(
             caller=self._caller, request_id=secrets.token_hex(8), jobs_digest=self._jobs_digest
         )
@@ -197,7 +197,7 @@ class Client:
                 await self._told.wait()
 
     async def leave(self) -> None:
-        """Gives the seat up."""
+        """Gives the task slot up."""
         request = pb.LeaveRequest(caller=self._caller, request_id=secrets.token_hex(8))
         await self._stub.Leave(request, timeout=LIMIT, metadata=self._metadata)
         await self._stop()

@@ -59,11 +59,11 @@ def commits(directory: Path, batch: int) -> None:
         made = []
         for _ in range(batch):
             revision += 1
-            seat = f"worker/{chance.randrange(32)}"
+            task = f"worker/{chance.randrange(32)}"
             made += [
                 Record("c", "key", f"key/{chance.randrange(1000)}", os.urandom(32)),
                 Record("c", "change", str(revision), os.urandom(64)),
-                Record("c", "reply", f"{seat}/{revision % 64}", os.urandom(120)),
+                Record("c", "reply", f"{task}/{revision % 64}", os.urandom(120)),
             ]
             if revision > 10_000:
                 made.append(Record("c", "change", str(revision - 10_000), None))

@@ -3,7 +3,7 @@
 A real `dmesh serve` has a cluster of many simulated members that send heartbeats, with all that they have
 to tell of their progress in each. Eight clients of another cluster meet again and again, in turns without
 and with dashboards open. A dashboard does what the page does with a cluster of more than 500 members: it
-follows the stream of events and reads every four seconds, all at once, the seats, why the cluster waits and
+follows the stream of events and reads every four seconds, all at once, the tasks, why the cluster waits and
 what its view shows, and each third time facts of the server. Each dashboard shows another view and looks at
 another time; in turns as short as these, what the server keeps for some seconds has to be worked out in
 each of them.
@@ -65,7 +65,7 @@ MEETING = 8
 PAUSE = 0.002
 """Seconds between two meetings."""
 PATIENCE = 120.0
-_ALL = ("seats", "why")
+_ALL = ("tasks", "why")
 READ = (
     _ALL,
     (*_ALL, "members?condition=FAILED&condition=LOST&condition=STUCK&condition=BLOCKED&limit=200"),

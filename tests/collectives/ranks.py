@@ -77,7 +77,7 @@ class Cluster:
         return Communicator(rank, peers, transport, **{**self.options, **options})
 
     def replace(self, rank: int, reason: str = "killed by the test") -> Communicator:
-        """Kills a rank, and lets another process take its seat; it becomes a member by `renew`."""
+        """Kills a rank, and lets another process take its task slot; it becomes a member by `renew`."""
         self.network.kill(rank, reason)
         self.former.append(self.communicators[rank])
         self.generation += 2  # as the epoch grows: one is lost, another one comes

@@ -1,4 +1,4 @@
-"""A lost rank's seat is taken by another process: what everybody goes on with, and what is left behind."""
+"""A lost rank's task slot is taken by another process: how the others go on, and what is left behind."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_under_way_in_the_former_generation_fails_and_says_so():
         total(ranks)
 
 
-def test_a_process_that_takes_a_seat_makes_no_calls_before_it_has_met_the_others():
+def test_a_process_that_takes_a_task_slot_makes_no_calls_before_it_has_met_the_others():
     with cluster(2, wait_policy=QUICK) as ranks:
         newcomer = ranks.replace(1)
         group = newcomer.new_group([0, 1])

@@ -1,4 +1,4 @@
-"""A process is killed, another one takes its seat, and the collectives go on: real processes, over TCP."""
+"""A process is killed, another one takes its task slot, and the collectives go on, over TCP."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def test_a_new_life_begins_when_all_are_gone(server, join, eventually) -> None:
     assert second.key_value_try_get("k") is None
 
 
-def test_a_seat_of_an_ending_cluster_is_waited_for(server, join, background) -> None:
+def test_a_task_slot_of_an_ending_cluster_is_waited_for(server, join, background) -> None:
     said: queue.Queue = queue.Queue()
     old, leaver = join(server.address, 0), join(server.address, 1)
     leaver.leave()

@@ -96,7 +96,7 @@ def test_a_successor_and_those_who_stayed(server, join, eventually, background):
             agent.close()
 
 
-def test_a_seat_that_is_held_is_waited_for_only_under_the_policy(server, join):
+def test_a_task_slot_that_is_held_is_waited_for_only_under_the_policy(server, join):
     first = agent_with_wishes(server, 0, 2, ClusterSettings())
     second = agent_with_wishes(server, 0, 2, ClusterSettings())
     try:
@@ -108,7 +108,7 @@ def test_a_seat_that_is_held_is_waited_for_only_under_the_policy(server, join):
         second.close()
 
 
-def test_departures_and_successors_of_a_seat():
+def test_departures_and_successors_of_a_task_slot():
     notices = EventDispatcher("test-notices")
     slot = Task("worker", 1)
     first = Member("worker", 1, 11, MemberState.LOST, Process())

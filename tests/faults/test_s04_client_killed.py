@@ -54,7 +54,7 @@ def test_everyone_who_waits_is_told_who_died(make_server, make_cluster, figures,
     assert sorted(to_waiters)[len(to_waiters) // 2] < 2.0
 
 
-def test_fail_fast_nobody_may_take_the_seat(make_server, make_cluster, make_client):
+def test_fail_fast_nobody_may_take_the_task_slot(make_server, make_cluster, make_client):
     server = make_server(*OPTIONS).start()
     clients = make_cluster(3, server.address)
     clients[2].kill()

@@ -35,7 +35,7 @@ def world(make_network, make_server, make_client, request):
 
 
 @pytest.mark.parametrize("direction", ["both", "from the server", "to the server"])
-def test_both_sides_notice_and_the_seat_never_has_two_owners(direction, world, make_client, figures):
+def test_both_sides_notice_and_the_task_slot_never_has_two_owners(direction, world, make_client, figures):
     network, server, clients = world
     home, _, cut_off = network.hosts[0], network.hosts[1], network.hosts[2]
     victim, others = clients[1], [clients[0], clients[2]]
@@ -83,7 +83,7 @@ def test_a_short_cut_is_only_latency(world):
     assert not any(client.told("departed") or client.told("failure") for client in clients)
 
 
-def test_fail_fast_the_others_are_told_and_the_seat_stays_empty(make_network, make_server, make_client):
+def test_fail_fast_the_others_are_told_and_the_task_slot_stays_empty(make_network, make_server, make_client):
     network = make_network(3)
     home = network.hosts[0]
     server = make_server(*OPTIONS, host=home.address, prefix=home.prefix).start()

@@ -32,7 +32,7 @@ def test_nothing_set_is_local_mode():
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (300, 60, 300)
     assert set(settings.origins.values()) == {"default"}
     assert settings.origins.keys() == VARIABLES.keys() == set(vars(settings)) - {
-        "origins", "own_address", "takes_any_seat",
+        "origins", "own_address", "takes_any_task",
     }  # fmt: skip
 
 

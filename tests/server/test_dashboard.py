@@ -150,29 +150,29 @@ async def test_looking_changes_nothing(web: Web) -> None:
         assert (await http.get("/api/v1/server")).json()["last_event"] == last
 
 
-async def test_seats_are_all_members_in_columns(web: Web) -> None:
+async def test_task_slots_are_all_members_in_columns(web: Web) -> None:
     await join_all(web.runtime, 20)
     async with web.client() as http:
-        page = (await http.get("/api/v1/clusters/big/seats")).json()
+        page = (await http.get("/api/v1/clusters/big/tasks")).json()
         assert (page["conditions"], page["total"], page["next"]) == ("C" * 20, 20, None)
         assert page["jobs"] == [{"name": "worker", "tasks": 20}]
         assert [page["hosts"][host] for host in page["host"]] == [f"host{index // 8}" for index in range(20)]
         assert page["pids"] == list(range(20))
         assert page["devices"] == {"CPU": [2] * 20}
-        part = (await http.get("/api/v1/clusters/big/seats?after=15&limit=3")).json()
+        part = (await http.get("/api/v1/clusters/big/tasks?after=15&limit=3")).json()
         assert (part["first"], part["pids"], part["next"]) == (15, [15, 16, 17], 18)
-        beyond = (await http.get("/api/v1/clusters/big/seats?after=99")).json()
+        beyond = (await http.get("/api/v1/clusters/big/tasks?after=99")).json()
         assert (beyond["conditions"], beyond["next"]) == ("", None)
-        assert (await http.get("/api/v1/clusters/none/seats")).status_code == 404
+        assert (await http.get("/api/v1/clusters/none/tasks")).status_code == 404
 
 
-async def test_seats_that_nobody_took_and_members_that_left(web: Web, make_client) -> None:
+async def test_task_slots_that_nobody_took_and_members_that_left(web: Web, make_client) -> None:
     clients = [make_client(index, cluster="few", size=4) for index in (0, 2)]
     for client in clients:
         await client.join()
     await clients[1].leave()
     async with web.client() as http:
-        page = (await http.get("/api/v1/clusters/few/seats")).json()
+        page = (await http.get("/api/v1/clusters/few/tasks")).json()
     assert (page["conditions"], page["host"][1], page["host"][3]) == ("CVLV", -1, -1)
 
 

@@ -13,7 +13,7 @@ from dmesh_server.mesh_reports import MOST_DEVICES, MeshReport, OwnerRun, PlaceR
 from dmesh_server.web.api import meshes
 from dmesh_server.web.api.meshes import UNKNOWN, Announced, Announcement, Run, place
 
-SEATS = {"worker": 4}
+TASKS = {"worker": 4}
 BLOCKS = (OwnerRun(0, 4, 1, 2),)
 
 
@@ -135,29 +135,29 @@ def test_members_tell_of_their_own_devices() -> None:
         ]
     )
     assert found.present == 2
-    assert place(found, SEATS) == [
+    assert place(found, TASKS) == [
         Run(0, 0, 2), Run(1, 5, 1), Run(1, 0, 1), Run(2, UNKNOWN, 2), Run(3, UNKNOWN, 2)
     ]  # fmt: skip
 
 
 def test_devices_at_even_distances() -> None:
     found = gather([announced(t, PlaceRun(t, 4, 0, 2), owners=()) for t in range(4)])
-    assert spread(place(found[0], SEATS)) == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1), (3, 1)]
+    assert spread(place(found[0], TASKS)) == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (1, 1), (2, 1), (3, 1)]
 
 
 def test_nobody_is_believed_about_places_of_others() -> None:
     lies = [announced(1, PlaceRun(0, 1, 0, 2)), announced(2, PlaceRun(3, 1, 0, 2)), announced(0)]
     [found] = gather(lies)
-    assert [run.device for run in place(found, SEATS) or []] == [UNKNOWN] * 4
+    assert [run.device for run in place(found, TASKS) or []] == [UNKNOWN] * 4
     first, second = (announced(t, PlaceRun(0, 1, t, 2), owners=()) for t in (1, 2))
     [found] = gather([first, second])
-    assert place(found, SEATS) == [Run(1, 1, 2), Run(UNKNOWN, UNKNOWN, 6)]
+    assert place(found, TASKS) == [Run(1, 1, 2), Run(UNKNOWN, UNKNOWN, 6)]
     everything = [announced(t, PlaceRun(0, 1, 0, 8), owners=()) for t in (3, 2, 1, 0)]
     [found] = gather(everything)
-    assert place(found, SEATS) == [Run(3, 0, 8)]
+    assert place(found, TASKS) == [Run(3, 0, 8)]
 
 
-def test_owners_who_have_no_seat_are_not_believed() -> None:
+def test_owners_who_have_no_task_slot_are_not_believed() -> None:
     [found] = gather([announced(0, PlaceRun(0, 1, 0, 2))])
     assert place(found, {"worker": 3}) == [Run(0, 0, 2), Run(UNKNOWN, UNKNOWN, 6)]
     [found] = gather([announced(0)])
@@ -171,7 +171,7 @@ def test_orders_of_devices_are_meshes_of_their_own_and_who_says_nothing_means_th
          announced(1, name="gone", present=False)]
     )  # fmt: skip
     assert [(one.mesh.owners, one.present) for one in found] == [(BLOCKS, 3), (turned, 1)]
-    assert [run.task for run in place(found[1], SEATS) or []] == [3, 2, 1, 0]
+    assert [run.task for run in place(found[1], TASKS) or []] == [3, 2, 1, 0]
 
 
 def test_what_members_announce_is_put_together_in_as_many_steps_as_there_are_announcements() -> None:
@@ -197,13 +197,13 @@ def test_what_members_announce_is_put_together_in_as_many_steps_as_there_are_ann
 def test_a_mesh_that_is_too_large_is_not_spread_out() -> None:
     size = 2 * meshes.MOST_PLACED
     large = MeshReport("l", (("x", size),), "CPU", (OwnerRun(0, 1, 0, size),))
-    assert place(gather([Announcement(Task("worker", 0), True, large)])[0], SEATS) is None
+    assert place(gather([Announcement(Task("worker", 0), True, large)])[0], TASKS) is None
 
 
 def test_runs_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meshes, "MOST_RUNS", 3)
     [found] = gather([announced(0)])
-    assert [run.task for run in place(found, SEATS) or []] == [0, 1, 2]
+    assert [run.task for run in place(found, TASKS) or []] == [0, 1, 2]
 
 
 async def test_the_topology_shows_which_device_is_where(served, tmp_path) -> None:

@@ -151,4 +151,4 @@ async def test_clusters_are_listed(make_client: Make) -> None:
     answer = await make_client(None).coordination.ListClusters(
         progress_pb2.ListClustersRequest(), timeout=PATIENCE
     )
-    assert [(c.name, c.present, c.seats) for c in answer.clusters] == [("a", 1, 1), ("b", 1, 3)]
+    assert [(c.name, c.present, c.tasks) for c in answer.clusters] == [("a", 1, 1), ("b", 1, 3)]

@@ -50,7 +50,7 @@ async def test_register_again_is_the_same(make_client: Make) -> None:
     assert (await client.register()).epoch == first.epoch
 
 
-async def test_taken_seat_names_its_holder(make_client: Make) -> None:
+async def test_taken_task_slot_names_its_holder(make_client: Make) -> None:
     await make_client(0).register()
     code, error = await refusal(make_client(0).register)
     assert (code, error.kind) == (Code.ALREADY_EXISTS, Kind.ERROR_KIND_TASK_TAKEN)
@@ -64,7 +64,7 @@ async def test_other_job_list_is_refused(make_client: Make) -> None:
     assert (code, error.kind) == (Code.FAILED_PRECONDITION, Kind.ERROR_KIND_SPEC_MISMATCH)
 
 
-async def test_unknown_seat_is_refused(make_client: Make) -> None:
+async def test_unknown_task_slot_is_refused(make_client: Make) -> None:
     code, error = await refusal(make_client(7).register)
     assert (code, error.kind) == (Code.NOT_FOUND, Kind.ERROR_KIND_UNKNOWN_TASK)
 

@@ -297,9 +297,9 @@ async def test_whoever_waits_for_somebody_is_no_straggler(web: Web) -> None:
     assert (group["latest"], group["reported"]) == (5, 3)
 
 
-async def test_seats_show_a_change_at_once(web: Web) -> None:
+async def test_task_slots_show_a_change_at_once(web: Web) -> None:
     await join_all(web.runtime, 4)
-    runtime, path = web.runtime, "/api/v1/clusters/big/seats"
+    runtime, path = web.runtime, "/api/v1/clusters/big/tasks"
     async with web.client() as http:
         assert (await http.get(path)).json()["conditions"] == "CCCC"
         caller = Caller("big", Task("worker", 2), 1002)

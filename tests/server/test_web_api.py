@@ -74,7 +74,7 @@ async def test_a_cluster_in_numbers_and_by_itself(
     page = await get(viewer, "/api/v1/clusters")
     assert page["server_incarnation"] == f"{served.runtime.server_incarnation:016x}"
     [cluster] = page["clusters"]
-    assert (cluster["name"], cluster["seats"], cluster["vacant"]) == ("train", 3, 1)
+    assert (cluster["name"], cluster["tasks"], cluster["vacant"]) == ("train", 3, 1)
     assert cluster["members"] == {"CONNECTED": 1, "REGISTERED": 1}
     assert (cluster["keys"], cluster["key_bytes"], cluster["revision"]) == (1, 4, 1)
     assert (cluster["barriers"], cluster["waits_in"]["arrived"]) == (1, 1)

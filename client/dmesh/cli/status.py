@@ -64,7 +64,7 @@ def _show_clusters(observer: Observer, args: argparse.Namespace) -> int:
     clusters = observer.clusters()
     if args.json:
         found = [
-            {"name": cluster.name, "members": cluster.present, "seats": cluster.seats, "epoch": cluster.epoch}
+            {"name": cluster.name, "members": cluster.present, "tasks": cluster.tasks, "epoch": cluster.epoch}
             for cluster in clusters
         ]
         (tell_json_line if args.watch else tell_json)({"server": observer.address, "clusters": found})
@@ -74,8 +74,8 @@ def _show_clusters(observer: Observer, args: argparse.Namespace) -> int:
         return 0
     tell_table(
         ("CLUSTER", "MEMBERS", "EPOCH"),
-        [(c.name, f"{c.present} of {c.seats}", c.epoch) for c in clusters],
-        [c.present < c.seats for c in clusters],
+        [(c.name, f"{c.present} of {c.tasks}", c.epoch) for c in clusters],
+        [c.present < c.tasks for c in clusters],
     )
     return 0
 

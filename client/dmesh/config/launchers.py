@@ -52,7 +52,7 @@ class FoundCluster:
     """Origin of this description, for people."""
     own_address: str | None = None
     """This client's address, if it is not in `jobs`."""
-    takes_any_seat: bool = False
+    takes_any_task: bool = False
     """True if the coordinator is to choose this client's id; `client_id` does not count then."""
 
     reason: str = ""
@@ -81,7 +81,7 @@ def find_cluster(resolver: ClusterResolver | None) -> FoundCluster | None:
     """
     if resolver is None:
         found = detect()
-        if found is not None and found.takes_any_seat:
+        if found is not None and found.takes_any_task:
             logger.info("%s: this is one of %d clients, whichever is vacant", found.reason, len(found.jobs))
         elif found is not None:
             logger.info(
@@ -188,7 +188,7 @@ def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
         environ.get("DTENSOR_JOB_NAME", "").strip() or "worker",
         "DMESH_NUM_CLIENTS",
         join_address(own_host(coordinator), port),
-        takes_any_seat=not environ.get("DTENSOR_CLIENT_ID", "").strip(),
+        takes_any_task=not environ.get("DTENSOR_CLIENT_ID", "").strip(),
         reason="DMESH_NUM_CLIENTS is set",
     )
 
@@ -220,7 +220,7 @@ def load_settings(resolver: ClusterResolver | None, backend: object) -> tuple[Se
     settings = Settings.load({**environ, **instead}, backend=backend)
     origins = {**settings.origins, **dict.fromkeys(("jobs", "client_id", "job_name"), found.source)}
     settings = replace(
-        settings, own_address=found.own_address, takes_any_seat=found.takes_any_seat, origins=origins
+        settings, own_address=found.own_address, takes_any_task=found.takes_any_task, origins=origins
     )
     return settings, instead
 

@@ -43,7 +43,7 @@ class Settings:
     """Address of this client, if a launcher has started it that does not know all addresses."""
     client_id: int = 0
     """`DTENSOR_CLIENT_ID`: which of them this process is."""
-    takes_any_seat: bool = False
+    takes_any_task: bool = False
     """True if `client_id` stands for any free one, until the coordinator has chosen."""
     job_name: str = "localhost"
     """`DTENSOR_JOB_NAME`: the job part of device names; `localhost` in local mode, otherwise `worker`."""

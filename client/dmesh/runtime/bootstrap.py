@@ -224,7 +224,7 @@ def _start_with_coordination(
             peer_addresses=(data_plane.address,),
             settings=_cluster_settings(settings),
         )
-        if settings.takes_any_seat:
+        if settings.takes_any_task:
             identity = take_any(
                 where,
                 identity,
@@ -233,7 +233,7 @@ def _start_with_coordination(
                 tracing=spans,
             )
             logger.info("the coordinator at %s says that this is client %d", where, identity.index)
-            settings = replace(settings, client_id=identity.index, takes_any_seat=False)
+            settings = replace(settings, client_id=identity.index, takes_any_task=False)
         if tracing is not None:
             tracing.identify(settings.client_id, settings.num_clients)
         agent = Agent(

@@ -369,7 +369,7 @@ def _initialize_multi_client(
             "clients. Leave the argument out, so that the coordination service finds them, or set "
             "DTENSOR_JOBS to HOST:PORT of every client"
         )
-    if settings.takes_any_seat and (device_type == "TPU" or settings.backend == "mpi"):
+    if settings.takes_any_task and (device_type == "TPU" or settings.backend == "mpi"):
         what = "with TPU devices" if device_type == "TPU" else "in an MPI launch"
         raise ConfigurationError(
             f"DTENSOR_CLIENT_ID is not set, and {what} the coordinator cannot choose it. Give each client "

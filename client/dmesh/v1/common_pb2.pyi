@@ -39,7 +39,7 @@ class _MemberStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberSta
     """Reported an error of its own, or exited without a shutdown."""
 
 class MemberState(_MemberState, metaclass=_MemberStateEnumTypeWrapper):
-    """What became of the holder of a seat."""
+    """What became of the holder of a task slot."""
 
 MEMBER_STATE_UNSPECIFIED: MemberState.ValueType  # 0
 """Never sent."""
@@ -144,11 +144,11 @@ class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.V
     ERROR_KIND_UNKNOWN_TASK: _ErrorKind.ValueType  # 2
     """The task is not one of the cluster's."""
     ERROR_KIND_TASK_TAKEN: _ErrorKind.ValueType  # 3
-    """Another process holds the seat."""
+    """Another process holds the task slot."""
     ERROR_KIND_SPEC_MISMATCH: _ErrorKind.ValueType  # 4
     """The caller's job list differs from the one that the cluster was formed with."""
     ERROR_KIND_FENCED: _ErrorKind.ValueType  # 5
-    """The caller's incarnation no longer holds the seat, or was declared lost or failed."""
+    """The caller's incarnation no longer holds the task slot, or was declared lost or failed."""
     ERROR_KIND_NOT_REGISTERED: _ErrorKind.ValueType  # 6
     """The server does not know the caller (it may have restarted): register first."""
     ERROR_KIND_BARRIER_TIMEOUT: _ErrorKind.ValueType  # 7
@@ -176,7 +176,7 @@ class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.V
     ERROR_KIND_SHUTTING_DOWN: _ErrorKind.ValueType  # 17
     """The server is about to stop."""
     ERROR_KIND_CLUSTER_ENDING: _ErrorKind.ValueType  # 18
-    """The cluster is ending: a seat of it cannot be taken until all its members are gone."""
+    """The cluster is ending: its task slots cannot be taken until all its members are gone."""
     ERROR_KIND_INTERNAL: _ErrorKind.ValueType  # 19
     """The server failed to do its work: a bug, see its log."""
     ERROR_KIND_UNAUTHENTICATED: _ErrorKind.ValueType  # 20
@@ -204,11 +204,11 @@ ERROR_KIND_INVALID_ARGUMENT: ErrorKind.ValueType  # 1
 ERROR_KIND_UNKNOWN_TASK: ErrorKind.ValueType  # 2
 """The task is not one of the cluster's."""
 ERROR_KIND_TASK_TAKEN: ErrorKind.ValueType  # 3
-"""Another process holds the seat."""
+"""Another process holds the task slot."""
 ERROR_KIND_SPEC_MISMATCH: ErrorKind.ValueType  # 4
 """The caller's job list differs from the one that the cluster was formed with."""
 ERROR_KIND_FENCED: ErrorKind.ValueType  # 5
-"""The caller's incarnation no longer holds the seat, or was declared lost or failed."""
+"""The caller's incarnation no longer holds the task slot, or was declared lost or failed."""
 ERROR_KIND_NOT_REGISTERED: ErrorKind.ValueType  # 6
 """The server does not know the caller (it may have restarted): register first."""
 ERROR_KIND_BARRIER_TIMEOUT: ErrorKind.ValueType  # 7
@@ -236,7 +236,7 @@ ERROR_KIND_LIMIT_EXCEEDED: ErrorKind.ValueType  # 16
 ERROR_KIND_SHUTTING_DOWN: ErrorKind.ValueType  # 17
 """The server is about to stop."""
 ERROR_KIND_CLUSTER_ENDING: ErrorKind.ValueType  # 18
-"""The cluster is ending: a seat of it cannot be taken until all its members are gone."""
+"""The cluster is ending: its task slots cannot be taken until all its members are gone."""
 ERROR_KIND_INTERNAL: ErrorKind.ValueType  # 19
 """The server failed to do its work: a bug, see its log."""
 ERROR_KIND_UNAUTHENTICATED: ErrorKind.ValueType  # 20
@@ -257,7 +257,7 @@ Global___ErrorKind: _TypeAlias = ErrorKind  # noqa: Y015
 
 @_typing.final
 class Task(_message.Message):
-    """One seat of a cluster: a client process is the holder of exactly one task."""
+    """One task slot of a cluster: a client process is the holder of exactly one task."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -283,7 +283,7 @@ Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
 class Caller(_message.Message):
-    """Who is calling. The server refuses a caller whose incarnation is not the one that holds the seat."""
+    """Who is calling. The server refuses a caller whose incarnation is not the one that holds the task slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -296,7 +296,7 @@ class Caller(_message.Message):
     """Random number that the process drew when it started. 0 for an observer."""
     @_builtins.property
     def task(self) -> Global___Task:
-        """The caller's seat. Unset for an observer, who may read, and change keys, but nothing else."""
+        """The caller's task slot. Unset for an observer, who may read, and change keys, but nothing else."""
 
     def __init__(
         self,
@@ -433,7 +433,7 @@ Global___Activity: _TypeAlias = Activity  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):
-    """The holder of a seat."""
+    """The holder of a task slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -468,7 +468,7 @@ class Member(_message.Message):
     """Code with which it reported an error of its own (ReportError); 0 for none."""
     @_builtins.property
     def task(self) -> Global___Task:
-        """The seat."""
+        """The task slot."""
 
     @_builtins.property
     def process(self) -> Global___Process:

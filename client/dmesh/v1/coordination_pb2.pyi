@@ -35,9 +35,9 @@ class _RestartPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Restart
     RESTART_POLICY_UNSPECIFIED: _RestartPolicy.ValueType  # 0
     """Whatever the cluster has; FAIL_FAST for a new one."""
     RESTART_POLICY_FAIL_FAST: _RestartPolicy.ValueType  # 1
-    """The job fails for all: barriers fail, and the seat stays empty until all members are gone."""
+    """The job fails for all: barriers fail, and the task slot stays empty until all members are gone."""
     RESTART_POLICY_REJOIN: _RestartPolicy.ValueType  # 2
-    """A new process may take the seat, while the others wait for it at their next barrier."""
+    """A new process may take the task slot, while the others wait for it at their next barrier."""
 
 class RestartPolicy(_RestartPolicy, metaclass=_RestartPolicyEnumTypeWrapper):
     """What happens when a member is lost or fails."""
@@ -45,9 +45,9 @@ class RestartPolicy(_RestartPolicy, metaclass=_RestartPolicyEnumTypeWrapper):
 RESTART_POLICY_UNSPECIFIED: RestartPolicy.ValueType  # 0
 """Whatever the cluster has; FAIL_FAST for a new one."""
 RESTART_POLICY_FAIL_FAST: RestartPolicy.ValueType  # 1
-"""The job fails for all: barriers fail, and the seat stays empty until all members are gone."""
+"""The job fails for all: barriers fail, and the task slot stays empty until all members are gone."""
 RESTART_POLICY_REJOIN: RestartPolicy.ValueType  # 2
-"""A new process may take the seat, while the others wait for it at their next barrier."""
+"""A new process may take the task slot, while the others wait for it at their next barrier."""
 Global___RestartPolicy: _TypeAlias = RestartPolicy  # noqa: Y015
 
 @_typing.final
@@ -86,7 +86,7 @@ Global___ClusterSettings: _TypeAlias = ClusterSettings  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):
-    """Takes a seat."""
+    """Takes a task slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -163,7 +163,7 @@ Global___RegisterRequest: _TypeAlias = RegisterRequest  # noqa: Y015
 
 @_typing.final
 class RegisterResponse(_message.Message):
-    """The seat is the caller's."""
+    """The task slot is the caller's."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,7 +196,7 @@ class RegisterResponse(_message.Message):
     lease_ms: _builtins.int
     """Silence after which the server declares the client lost, milliseconds."""
     rejoined: _builtins.bool
-    """The seat had an earlier holder in this life of the cluster: the others have started already. Only with the
+    """The task slot had an earlier holder in this life of the cluster: the others have started already. Only with the
     restart policy REJOIN.
     """
     max_request_bytes: _builtins.int
@@ -217,7 +217,7 @@ class RegisterResponse(_message.Message):
 
     @_builtins.property
     def task(self) -> _common_pb2.Task:
-        """The seat."""
+        """The task slot."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):
-    """Binds the stream to the caller's seat."""
+    """Binds the stream to the caller's task slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -715,8 +715,8 @@ class EnterBarrier(_message.Message):
     """Name, 1-256 characters."""
     instance: _builtins.int
     """How many instances of this name the caller has finished so far; -1 for "whichever is next". A member that took
-    the seat of another (`rejoined`) gives -1 until it was told a result, and counts on from that one; a result that
-    came after it had registered is told to it again.
+    the task slot of another (`rejoined`) gives -1 until it was told a result, and counts on from that one; a result
+    that came after it had registered is told to it again.
     """
     timeout_ms: _builtins.int
     """Time that the first arrival gives all the others, milliseconds from its arrival; 0 for no limit."""
@@ -992,7 +992,7 @@ class MembershipChange(_message.Message):
 
     @_builtins.property
     def rejoined(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]:
-        """New holders of seats of members that had departed, in order of their registration. Only with the restart policy
+        """New holders of the task slots of departed members, in order of their registration. Only with the restart policy
         REJOIN.
         """
 
@@ -1284,7 +1284,7 @@ Global___CancelBarrierResponse: _TypeAlias = CancelBarrierResponse  # noqa: Y015
 
 @_typing.final
 class LeaveRequest(_message.Message):
-    """Gives the seat up."""
+    """Gives the task slot up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1332,7 +1332,7 @@ Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
 
 @_typing.final
 class LeaveResponse(_message.Message):
-    """The seat is given up, unless `present_to` is set."""
+    """The task slot is given up, unless `present_to` is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1525,7 +1525,7 @@ class GetClusterStateResponse(_message.Message):
 
     @_builtins.property
     def vacant(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Task]:
-        """Seats that nobody has taken yet, sorted."""
+        """Task slots that nobody has taken yet, sorted."""
 
     @_builtins.property
     def barriers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Barrier]:

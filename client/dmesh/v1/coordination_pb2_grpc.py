@@ -98,8 +98,8 @@ class CoordinationServiceServicer:
     """
 
     def Register(self, request, context):
-        """Takes a seat. Idempotent for one incarnation. Who does not mind which seat of its job it takes gives -1 as the
-        index of its task, and is told in the response.
+        """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
+        its task; the response has the slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,7 +128,7 @@ class CoordinationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Gives the seat up. Idempotent.
+        """Gives the task slot up. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

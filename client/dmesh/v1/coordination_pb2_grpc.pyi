@@ -39,8 +39,8 @@ class CoordinationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinationServiceAsyncStub: ...
     Register: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.RegisterRequest, _coordination_pb2.RegisterResponse]
-    """Takes a seat. Idempotent for one incarnation. Who does not mind which seat of its job it takes gives -1 as the
-    index of its task, and is told in the response.
+    """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
+    its task; the response has the slot.
     """
     Session: _grpc.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]
     """The client's life line. The first request is `attach`; barriers are entered here and their results come back
@@ -51,7 +51,7 @@ class CoordinationServiceStub:
     PresentBarriers: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]
     """Tells a server that was restarted which barriers have succeeded. Idempotent."""
     Leave: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.LeaveRequest, _coordination_pb2.LeaveResponse]
-    """Gives the seat up. Idempotent."""
+    """Gives the task slot up. Idempotent."""
     ReportError: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.ReportErrorRequest, _coordination_pb2.ReportErrorResponse]
     """Declares the caller FAILED and tells every member why. Idempotent."""
     GetClusterState: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.GetClusterStateRequest, _coordination_pb2.GetClusterStateResponse]
@@ -71,8 +71,8 @@ class CoordinationServiceAsyncStub(CoordinationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_coordination_pb2.RegisterRequest, _coordination_pb2.RegisterResponse]  # type: ignore[assignment]
-    """Takes a seat. Idempotent for one incarnation. Who does not mind which seat of its job it takes gives -1 as the
-    index of its task, and is told in the response.
+    """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
+    its task; the response has the slot.
     """
     Session: _aio.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]  # type: ignore[assignment]
     """The client's life line. The first request is `attach`; barriers are entered here and their results come back
@@ -83,7 +83,7 @@ class CoordinationServiceAsyncStub(CoordinationServiceStub):
     PresentBarriers: _aio.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]  # type: ignore[assignment]
     """Tells a server that was restarted which barriers have succeeded. Idempotent."""
     Leave: _aio.UnaryUnaryMultiCallable[_coordination_pb2.LeaveRequest, _coordination_pb2.LeaveResponse]  # type: ignore[assignment]
-    """Gives the seat up. Idempotent."""
+    """Gives the task slot up. Idempotent."""
     ReportError: _aio.UnaryUnaryMultiCallable[_coordination_pb2.ReportErrorRequest, _coordination_pb2.ReportErrorResponse]  # type: ignore[assignment]
     """Declares the caller FAILED and tells every member why. Idempotent."""
     GetClusterState: _aio.UnaryUnaryMultiCallable[_coordination_pb2.GetClusterStateRequest, _coordination_pb2.GetClusterStateResponse]  # type: ignore[assignment]
@@ -106,8 +106,8 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.RegisterResponse, _abc.Awaitable[_coordination_pb2.RegisterResponse]]:
-        """Takes a seat. Idempotent for one incarnation. Who does not mind which seat of its job it takes gives -1 as the
-        index of its task, and is told in the response.
+        """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
+        its task; the response has the slot.
         """
 
     @_abc_1.abstractmethod
@@ -142,7 +142,7 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordination_pb2.LeaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordination_pb2.LeaveResponse, _abc.Awaitable[_coordination_pb2.LeaveResponse]]:
-        """Gives the seat up. Idempotent."""
+        """Gives the task slot up. Idempotent."""
 
     @_abc_1.abstractmethod
     def ReportError(

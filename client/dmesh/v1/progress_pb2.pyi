@@ -480,7 +480,7 @@ class MemberProgress(_message.Message):
     """Time since the server got the report, milliseconds."""
     @_builtins.property
     def task(self) -> _common_pb2.Task:
-        """The member's seat."""
+        """The member's task slot."""
 
     @_builtins.property
     def report(self) -> Global___ProgressReport:
@@ -553,7 +553,7 @@ class ClusterSummary(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PRESENT_FIELD_NUMBER: _builtins.int
-    SEATS_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     incarnation: _builtins.int
@@ -562,8 +562,8 @@ class ClusterSummary(_message.Message):
     """Grows with every change of membership."""
     present: _builtins.int
     """Members that are there."""
-    seats: _builtins.int
-    """Seats in all."""
+    tasks: _builtins.int
+    """Task slots in all."""
     def __init__(
         self,
         *,
@@ -571,11 +571,11 @@ class ClusterSummary(_message.Message):
         incarnation: _builtins.int = ...,
         epoch: _builtins.int = ...,
         present: _builtins.int = ...,
-        seats: _builtins.int = ...,
+        tasks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "name", b"name", "present", b"present", "seats", b"seats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "name", b"name", "present", b"present", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

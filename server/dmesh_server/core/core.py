@@ -324,7 +324,7 @@ class Core:
     def _admit(self, event: Register, transaction: Transaction) -> Registered:
         name = event.caller.cluster
         cluster = self._clusters.get(name)
-        event = registration.seated(event, cluster, transaction)
+        event = registration.choose_task(event, cluster, transaction)
         task = validation.caller_task(event.caller)
         slot = cluster.roster.slots.get(task) if cluster else None
         if (

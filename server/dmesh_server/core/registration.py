@@ -23,7 +23,7 @@ _MAX_DIFFERENCES = 5
 _MAX_NAMED = 8
 
 
-def seated(event: Register, cluster: Cluster | None, transaction: Transaction) -> Register:
+def choose_task(event: Register, cluster: Cluster | None, transaction: Transaction) -> Register:
     """Pick a task slot for a caller that takes any: its own, one never taken, then that of a lost member.
 
     Args:

@@ -308,7 +308,7 @@ def cluster_summary_to_proto(summary: Summary) -> progress_pb2.ClusterSummary:
         incarnation=summary.incarnation,
         epoch=summary.epoch,
         present=summary.present,
-        seats=sum(len(job.addresses) for job in summary.jobs),
+        tasks=sum(len(job.addresses) for job in summary.jobs),
     )
 
 

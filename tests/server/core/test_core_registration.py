@@ -50,7 +50,7 @@ def test_registering_again_with_the_same_incarnation_changes_nothing() -> None:
     assert not [record for record in d.effects if "Persist" in type(record).__name__]
 
 
-def test_a_seat_that_is_held_is_refused_with_the_holders_name() -> None:
+def test_a_task_slot_that_is_held_is_refused_with_the_holders_name() -> None:
     d = Driver()
     d.join(0)
     d.advance(2.0)
@@ -63,7 +63,7 @@ def test_a_seat_that_is_held_is_refused_with_the_holders_name() -> None:
     assert [member.incarnation for member in error.members] == [1000]
 
 
-def test_the_seat_of_a_departed_member_is_barred_while_others_are_there() -> None:
+def test_the_task_slot_of_a_departed_member_is_barred_while_others_are_there() -> None:
     d = Driver(3)
     d.join(0, 1)
     d.lose(0)
@@ -160,7 +160,7 @@ def test_a_differing_job_list_is_refused_with_the_differences() -> None:
     assert d.state().vacant == (worker(1), worker(2))
 
 
-def test_a_differing_job_list_is_the_first_thing_said_about_a_seat_in_use() -> None:
+def test_a_differing_job_list_is_the_first_thing_said_about_a_task_slot_in_use() -> None:
     d = Driver(2)
     d.join(0)
     assert d.refused(d.register(0, 999, jobs=workers(5))).kind is ErrorKind.SPEC_MISMATCH

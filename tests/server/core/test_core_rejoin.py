@@ -13,7 +13,7 @@ from dmesh_server.core.model import ClusterSettings, Limits, MemberState, Passed
 REJOIN = ClusterSettings(RestartPolicy.REJOIN)
 
 
-def test_a_new_process_takes_the_seat_and_everybody_is_told() -> None:
+def test_a_new_process_takes_the_task_slot_and_everybody_is_told() -> None:
     d = joined(3)
     d.lose(2)
     epoch = d.state().epoch
@@ -90,14 +90,14 @@ def test_whoever_left_is_not_replaced() -> None:
     assert result.error.kind is ErrorKind.BARRIER_FAILED
 
 
-def test_a_seat_that_is_held_is_not_free() -> None:
+def test_a_task_slot_that_is_held_is_not_free() -> None:
     d = joined(2)
     assert d.refused(d.register(1, 99)).kind is ErrorKind.TASK_TAKEN
     d.close(1)
     assert d.refused(d.register(1, 99)).kind is ErrorKind.TASK_TAKEN, "it may still come back"
 
 
-def test_a_seat_is_not_taken_without_end() -> None:
+def test_a_task_slot_is_not_taken_without_end() -> None:
     d = Driver(2, Limits(max_rejoins=2))
     join(d, 0, 1)
     for incarnation in (99, 98):

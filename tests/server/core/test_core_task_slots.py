@@ -24,14 +24,14 @@ def lose(d: Driver, index: int, incarnation: int) -> None:
     d.apply(replace(d.report(index), caller=d.caller(index, incarnation)))
 
 
-def test_seats_are_handed_out_in_order_around_those_that_were_asked_for() -> None:
+def test_task_slots_are_handed_out_in_order_around_those_that_were_asked_for() -> None:
     d = Driver(4)
     d.join(1)
     assert [claim(d, incarnation) for incarnation in (7, 8, 9)] == [worker(0), worker(2), worker(3)]
     assert {m.task.index: m.incarnation for m in d.state().members} == {0: 7, 1: 1001, 2: 8, 3: 9}
 
 
-def test_a_retry_gives_the_same_seat_also_after_a_restart_of_the_server() -> None:
+def test_a_retry_gives_the_same_task_slot_also_after_a_restart_of_the_server() -> None:
     d = Driver(3)
     request = d.register(ANY_TASK, 7)
     first = d.accepted(request, Registered)
@@ -55,7 +55,7 @@ def test_one_too_many_is_told_who_is_there() -> None:
     assert [member.task for member in error.members] == [worker(0), worker(1)]
 
 
-def test_another_number_of_clients_is_refused_even_if_all_seats_are_held() -> None:
+def test_another_number_of_clients_is_refused_even_if_all_task_slots_are_held() -> None:
     d = Driver(1)
     claim(d, 7)
     error = d.refused(d.register(ANY_TASK, 8, jobs=workers(2)))
@@ -74,7 +74,7 @@ def test_a_job_that_does_not_exist() -> None:
     assert error.kind is ErrorKind.UNKNOWN_TASK
 
 
-def test_the_seat_of_a_lost_member_goes_to_the_next_where_the_cluster_wants_that() -> None:
+def test_the_task_slot_of_a_lost_member_goes_to_the_next_where_the_cluster_wants_that() -> None:
     d = Driver(2)
     assert [claim(d, n, settings=REJOIN) for n in (7, 8)] == [worker(0), worker(1)]
     lose(d, 0, 7)
@@ -84,7 +84,7 @@ def test_the_seat_of_a_lost_member_goes_to_the_next_where_the_cluster_wants_that
     assert d.refused(d.register(ANY_TASK, 7, settings=REJOIN)).kind is ErrorKind.FENCED
 
 
-def test_the_seat_of_a_lost_member_stays_empty_where_its_loss_is_everybodys() -> None:
+def test_the_task_slot_of_a_lost_member_stays_empty_where_its_loss_is_everybodys() -> None:
     d = Driver(2)
     claim(d, 7)
     claim(d, 8)
@@ -92,7 +92,7 @@ def test_the_seat_of_a_lost_member_stays_empty_where_its_loss_is_everybodys() ->
     assert d.refused(d.register(ANY_TASK, 9)).kind is ErrorKind.CLUSTER_ENDING
 
 
-def test_a_cluster_that_has_ended_begins_anew_at_the_first_seat() -> None:
+def test_a_cluster_that_has_ended_begins_anew_at_the_first_task_slot() -> None:
     d = Driver(2)
     claim(d, 7)
     claim(d, 8)
@@ -113,7 +113,7 @@ def test_a_cluster_that_has_ended_begins_anew_at_the_first_seat() -> None:
         max_size=30,
     ),
 )
-def test_no_two_processes_are_ever_told_the_same_seat(size: int, steps: list[tuple[str, int]]) -> None:
+def test_no_two_processes_are_ever_told_the_same_task_slot(size: int, steps: list[tuple[str, int]]) -> None:
     """Whatever comes between: retries, clients with ids of their own, losses, restarts of the server."""
     d = Driver(size)
     told: dict[int, Task] = {}

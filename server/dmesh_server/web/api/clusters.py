@@ -33,7 +33,7 @@ class ClusterSummary(BaseModel):
     incarnation: str = Field(description="random number of this generation of it, 16 hexadecimal digits")
     epoch: int = Field(description="grows with every change of membership")
     ended: bool = Field(description="all its members have departed")
-    seats: int = Field(description="number of its tasks")
+    tasks: int = Field(description="number of its tasks")
     members: dict[str, int] = Field(
         description="number of members that are FAILED, LOST, STUCK, BLOCKED, REGISTERED, CONNECTED, LEFT; "
         "zeros are left out"
@@ -58,7 +58,7 @@ class ClusterPage(BaseModel):
                     "clusters": [
                         {
                             "name": "train", "incarnation": "00c2b1f8a9d3e675", "epoch": 9, "ended": False,
-                            "seats": 8, "members": {"LOST": 1, "CONNECTED": 7}, "vacant": 0, "barriers": 1,
+                            "tasks": 8, "members": {"LOST": 1, "CONNECTED": 7}, "vacant": 0, "barriers": 1,
                             "waits_in": {
                                 "name": "step", "instance": 41, "arrived": 6, "participants": 8, "age": 3.25,
                             },
@@ -157,7 +157,7 @@ def view_summary(summary: Summary, now: float) -> ClusterSummary:
         incarnation=hexadecimal(summary.incarnation),
         epoch=summary.epoch,
         ended=summary.ended,
-        seats=sum(len(job.addresses) for job in summary.jobs),
+        tasks=sum(len(job.addresses) for job in summary.jobs),
         members=dict(summary.members),
         vacant=summary.vacant,
         barriers=summary.barriers,

@@ -26,7 +26,7 @@ const model = new Model();
 const made = new Map();
 const open = () => (location.hash.slice(2).split("/")[0] in VIEWS ? location.hash.slice(2).split("/")[0] : "overview");
 
-const reading = new Reading(model, () => [...new Set([...VIEWS[open()].needs, "why", "seats", "server"])], () => stream.open());
+const reading = new Reading(model, () => [...new Set([...VIEWS[open()].needs, "why", "tasks", "server"])], () => stream.open());
 const stream = new Stream({
   clusters: (told) => model.setClusters(told.clusters, told.gone),
   happened: (event) => {

@@ -1,4 +1,4 @@
-// Pictures of many seats: one canvas, however many there are.
+// Pictures of many task slots: one canvas, however many there are.
 
 import { lookOf } from "./states.js";
 
@@ -56,14 +56,14 @@ export function sheet(canvas, width, height) {
 }
 
 /**
- * Draws a seat: a tone, and from some size on a shape of its own for each condition.
+ * Draws a task slot: a tone, and from some size on a shape of its own for each condition.
  * @param {CanvasRenderingContext2D} context
  * @param {number} x
  * @param {number} y
  * @param {number} size
  * @param {string} condition
  */
-export function drawSeat(context, x, y, size, condition) {
+export function drawSlot(context, x, y, size, condition) {
   const { tone } = lookOf(condition);
   const inset = size >= 8 ? 1 : 0.5;
   const side = size - 2 * inset;
@@ -108,9 +108,9 @@ export function drawSeat(context, x, y, size, condition) {
 
 /** @typedef {{x: number, y: number, place: number}} Cell */
 
-export class SeatMap {
+export class SlotMap {
   /**
-   * A picture of seats that one can point at, with the mouse or the arrow keys.
+   * A picture of task slots that one can point at, with the mouse or the arrow keys.
    * @param {(place: number) => string} describe
    * @param {(place: number) => void} open
    */
@@ -118,7 +118,7 @@ export class SeatMap {
     this.describe = describe;
     this.open = open;
     this.node = document.createElement("div");
-    this.node.className = "seatmap";
+    this.node.className = "slotmap";
     this.canvas = document.createElement("canvas");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "img");
@@ -201,7 +201,7 @@ export class SeatMap {
     this.again = () => {
       const { context } = sheet(this.canvas, width, height);
       around?.(context);
-      for (const { x, y, place } of cells) drawSeat(context, x, y, size, conditionAt(place));
+      for (const { x, y, place } of cells) drawSlot(context, x, y, size, conditionAt(place));
       if (labelOf && size >= LABELLED) this.label(context, conditionAt, labelOf);
       for (const { x, y } of cells.filter(({ place }) => this.marked.has(place))) {
         context.strokeStyle = colour("warn");

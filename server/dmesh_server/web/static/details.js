@@ -8,21 +8,21 @@ import { chip, setChip } from "./states.js";
 /**
  * Opens the details of a member.
  * @param {string} cluster
- * @param {{task: string, job: string, index: number}} seat
+ * @param {{task: string, job: string, index: number}} slot
  */
-export async function openMember(cluster, seat) {
+export async function openMember(cluster, slot) {
   const body = el("div", { class: "details" }, "Asking the server …");
   const shut = el("button", { class: "quiet", onclick: () => dialog.close() }, "Close");
   const dialog = /** @type {HTMLDialogElement} */ (
-    el("dialog", { class: "sheet", "aria-label": visible(seat.task) }, el("header", {}, el("h2", {}, name(seat.task)), shut), body)
+    el("dialog", { class: "sheet", "aria-label": visible(slot.task) }, el("header", {}, el("h2", {}, name(slot.task)), shut), body)
   );
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   document.body.append(dialog);
   dialog.showModal();
   try {
-    const member = await read(inCluster(cluster, "members", seat.job, seat.index));
-    body.replaceChildren(...(member ? describe(member) : ["There is no such seat any more."]));
+    const member = await read(inCluster(cluster, "members", slot.job, slot.index));
+    body.replaceChildren(...(member ? describe(member) : ["There is no such task any more."]));
   } catch {
     body.replaceChildren("The server does not answer. Try again when the connection is back.");
   }

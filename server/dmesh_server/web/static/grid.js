@@ -7,7 +7,7 @@ import { taskAt } from "./model.js";
 import { conditionOf, ORDER } from "./states.js";
 
 /** @typedef {{name: string, size: number}} Axis */
-/** @typedef {import("./canvas.js").SeatMap} SeatMap */
+/** @typedef {import("./canvas.js").SlotMap} SlotMap */
 /** A rectangle of devices of one panel, or devices of several panels. `shows`: the device in the worst state.
  * @typedef {{x: number, y: number, place: number, panel: number, panels: number, row: number, rows: number,
  *   column: number, columns: number, count: number, shows: number, condition: string, host: number}} MeshCell */
@@ -29,26 +29,26 @@ const MIXED = -2;
 const UNKNOWN = "UNKNOWN";
 
 /**
- * Finds out which seat has each device of a mesh.
- * @param {any} mesh @param {any} seats
- * @returns {{owners: number[]|null, devices: number[], says: string}} by device: place of the seat, -1 for unknown
+ * Finds out which task slot has each device of a mesh.
+ * @param {any} mesh @param {any} slots
+ * @returns {{owners: number[]|null, devices: number[], says: string}} by device: place of the task slot, -1 for unknown
  */
-export function locate(mesh, seats) {
+export function locate(mesh, slots) {
   const size = mesh.axes.reduce((/** @type {number} */ all, /** @type {Axis} */ axis) => all * axis.size, 1);
   const placement = mesh.placement;
   if (!placement) {
-    const all = ownersOf(seats, mesh.device_type);
+    const all = ownersOf(slots, mesh.device_type);
     if (size === all.length) return { owners: all, devices: all.map(() => -1), says: "devices in the order of tasks, which is how meshes over all devices are filled" };
     return { owners: null, devices: [], says: `it has ${counted(size, "device")}, and which ones is not announced, or they are too many to be shown` };
   }
-  const first = startOf(seats, placement.job);
+  const first = startOf(slots, placement.job);
   const [owners, devices] = [new Array(size).fill(-1), new Array(size).fill(-1)];
   let at = 0;
   placement.counts.forEach((/** @type {number} */ count, /** @type {number} */ run) => {
     const [task, device] = [placement.tasks[run], placement.devices[run]];
     for (let one = 0; one < count && at < size; one += 1, at += 1) {
-      // A seat beyond those that were read is nobody's here.
-      if (task >= 0 && first + task < seats.conditions.length) owners[at] = first + task;
+      // A task slot beyond those that were read is nobody's here.
+      if (task >= 0 && first + task < slots.conditions.length) owners[at] = first + task;
       if (device >= 0) devices[at] = device + one;
     }
   });
@@ -58,21 +58,21 @@ export function locate(mesh, seats) {
   return { owners, devices, says: unknown ? `${says}; nobody has told whose ${number(unknown)} of them are` : says };
 }
 
-/** @param {any} seats @param {string} job */
-function startOf(seats, job) {
+/** @param {any} slots @param {string} job */
+function startOf(slots, job) {
   let start = 0;
-  for (const one of seats.jobs) {
+  for (const one of slots.jobs) {
     if (one.name === job) return start;
     start += one.tasks;
   }
-  return seats.conditions.length; // nobody's: the cluster has another job list by now
+  return slots.conditions.length; // nobody's: the cluster has another job list by now
 }
 
-/** @param {any} seats @param {string} type */
-function ownersOf(seats, type) {
+/** @param {any} slots @param {string} type */
+function ownersOf(slots, type) {
   /** @type {number[]} */
   const owners = [];
-  (seats.devices[type] ?? []).forEach((/** @type {number} */ count, /** @type {number} */ place) => {
+  (slots.devices[type] ?? []).forEach((/** @type {number} */ count, /** @type {number} */ place) => {
     for (let device = 0; device < count; device += 1) owners.push(place);
   });
   return owners;
@@ -81,10 +81,10 @@ function ownersOf(seats, type) {
 /**
  * Lays devices out: the last two axes are rows and columns of a panel; there is a panel for each place along the
  * axes before. Of a single axis each device is a panel of its own.
- * @param {Axis[]} axes @param {{owners: number[], devices: number[]}} found @param {any} seats @param {number} width
+ * @param {Axis[]} axes @param {{owners: number[], devices: number[]}} found @param {any} slots @param {number} width
  * @returns {Grid}
  */
-export function layOut(axes, found, seats, width) {
+export function layOut(axes, found, slots, width) {
   const count = found.owners.length;
   const fits = Math.max(4, Math.floor((width - 2 * MARGIN) / SMALLEST));
   const [rows, columns] = axes.length > 1 ? [axes[axes.length - 2].size, axes[axes.length - 1].size] : [1, 1];
@@ -110,7 +110,7 @@ export function layOut(axes, found, seats, width) {
           column: right * tile.columns, columns: Math.min(tile.columns, columns - right * tile.columns),
           count: 0, shows: -1, condition: UNKNOWN, host: MIXED,
         };
-        fill(cell, found.owners, rows, columns, seats);
+        fill(cell, found.owners, rows, columns, slots);
         cells.push(cell);
       }
     }
@@ -137,9 +137,9 @@ function measure(tile, panels, rows, columns, width) {
 
 /**
  * Notes the worst of a cell's devices, and their host if they have one.
- * @param {MeshCell} cell @param {number[]} owners @param {number} rows @param {number} columns @param {any} seats
+ * @param {MeshCell} cell @param {number[]} owners @param {number} rows @param {number} columns @param {any} slots
  */
-function fill(cell, owners, rows, columns, seats) {
+function fill(cell, owners, rows, columns, slots) {
   let worst = ORDER.length;
   for (let panel = cell.panel; panel < cell.panel + cell.panels; panel += 1) {
     for (let row = cell.row; row < cell.row + cell.rows; row += 1) {
@@ -147,9 +147,9 @@ function fill(cell, owners, rows, columns, seats) {
       const end = Math.min(begin + cell.columns, owners.length);
       for (let device = begin; device < end; device += 1) {
         const owner = owners[device];
-        const condition = owner < 0 ? UNKNOWN : conditionOf(seats.conditions[owner]);
+        const condition = owner < 0 ? UNKNOWN : conditionOf(slots.conditions[owner]);
         const rank = owner < 0 ? ORDER.indexOf("CONNECTED") - 0.5 : ORDER.indexOf(condition);
-        const host = owner < 0 ? -1 : seats.host[owner];
+        const host = owner < 0 ? -1 : slots.host[owner];
         cell.host = cell.count === 0 || cell.host === host ? host : MIXED;
         cell.count += 1;
         if (rank >= worst) continue;
@@ -162,16 +162,16 @@ function fill(cell, owners, rows, columns, seats) {
 }
 
 /**
- * @param {SeatMap} map @param {Grid} grid @param {any} seats
+ * @param {SlotMap} map @param {Grid} grid @param {any} slots
  */
-export function drawGrid(map, grid, seats) {
+export function drawGrid(map, grid, slots) {
   const { axes, cells, owners, size } = grid;
   const grouped = cells.length < owners.length;
   map.canvas.setAttribute("aria-label", `${counted(owners.length, "device")} laid out by the axes ${axes.map((axis) => visible(axis.name, 40)).join(", ")}`);
   map.hint = grouped
     ? `Each cell stands for up to ${number(Math.max(...cells.map((cell) => cell.count)))} devices, and shows the worst of them. Point at one, or use the arrow keys; Enter opens the worst's member.`
     : "Numbers are ranks, lines part hosts. Point at a device, or use the arrow keys; Enter opens its member.";
-  const labelOf = (/** @type {number} */ place) => (cells[place].count === 1 && owners[cells[place].shows] >= 0 ? String(taskAt(seats, owners[cells[place].shows]).index) : "");
+  const labelOf = (/** @type {number} */ place) => (cells[place].count === 1 && owners[cells[place].shows] >= 0 ? String(taskAt(slots, owners[cells[place].shows]).index) : "");
   map.draw(grid.width, grid.height, size, cells, (place) => cells[place].condition, (context) => {
     drawAxes(context, axes);
     drawHostLines(context, grid);

@@ -14,18 +14,18 @@ export class Heartbeats {
 
   /**
    * Notes how silent each member is: in hundredths of the lease, up to 254.
-   * @param {any} seats
+   * @param {any} slots
    */
-  note(seats) {
-    if (seats.total !== this.total) {
-      this.total = seats.total;
+  note(slots) {
+    if (slots.total !== this.total) {
+      this.total = slots.total;
       this.at = this.looks = 0;
       this.silence = new Uint8Array(this.total * LOOKS).fill(ABSENT);
     }
     const column = this.at;
-    for (let place = 0; place < seats.conditions.length; place += 1) {
-      const there = "CSBR".includes(seats.conditions[place]);
-      const part = Math.min(254, Math.round((seats.silence[place] / seats.lease) * 100));
+    for (let place = 0; place < slots.conditions.length; place += 1) {
+      const there = "CSBR".includes(slots.conditions[place]);
+      const part = Math.min(254, Math.round((slots.silence[place] / slots.lease) * 100));
       this.silence[place * LOOKS + column] = there ? part : ABSENT;
     }
     this.at = (column + 1) % LOOKS;

@@ -83,7 +83,7 @@ export class Model extends EventTarget {
    */
   took(resource, answer) {
     this.read[resource] = answer;
-    if (resource === "seats" && answer) this.heartbeats.note(answer);
+    if (resource === "tasks" && answer) this.heartbeats.note(answer);
     this.changed();
   }
 
@@ -99,14 +99,14 @@ export class Model extends EventTarget {
     this.changed();
   }
 
-  /** A member's fate is shown when it is told of, not when the seats are read again. */
+  /** A member's fate is shown when it is told of, not when the task slots are read again. */
   _apply(event) {
-    const seats = this.read.seats;
-    if (!seats || event.cluster !== this.cluster || !event.task) return;
+    const slots = this.read.tasks;
+    if (!slots || event.cluster !== this.cluster || !event.task) return;
     const condition = { member_lost: "LOST", member_failed: "FAILED", member_left: "LEFT", member_stuck: "STUCK", member_blocked: "BLOCKED", member_live: "CONNECTED" }[event.kind];
-    const place = condition ? placeOf(seats, event.task) : -1;
+    const place = condition ? placeOf(slots, event.task) : -1;
     if (place >= 0 && condition) {
-      seats.conditions = seats.conditions.slice(0, place) + CONDITIONS[condition].letter + seats.conditions.slice(place + 1);
+      slots.conditions = slots.conditions.slice(0, place) + CONDITIONS[condition].letter + slots.conditions.slice(place + 1);
     }
   }
 
@@ -120,13 +120,13 @@ export class Model extends EventTarget {
 }
 
 /**
- * Returns the task at a place of the seats.
- * @param {any} seats
+ * Returns the task at a place of the task slots.
+ * @param {any} slots
  * @param {number} place
  */
-export function taskAt(seats, place) {
+export function taskAt(slots, place) {
   let rest = place;
-  for (const job of seats.jobs) {
+  for (const job of slots.jobs) {
     if (rest < job.tasks) return { task: `/job:${job.name}/task:${rest}`, job: job.name, index: rest };
     rest -= job.tasks;
   }
@@ -134,15 +134,15 @@ export function taskAt(seats, place) {
 }
 
 /**
- * Returns the place of a task among the seats; -1 if it has none.
- * @param {any} seats
+ * Returns the place of a task among the task slots; -1 if it has none.
+ * @param {any} slots
  * @param {string} task
  */
-export function placeOf(seats, task) {
+export function placeOf(slots, task) {
   const match = /^\/job:(.*)\/task:(\d+)$/.exec(task);
   if (!match) return -1;
   let start = 0;
-  for (const job of seats.jobs) {
+  for (const job of slots.jobs) {
     if (job.name === match[1]) return Number(match[2]) < job.tasks ? start + Number(match[2]) : -1;
     start += job.tasks;
   }
@@ -150,14 +150,14 @@ export function placeOf(seats, task) {
 }
 
 /**
- * Counts the seats by condition.
- * @param {any} seats
+ * Counts the task slots by condition.
+ * @param {any} slots
  * @returns {Record<string, number>}
  */
-export function countSeats(seats) {
+export function countSlots(slots) {
   /** @type {Record<string, number>} */
   const counts = {};
-  for (const letter of seats.conditions) {
+  for (const letter of slots.conditions) {
     const condition = conditionOf(letter);
     counts[condition] = (counts[condition] ?? 0) + 1;
   }
@@ -170,7 +170,7 @@ export function countSeats(seats) {
  * @returns {Record<string, number>}
  */
 export function countMembers(model) {
-  if (model.read.seats) return countSeats(model.read.seats);
+  if (model.read.tasks) return countSlots(model.read.tasks);
   const summary = model.summary;
   if (!summary) return {};
   return summary.vacant ? { ...summary.members, VACANT: summary.vacant } : summary.members;

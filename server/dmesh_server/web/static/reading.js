@@ -5,14 +5,14 @@ import { inCluster, LoggedOut, read } from "./api.js";
 /** @typedef {import("./model.js").Model} Model */
 
 const PERIOD = 2000;
-/** Seats of a cluster from which on it is read half as often. */
+/** Task slots of a cluster from which on it is read half as often. */
 const LARGE = 500;
 /** Milliseconds between two readings at least. */
 const PACE = 250;
 
 /** @type {Record<string, {every: number, read: (model: Model) => Promise<any>}>} */
 const RESOURCES = {
-  seats: { every: 1, read: (model) => read(inCluster(model.cluster, "seats")) },
+  tasks: { every: 1, read: (model) => read(inCluster(model.cluster, "tasks")) },
   why: { every: 1, read: (model) => read(inCluster(model.cluster, "why")) },
   barriers: { every: 1, read: (model) => read(inCluster(model.cluster, "barriers"), { limit: 20, missing: 20 }) },
   timeline: { every: 1, read: (model) => read(inCluster(model.cluster, "collectives"), { members: 32, recent: 16, limit: 4 }) },
@@ -48,7 +48,7 @@ export class Reading {
     this.timer = window.setInterval(() => {
       if (document.hidden) return;
       this.turn += 1;
-      const pace = (this.model.summary?.seats ?? 0) > LARGE ? 2 : 1;
+      const pace = (this.model.summary?.tasks ?? 0) > LARGE ? 2 : 1;
       this.run((resource) => this.turn % (RESOURCES[resource].every * pace) === 0);
     }, PERIOD);
     this.soon();

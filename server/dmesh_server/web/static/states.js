@@ -10,7 +10,7 @@ export const CONDITIONS = {
   LOST: { letter: "X", sign: "✕", tone: "bad", says: "its process or its host is gone" },
   STUCK: { letter: "S", sign: "◆", tone: "warn", says: "others wait for it, and it gets nowhere" },
   BLOCKED: { letter: "B", sign: "▲", tone: "warn", says: "its connection answers, its program does not" },
-  VACANT: { letter: "V", sign: "◌", tone: "idle", says: "nobody has taken the seat yet" },
+  VACANT: { letter: "V", sign: "◌", tone: "idle", says: "nobody has taken the task slot yet" },
   REGISTERED: { letter: "R", sign: "○", tone: "idle", says: "registered, its session is not attached" },
   CONNECTED: { letter: "C", sign: "●", tone: "ok", says: "it is there" },
   LEFT: { letter: "L", sign: "–", tone: "gone", says: "it left in good order" },

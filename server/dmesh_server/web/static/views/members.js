@@ -5,7 +5,7 @@ import { openMember } from "../details.js";
 import { el, reconcile, say, visible } from "../dom.js";
 import { counted, number, span } from "../format.js";
 import { ABSENT, LOOKS } from "../heartbeats.js";
-import { countSeats, taskAt } from "../model.js";
+import { countSlots, taskAt } from "../model.js";
 import { Rows } from "../rows.js";
 import { chip, conditionOf, lookOf, ORDER, setChip } from "../states.js";
 
@@ -13,7 +13,7 @@ import { chip, conditionOf, lookOf, ORDER, setChip } from "../states.js";
 /** @typedef {{place: number, condition: string, task: string, job: string, index: number, host: string, pid: number, silence: number, devices: number, reason: string}} Item */
 
 export const title = "Members";
-export const needs = ["seats", "troubles"];
+export const needs = ["tasks", "troubles"];
 
 const STRIP = { width: 160, height: 22 };
 const LATE = 25;
@@ -45,9 +45,9 @@ export function create(model) {
   const node = el("div", { class: "view" }, el("div", { class: "toolbar" }, search, chips, shown), rows.node, note);
 
   function update() {
-    const seats = model.read.seats;
-    if (!seats) return;
-    const counts = countSeats(seats);
+    const slots = model.read.tasks;
+    if (!slots) return;
+    const counts = countSlots(slots);
     const present = ORDER.filter((one) => counts[one] || wanted.has(one));
     reconcile(chips, present.map((one) => ({ one, many: counts[one] ?? 0 })), ({ one }) => one, ({ one }) => {
       const count = el("b", {});
@@ -61,7 +61,7 @@ export function create(model) {
       };
     });
     const items = itemsOf(model).filter((item) => (!wanted.size || wanted.has(item.condition)) && matches(item, search.value.trim().toLowerCase()));
-    say(shown, items.length === seats.total ? counted(seats.total, "seat") : `${number(items.length)} of ${counted(seats.total, "seat")}`);
+    say(shown, items.length === slots.total ? counted(slots.total, "task slot") : `${number(items.length)} of ${counted(slots.total, "task slot")}`);
     rows.set(items);
   }
 
@@ -84,22 +84,22 @@ function ink(tone, text) {
  * @returns {Item[]}
  */
 function itemsOf(model) {
-  const seats = model.read.seats;
+  const slots = model.read.tasks;
   /** @type {Map<string, string>} */
   const reasons = new Map((model.read.troubles?.members ?? []).map((/** @type {any} */ one) => [one.task, one.reason]));
-  const types = Object.values(seats.devices);
+  const types = Object.values(slots.devices);
   const items = [];
-  for (let place = 0; place < seats.conditions.length; place += 1) {
-    const seat = taskAt(seats, place);
+  for (let place = 0; place < slots.conditions.length; place += 1) {
+    const slot = taskAt(slots, place);
     items.push({
-      ...seat,
+      ...slot,
       place,
-      condition: conditionOf(seats.conditions[place]),
-      host: seats.hosts[seats.host[place]] ?? "",
-      pid: seats.pids[place],
-      silence: seats.silence[place],
+      condition: conditionOf(slots.conditions[place]),
+      host: slots.hosts[slots.host[place]] ?? "",
+      pid: slots.pids[place],
+      silence: slots.silence[place],
       devices: types.reduce((sum, counts) => sum + counts[place], 0),
-      reason: reasons.get(seat.task) ?? "",
+      reason: reasons.get(slot.task) ?? "",
     });
   }
   const rank = new Map(ORDER.map((one, number) => [one, number]));

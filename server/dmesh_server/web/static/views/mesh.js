@@ -1,6 +1,6 @@
 // Meshes: devices laid out by the mesh's axes, coloured by the state of who has them; and by host.
 
-import { SeatMap } from "../canvas.js";
+import { SlotMap } from "../canvas.js";
 import { card, nothing } from "../card.js";
 import { openMember } from "../details.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
@@ -8,14 +8,14 @@ import { counted } from "../format.js";
 import { describePlace, drawGrid, layOut, locate } from "../grid.js";
 import { taskAt } from "../model.js";
 import { conditionOf, lookOf, ORDER } from "../states.js";
-import { describeSeat } from "./overview.js";
+import { describeSlot } from "./overview.js";
 
 /** @typedef {import("../model.js").Model} Model */
 /** @typedef {import("../grid.js").Axis} Axis */
 /** @typedef {import("../grid.js").Grid} Grid */
 
 export const title = "Mesh";
-export const needs = ["seats", "topology"];
+export const needs = ["tasks", "topology"];
 
 const MOST_HOSTS = 48;
 
@@ -28,23 +28,23 @@ export function create(model) {
   const node = el("div", { class: "view" }, meshes, unknown, card("Hosts", hosts, moreHosts));
 
   function update() {
-    const { seats, topology } = model.read;
-    if (!seats || !topology) return;
+    const { tasks: slots, topology } = model.read;
+    if (!slots || !topology) return;
     tellApart(topology.meshes);
     reconcile(meshes, topology.meshes.length ? topology.meshes : [null], keyOf, (mesh) => (mesh ? makeMesh(model, mesh) : { node: el("section", { class: "card" }, nothing("No program has announced a mesh yet.")), update: () => {} }));
     unknown.hidden = !(topology.meshes_unknown && topology.meshes.length);
     say(unknown, topology.meshes_unknown && topology.meshes.length ? `${counted(topology.meshes_unknown, "member")} announced no mesh; they may have some.` : "");
-    showHosts(seats);
+    showHosts(slots);
   }
 
-  /** @param {any} seats */
-  function showHosts(seats) {
+  /** @param {any} slots */
+  function showHosts(slots) {
     /** @type {Map<number, number[]>} */
     const places = new Map();
-    seats.host.forEach((/** @type {number} */ host, /** @type {number} */ place) => {
+    slots.host.forEach((/** @type {number} */ host, /** @type {number} */ place) => {
       if (host >= 0) places.set(host, [...(places.get(host) ?? []), place]);
     });
-    const found = [...places].map(([host, held]) => ({ host: seats.hosts[host], places: held, worst: worstOf(seats, held) }));
+    const found = [...places].map(([host, held]) => ({ host: slots.hosts[host], places: held, worst: worstOf(slots, held) }));
     found.sort((a, b) => a.worst - b.worst || (a.places[0] ?? 0) - (b.places[0] ?? 0));
     reconcile(hosts, found.slice(0, MOST_HOSTS), (one) => one.host, (one) => makeHost(model, one));
     const rest = found.slice(MOST_HOSTS);
@@ -72,18 +72,18 @@ function keyOf(mesh) {
   return `${mesh.same ?? 0}|${mesh.name}|${mesh.device_type}|${mesh.axes.map((/** @type {Axis} */ axis) => `${axis.name}=${axis.size}`).join(",")}`;
 }
 
-/** @param {any} seats @param {number[]} places */
-function worstOf(seats, places) {
-  return Math.min(...places.map((place) => ORDER.indexOf(conditionOf(seats.conditions[place]))));
+/** @param {any} slots @param {number[]} places */
+function worstOf(slots, places) {
+  return Math.min(...places.map((place) => ORDER.indexOf(conditionOf(slots.conditions[place]))));
 }
 
 /** @param {Model} model @param {any} mesh */
 function makeMesh(model, mesh) {
   /** @type {Grid|null} */
   let grid = null;
-  const map = new SeatMap(
+  const map = new SlotMap(
     (cell) => (grid ? describeCell(model, grid, cell) : ""),
-    (cell) => grid && grid.owners[grid.cells[cell].shows] >= 0 && openMember(model.cluster, taskAt(model.read.seats, grid.owners[grid.cells[cell].shows])),
+    (cell) => grid && grid.owners[grid.cells[cell].shows] >= 0 && openMember(model.cluster, taskAt(model.read.tasks, grid.owners[grid.cells[cell].shows])),
   );
   const axes = mesh.axes.map((/** @type {Axis} */ axis) => `${visible(axis.name, 40)} ${axis.size}`).join(" × ");
   const said = el("p", { class: "quiet" });
@@ -91,14 +91,14 @@ function makeMesh(model, mesh) {
   return {
     node,
     update() {
-      const seats = model.read.seats;
+      const slots = model.read.tasks;
       const now = model.read.topology.meshes.find((/** @type {any} */ one) => keyOf(one) === keyOf(mesh)) ?? mesh;
-      const found = locate(now, seats);
+      const found = locate(now, slots);
       say(said, `announced by ${counted(now.announced_by, "member")}; ${found.says}`);
       map.node.hidden = !found.owners;
       if (!found.owners) return;
-      grid = layOut(now.axes, { owners: found.owners, devices: found.devices }, seats, (map.node.clientWidth || 320) - 2);
-      drawGrid(map, grid, seats);
+      grid = layOut(now.axes, { owners: found.owners, devices: found.devices }, slots, (map.node.clientWidth || 320) - 2);
+      drawGrid(map, grid, slots);
     },
   };
 }
@@ -111,17 +111,17 @@ function describeCell(model, grid, number) {
   if (cell.count === 1) {
     if (owner < 0) return `${place}nobody has told whose device this is`;
     const device = grid.devices[cell.shows];
-    return `${place}${device < 0 ? "a device" : `device ${device}`} of ${describeSeat(model, owner)}`;
+    return `${place}${device < 0 ? "a device" : `device ${device}`} of ${describeSlot(model, owner)}`;
   }
-  const worst = owner < 0 ? "" : `; the worst is of ${describeSeat(model, owner)}`;
+  const worst = owner < 0 ? "" : `; the worst is of ${describeSlot(model, owner)}`;
   return `${place}${counted(cell.count, "device")}${worst}`;
 }
 
 /** @param {Model} model @param {{host: string, places: number[], worst: number}} first */
 function makeHost(model, first) {
-  const map = new SeatMap(
-    (place) => describeSeat(model, place),
-    (place) => openMember(model.cluster, taskAt(model.read.seats, place)),
+  const map = new SlotMap(
+    (place) => describeSlot(model, place),
+    (place) => openMember(model.cluster, taskAt(model.read.tasks, place)),
   );
   const worst = el("span", { class: "sign", "aria-hidden": "true" });
   const what = el("span", { class: "quiet" });
@@ -130,18 +130,18 @@ function makeHost(model, first) {
     node,
     /** @param {{host: string, places: number[], worst: number}} one */
     update(one) {
-      const seats = model.read.seats;
+      const slots = model.read.tasks;
       const look = lookOf(ORDER[one.worst]);
       worst.className = `sign tone-${look.tone}`;
       say(worst, look.sign);
-      const devices = Object.entries(seats.devices).map(([type, counts]) => [type, one.places.reduce((sum, place) => sum + /** @type {number[]} */ (counts)[place], 0)]);
+      const devices = Object.entries(slots.devices).map(([type, counts]) => [type, one.places.reduce((sum, place) => sum + /** @type {number[]} */ (counts)[place], 0)]);
       say(what, `${counted(one.places.length, "member")}, ${devices.map(([type, count]) => `${count} ${type}`).join(", ") || "no devices"}`);
       const width = map.node.clientWidth || 180;
       const size = Math.max(6, Math.min(24, Math.floor(Math.sqrt((width * 60) / one.places.length))));
       const columns = Math.max(1, Math.floor(width / size));
       const cells = one.places.map((place, number) => ({ x: (number % columns) * size, y: Math.floor(number / columns) * size, place }));
       map.canvas.setAttribute("aria-label", `members on ${visible(one.host, 60)}`);
-      map.draw(width, Math.ceil(one.places.length / columns) * size, size, cells, (place) => conditionOf(seats.conditions[place]), undefined, (place) => String(taskAt(seats, place).index));
+      map.draw(width, Math.ceil(one.places.length / columns) * size, size, cells, (place) => conditionOf(slots.conditions[place]), undefined, (place) => String(taskAt(slots, place).index));
     },
   };
 }

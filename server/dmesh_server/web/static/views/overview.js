@@ -1,6 +1,6 @@
 // Overview: is it healthy? what is it waiting for?
 
-import { SeatMap } from "../canvas.js";
+import { SlotMap } from "../canvas.js";
 import { card, nothing, tile } from "../card.js";
 import { openMember } from "../details.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
@@ -12,7 +12,7 @@ import { conditionOf, lookOf, ORDER } from "../states.js";
 /** @typedef {import("../model.js").Model} Model */
 
 export const title = "Overview";
-export const needs = ["seats", "why", "server"];
+export const needs = ["tasks", "why", "server"];
 
 /** @param {Model} model */
 export function create(model) {
@@ -23,9 +23,9 @@ export function create(model) {
   const [members, barriers, collectives, store] = ["Members", "Barriers", "Collectives", "Server"].map(tile);
   const bar = el("div", { class: "bar", "aria-hidden": "true" });
   const legend = el("ul", { class: "legend" });
-  const map = new SeatMap(
+  const map = new SlotMap(
     (place) => describe(model, place),
-    (place) => openMember(model.cluster, taskAt(model.read.seats, place)),
+    (place) => openMember(model.cluster, taskAt(model.read.tasks, place)),
   );
   const errors = el("ul", { class: "feed" });
   const clusters = el("tbody", {});
@@ -51,7 +51,7 @@ export function create(model) {
     const summary = model.summary;
     const counts = countMembers(model);
     const there = (counts.CONNECTED ?? 0) + (counts.REGISTERED ?? 0) + (counts.STUCK ?? 0) + (counts.BLOCKED ?? 0);
-    say(members.value, summary ? `${number(there)} / ${number(summary.seats)}` : "–");
+    say(members.value, summary ? `${number(there)} / ${number(summary.tasks)}` : "–");
     say(members.note, summary ? `there; epoch ${summary.epoch}` : "");
     say(barriers.value, summary ? number(summary.barriers) : "–");
     say(barriers.note, summary?.waits_in ? `oldest: ${counted(summary.waits_in.participants - summary.waits_in.arrived, "task")} missing` : "none under way");
@@ -79,18 +79,18 @@ export function create(model) {
   }
 
   function showMap() {
-    const seats = model.read.seats;
-    map.node.hidden = !seats;
-    if (!seats) return;
-    map.marked = new Set((model.read.why?.suspects ?? []).map((/** @type {string} */ task) => placeOf(seats, task)));
-    map.hint = `${map.marked.size ? "Framed: others wait for it. " : ""}Point at a seat, or use the arrow keys; Enter opens it.`;
+    const slots = model.read.tasks;
+    map.node.hidden = !slots;
+    if (!slots) return;
+    map.marked = new Set((model.read.why?.suspects ?? []).map((/** @type {string} */ task) => placeOf(slots, task)));
+    map.hint = `${map.marked.size ? "Framed: others wait for it. " : ""}Point at a task slot, or use the arrow keys; Enter opens it.`;
     const width = map.node.clientWidth || 320;
-    const total = seats.conditions.length;
+    const total = slots.conditions.length;
     const size = Math.max(5, Math.min(38, Math.floor(Math.sqrt((width * 200) / Math.max(1, total)))));
     const columns = Math.max(1, Math.floor(width / size));
     const cells = Array.from({ length: total }, (_, place) => ({ x: (place % columns) * size, y: Math.floor(place / columns) * size, place }));
-    map.canvas.setAttribute("aria-label", `${counted(total, "seat")} in the order of tasks`);
-    map.draw(width, Math.ceil(total / columns) * size, size, cells, (place) => conditionOf(seats.conditions[place]), undefined, (place) => String(taskAt(seats, place).index));
+    map.canvas.setAttribute("aria-label", `${counted(total, "task slot")} in the order of tasks`);
+    map.draw(width, Math.ceil(total / columns) * size, size, cells, (place) => conditionOf(slots.conditions[place]), undefined, (place) => String(taskAt(slots, place).index));
   }
 
   function showErrors() {
@@ -157,11 +157,11 @@ function showServer({ value, note }, server) {
 
 /** @param {Model} model @param {number} place */
 function describe(model, place) {
-  const seats = model.read.seats;
-  const host = seats.hosts[seats.host[place]];
-  const condition = conditionOf(seats.conditions[place]);
-  const where = host === undefined ? "" : `, host ${visible(host, 60)}, silent for ${span(seats.silence[place])}`;
-  return `${taskAt(seats, place).task}: ${condition}${where}`;
+  const slots = model.read.tasks;
+  const host = slots.hosts[slots.host[place]];
+  const condition = conditionOf(slots.conditions[place]);
+  const where = host === undefined ? "" : `, host ${visible(host, 60)}, silent for ${span(slots.silence[place])}`;
+  return `${taskAt(slots, place).task}: ${condition}${where}`;
 }
 
 /** @param {string[]} titles */
@@ -169,4 +169,4 @@ function head(titles) {
   return el("thead", {}, el("tr", {}, ...titles.map((one) => el("th", { scope: "col" }, one))));
 }
 
-export { describe as describeSeat, head };
+export { describe as describeSlot, head };

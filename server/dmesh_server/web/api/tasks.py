@@ -75,7 +75,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
     routes = APIRouter(tags=["members"])
     charts = _Charts()
 
-    @routes.get("/clusters/{cluster}/seats", response_model=TaskPage, responses=refusals(404))
+    @routes.get("/clusters/{cluster}/tasks", response_model=TaskPage, responses=refusals(404))
     async def list_tasks(
         cluster: ClusterName,
         limit: Annotated[
