@@ -61,7 +61,12 @@ class Client:
         self._address = address
         self._connect()
         task = common.Task(job=JOB, index=index)
-        self._caller = common.Caller(cluster="load", task=task, incarnation=secrets.randbits(63) + 1)
+        self._caller = common.Caller(
+            cluster="load",
+            task=task,
+            incarnation=secrets.randbits(63) + 1,
+            credential=secrets.token_bytes(32),
+        )
         self._jobs = jobs
         self._jobs_digest = jobs_digest
         self._random = random.Random(index)

@@ -6,6 +6,7 @@ knows:
 1. Sessions carry barriers; keys and values have calls of their own.
 2. Sessions carry the calls of the key-value store; liveness, settings of the cluster, passed barriers.
 3. Calls of sessions name reply slots. Passed barriers are presented in calls of their own.
+4. Callers show the credential with which they registered: knowing an incarnation proves nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-VERSION = 3
+VERSION = 4
 """Version of the protocol that this side speaks."""
 OLDEST_CLIENT = 1
 """The oldest version of clients that a server of `VERSION` serves."""
+CREDENTIALS_SINCE = 4
+"""The first version whose clients must register with a credential."""
 
 
 def jobs_digest(jobs: Iterable[tuple[str, Sequence[str]]]) -> bytes:

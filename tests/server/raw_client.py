@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import secrets
 from collections.abc import Callable
@@ -65,6 +66,8 @@ class RawClient:
         if index is not None:
             self.caller.task.CopyFrom(common_pb2.Task(job="worker", index=index))
             self.caller.incarnation = incarnation or secrets.randbits(63) + 1
+            # The same process may have several of these clients.
+            self.caller.credential = hashlib.sha256(b"%d" % self.caller.incarnation).digest()
         self.jobs = [common_pb2.Job(name="worker", addresses=[f"host{i}:1" for i in range(size)])]
         self._ids = itertools.count()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dmesh.coordination.cluster_settings import NO_WISHES, ClusterSettings
 from dmesh.coordination.members import Device, Process, Task
-from dmesh.coordination.process import new_incarnation, this_process
+from dmesh.coordination.process import new_credential, new_incarnation, this_process
 from dmesh.errors import ConfigurationError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
@@ -35,6 +35,8 @@ class Identity:
     """HOST:PORT at which its peers reach it, most preferred first."""
     settings: ClusterSettings = NO_WISHES
     """Settings that it wishes for the cluster: the first to register decides, one that differs is refused."""
+    credential: bytes = field(default_factory=new_credential, repr=False)
+    """Secret that proves to the server that a call comes from this process. Never logged."""
 
     def __post_init__(self) -> None:
         size = len(self.jobs.get(self.job, ()))
@@ -87,7 +89,10 @@ class Identity:
     def caller(self) -> common_pb2.Caller:
         """Return what says on the wire who calls."""
         return common_pb2.Caller(
-            cluster=self.cluster, task=self.task.to_proto(), incarnation=self.incarnation
+            cluster=self.cluster,
+            task=self.task.to_proto(),
+            incarnation=self.incarnation,
+            credential=self.credential,
         )
 
     def registration(self) -> pb.RegisterRequest:

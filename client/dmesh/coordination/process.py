@@ -22,6 +22,11 @@ def new_incarnation() -> int:
     return secrets.randbits(64) or 1
 
 
+def new_credential() -> bytes:
+    """Draw the secret that proves to the server that a call comes from this process: 256 bits."""
+    return secrets.token_bytes(32)
+
+
 def started_at() -> float:
     """Return the wall-clock start of this process, seconds since the Unix epoch. For display only."""
     try:

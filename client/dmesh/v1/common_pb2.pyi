@@ -283,17 +283,24 @@ Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
 class Caller(_message.Message):
-    """Who is calling. The server refuses a caller whose incarnation is not the one that holds the task slot."""
+    """Who is calling. The server refuses a caller whose incarnation is not the one that holds the task slot, or whose
+    credential is not the one with which that incarnation registered.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CLUSTER_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Name of the cluster, 1-128 characters of [A-Za-z0-9_.-]."""
     incarnation: _builtins.int
     """Random number that the process drew when it started. 0 for an observer."""
+    credential: _builtins.bytes
+    """Proof that the caller is the process of that incarnation: 16-64 random bytes that it drew when it started, shown in
+    every call and to nobody else. Never logged. Empty for an observer, and in clients of versions 1 to 3.
+    """
     @_builtins.property
     def task(self) -> Global___Task:
         """The caller's task slot. Unset for an observer, who may read, and change keys, but nothing else."""
@@ -304,10 +311,11 @@ class Caller(_message.Message):
         cluster: _builtins.str = ...,
         task: Global___Task | None = ...,
         incarnation: _builtins.int = ...,
+        credential: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "incarnation", b"incarnation", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "credential", b"credential", "incarnation", b"incarnation", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -222,7 +222,7 @@ class Cluster:
 
     def persist_slot(self, slot: TaskSlot, transaction: Transaction) -> None:
         """Make the holder of a task slot durable."""
-        holder = records.MemberRecord(slot.snapshot(), slot.request_id, slot.epoch, slot.former)
+        holder = records.MemberRecord(slot.snapshot(), slot.request_id, slot.epoch, slot.former, slot.proof)
         transaction.persist(
             self.name, records.MEMBER, records.slot_key(slot.task), records.encode_member(holder)
         )

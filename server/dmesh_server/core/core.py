@@ -305,6 +305,8 @@ class Core:
         name, told = event.caller.cluster, event.told
         validation.cluster_name(name)
         cluster = self._clusters.get(name)
+        if cluster is not None:
+            registration.check_incarnation(event.caller, cluster)
         if cluster is not None and told is not None and self._store.is_older(cluster, told):
             self._store.renew(event.fresh_incarnation, self._clusters.values(), transaction)
         if told is None or told.store == self._store.value:

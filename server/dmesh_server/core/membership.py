@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from functools import partial
 from itertools import islice
 
@@ -28,11 +29,12 @@ def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot
     """Return the caller's task slot, even if the caller has departed.
 
     Raises:
-        CoreError: The caller does not hold the task slot.
+        CoreError: The caller does not hold the task slot, or does not prove it.
     """
     task = validation.caller_task(caller)
     slot = cluster.roster.slots.get(task)
     if slot is not None and slot.incarnation == caller.incarnation:
+        check_proof(cluster, slot, caller)
         return slot
     label = messages.label(task)
     cluster.check_task(task)
@@ -52,6 +54,22 @@ def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot
         "or has the same client id as another process: end it.",
         (holder,),
     )
+
+
+def check_proof(cluster: Cluster, slot: TaskSlot, caller: Caller) -> None:
+    """Refuse a caller that names a holder's incarnation without its credential, in constant time.
+
+    Raises:
+        CoreError: PERMISSION_DENIED.
+    """
+    if slot.proof and not hmac.compare_digest(slot.proof, caller.proof):
+        raise CoreError(
+            ErrorKind.PERMISSION_DENIED,
+            f"the caller names the incarnation of {slot.task} of cluster {messages.quote(cluster.name)}, but "
+            f"its credential is {'wrong' if caller.proof else 'missing'}: only the process that registered "
+            "may act for the task. Let other processes call without a task, or register "
+            "with an incarnation and a credential of their own.",
+        )
 
 
 def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -194,6 +194,8 @@ class Caller:
     """The caller's task slot."""
     incarnation: int = 0
     """The caller's incarnation."""
+    proof: bytes = field(default=b"", repr=False)
+    """SHA-256 of the credential that the caller showed; empty if it showed none."""
 
 
 @dataclass(frozen=True, slots=True)

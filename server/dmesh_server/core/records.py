@@ -10,7 +10,7 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from dmesh_server.core.effects import (
@@ -108,6 +108,8 @@ class MemberRecord:
     """The cluster's, with which it came in."""
     former: tuple[int, ...]
     """Incarnations of the earlier holders."""
+    proof: bytes = field(default=b"", repr=False)
+    """SHA-256 of the holder's credential; empty if it registered without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ def encode_member(holder: MemberRecord) -> bytes:
             "request_id": holder.request_id,
             "epoch": holder.epoch,
             "former": list(holder.former),
+            **({"proof": holder.proof.hex()} if holder.proof else {}),
         }
     )
 
@@ -286,7 +289,11 @@ def decode_member(record: Record) -> MemberRecord:
     def decode(value: bytes) -> MemberRecord:
         data = json.loads(value)
         return MemberRecord(
-            _read_member(data), str(data["request_id"]), int(data["epoch"]), tuple(map(int, data["former"]))
+            _read_member(data),
+            str(data["request_id"]),
+            int(data["epoch"]),
+            tuple(map(int, data["former"])),
+            bytes.fromhex(data.get("proof", "")),
         )
 
     return _decoded(record, decode)

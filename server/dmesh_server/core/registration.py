@@ -10,8 +10,8 @@ from dmesh_server.core.effects import Registered
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import Register
 from dmesh_server.core.log_events import MemberJoined
-from dmesh_server.core.membership import fenced, fenced_predecessor, grant_lease, seen
-from dmesh_server.core.model import Job, Limits, MemberState, Task
+from dmesh_server.core.membership import check_proof, fenced, fenced_predecessor, grant_lease, seen
+from dmesh_server.core.model import Caller, Job, Limits, MemberState, Task
 from dmesh_server.core.replies import Replies
 from dmesh_server.core.roster import TaskSlot
 from dmesh_server.core.transaction import Transaction
@@ -128,6 +128,18 @@ def _check_agreement(event: Register, task: Task, cluster: Cluster) -> None:
     cluster_settings.compare(event.settings, cluster.settings, who, cluster.name, first)
 
 
+def check_incarnation(caller: Caller, cluster: Cluster) -> None:
+    """Refuse a caller that registers with the incarnation of a holder, but without its credential.
+
+    Raises:
+        CoreError: PERMISSION_DENIED.
+    """
+    held = cluster.roster.held(caller.incarnation)
+    slot = None if held is None else cluster.roster.slots[held]
+    if slot is not None and slot.incarnation == caller.incarnation:
+        check_proof(cluster, slot, caller)
+
+
 def is_member(cluster: Cluster, slot: TaskSlot, event: Register, transaction: Transaction) -> bool:
     """Tell whether the caller holds the task slot already, and renew its lease if so.
 
@@ -230,6 +242,7 @@ def admit(cluster: Cluster, event: Register, task: Task, transaction: Transactio
         last_seen_at=transaction.now,
         replies=Replies(cluster.limits.replies_per_member),
         epoch=cluster.epoch + 1,
+        proof=event.caller.proof,
         former=former,
     )
     cluster.roster.add(slot)

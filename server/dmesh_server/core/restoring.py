@@ -125,6 +125,7 @@ def _restore_slots(cluster: Cluster, kinds: dict[str, list[Record]], now: float)
             last_seen_at=now,
             replies=Replies(cluster.limits.replies_per_member),
             epoch=holder.epoch,
+            proof=holder.proof,
             former=holder.former,
             reason=member.reason,
             cause=member.cause,

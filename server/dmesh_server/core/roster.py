@@ -39,6 +39,8 @@ class TaskSlot:
     replies: Replies
     epoch: int = 0
     """The cluster's, with which the holder came in."""
+    proof: bytes = field(default=b"", repr=False)
+    """SHA-256 of the holder's credential; empty if it registered without one."""
     former: tuple[int, ...] = ()
     """Incarnations of earlier holders in this generation, which must never act for the task again."""
     reason: str = ""

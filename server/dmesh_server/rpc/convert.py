@@ -6,6 +6,7 @@ negative); what is allowed in a cluster is the core's to say.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable
 
 from dmesh.v1 import common_pb2, coordination_pb2, key_value_pb2, progress_pb2
@@ -37,6 +38,7 @@ _LONGEST_FRAME = 300
 _LONGEST_OPERATION = 200
 _LARGEST_COUNT = 1 << 62
 """Of an epoch or revision that a client may present: the server goes on behind it."""
+_CREDENTIAL_BYTES = range(16, 65)
 _LONGEST_TIMEOUT_MS = 10 * 365 * 24 * 3600 * 1000
 
 
@@ -58,7 +60,16 @@ def caller(message: common_pb2.Caller, present: bool) -> Caller:
     if not present:
         raise invalid("the request does not say who is calling: set `caller`")
     slot = task(message.task) if message.HasField("task") else None
-    return Caller(message.cluster, slot, message.incarnation)
+    return Caller(message.cluster, slot, message.incarnation, _proof(message.credential))
+
+
+def _proof(credential: bytes) -> bytes:
+    """Hash a credential: nothing behind this function knows it."""
+    if not credential:
+        return b""
+    if len(credential) not in _CREDENTIAL_BYTES:
+        raise invalid(f"the caller's credential has {len(credential)} bytes; it must be 16-64 random bytes")
+    return hashlib.sha256(credential).digest()
 
 
 def task(message: common_pb2.Task) -> Task:

@@ -88,7 +88,7 @@ class CoordinationServicer:
         """Take a task slot."""
         runtime, token = self._runtime, CALLER.get()
         caller = caller_of(request)
-        _check_version(request.protocol_version or 1)
+        _check_version(request.protocol_version or 1, caller)
         jobs = await self._jobs.read(request.jobs, request.jobs_digest)
         event = events.Register(
             runtime.next_number(),
@@ -296,11 +296,16 @@ class CoordinationServicer:
         return first.attach
 
 
-def _check_version(version: int) -> None:
+def _check_version(version: int, caller: Caller) -> None:
     if not protocol.OLDEST_CLIENT <= version <= protocol.VERSION:
         raise CoreError(
             ErrorKind.VERSION_MISMATCH,
             f"the client speaks version {version} of the protocol, this server versions "
             f"{protocol.OLDEST_CLIENT} to {protocol.VERSION}. Use the same version of dmesh on both sides; "
             "upgrade the server first.",
+        )
+    if version >= protocol.CREDENTIALS_SINCE and not caller.proof:
+        raise convert.invalid(
+            f"the registration has no credential, which clients of version {version} of the protocol must "
+            "choose: 16-64 random bytes, the same in all calls of one process"
         )
