@@ -18,7 +18,7 @@ from tests.native.test_tcp import finish
 from dmesh import native
 from dmesh.collectives.backends import registered
 from dmesh.collectives.backends.base import Agreement
-from dmesh.collectives.backends.endpoints import EndpointBackend
+from dmesh.collectives.backends.endpoints import EndpointBackend, TcpBackend
 from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.backends.tcp.local import LocalConnector
 from dmesh.collectives.backends.tcp.messages import MessageBackend
@@ -238,3 +238,24 @@ def test_an_answer_acknowledges_what_it_answers():
         ask()
         thread.join()
         assert sum(map(segments, used)) - before < 1.2 * 2 * rounds
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["dropped", "at exit"])
+def test_arrays_that_nobody_received_reset_no_connection(closed):
+    """A reset would drop what this rank has sent itself and what is still under way."""
+    with tcp_pairs(3) as sides:
+        near, far = (list(side) for side in sides)
+        found = dedicated.Connections({1: near}, Tuning(), Agreement(1, 0, (), ()))
+        endpoints = dedicated.TcpEndpoints(native.core(), 0, found)
+        for sock in far[1:]:
+            sock.sendall(bytes(100_000))
+        backend = TcpBackend((0, 1), 0, endpoints)
+        near[2].send(b"sent")
+        if closed:  # the process ends without finalizers
+            backend.close(orderly=True)
+            for sock in near[1:]:
+                sock.close()
+        del endpoints, backend, found
+        gc.collect()
+        assert far[2].recv(10) == b"sent"
+        assert [sock.recv(10) for sock in far[1:]] == [b"", b""]  # no ConnectionResetError

@@ -259,7 +259,7 @@ def _use_tcp(
     assert services.shared_memory is not None
     assert services.shared_memory.core is not None
     endpoints = TcpEndpoints(services.shared_memory.core, members.rank, found)
-    backend = TcpBackend(ranks, members.rank)
+    backend = TcpBackend(ranks, members.rank, endpoints)
     places = [[at for at, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)]
     lengths = [len(place) for place in places]
     if len(places) > 1 and min(lengths) > 1 and len(set(lengths)) == 1:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
+from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints
 from dmesh.collectives.request import KINDS, Buffers, Descriptor, Request
 from dmesh.coordination.waiting import take
 from dmesh.errors import CollectiveError
@@ -184,6 +185,15 @@ class TcpBackend(EndpointBackend):
         dtypes="all of fixed size; reductions of native dtypes",
         condition="up to 64 members with the native core, without peer TLS",
     )
+
+    def __init__(self, ranks: tuple[int, ...], rank: int, endpoints: TcpEndpoints) -> None:
+        super().__init__(ranks, rank)
+        self._endpoints = endpoints
+
+    def close(self, *, orderly: bool) -> None:
+        """Drop arrays that have come without a `recv`, so that those that this rank has sent arrive."""
+        del orderly
+        self._endpoints.discard_transfers()
 
 
 def _octets(array: Any) -> memoryview:

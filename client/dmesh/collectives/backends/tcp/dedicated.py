@@ -32,6 +32,8 @@ _CONNECT_WITHIN = 10.0
 """Seconds in which all connections must be there."""
 _CHECK_EVERY = 0.2
 """Seconds between checks for a failure of the group."""
+_DISCARD = 64 * 1024
+_MOST_DISCARDS = 256
 
 Sockets = dict[int, list[socket]]
 """Connections with each other member: for collectives; if any, for transfers, and one for their receipts."""
@@ -156,12 +158,31 @@ def close_all(sockets: Iterable[socket]) -> None:
         sock.close()
 
 
+def discard_from(sockets: Iterable[socket]) -> None:
+    """Read and drop what has come on connections that are about to be closed, at most 16 MiB on each.
+
+    Linux resets a connection that is closed with unread bytes, and a reset drops what this end has sent but
+    the other end's kernel does not have yet.
+    """
+    for sock in sockets:
+        with contextlib.suppress(OSError):  # the peer has closed or reset it, or there is nothing left
+            sock.setblocking(False)
+            for _ in range(_MOST_DISCARDS):
+                if not sock.recv(_DISCARD):
+                    break
+
+
+def _leave(sockets: Iterable[socket]) -> None:
+    discard_from(sockets)
+    close_all(sockets)
+
+
 class _TransferSockets:
     """Connections for transfers, closed when no endpoint holds them any more."""
 
     def __init__(self, sockets: Sockets) -> None:
         self.sockets = sockets
-        weakref.finalize(self, close_all, list(itertools.chain(*sockets.values()))).atexit = False
+        weakref.finalize(self, _leave, list(itertools.chain(*sockets.values()))).atexit = False
 
 
 class TcpEndpoints:
@@ -189,6 +210,10 @@ class TcpEndpoints:
     def open_collectives(self) -> Endpoint:
         """Return this rank's endpoint for collectives."""
         return self.collectives
+
+    def discard_transfers(self) -> None:
+        """Drop the arrays that have come without a `recv`: this rank leaves. See `discard_from`."""
+        discard_from(itertools.chain(*self._transfers.sockets.values()))
 
     def open_transfers(self, sender: int, receiver: int) -> Endpoint:
         """Open this rank's endpoint for transfers from one position to another, of which it is one."""
