@@ -24,6 +24,7 @@ import os
 import random
 import resource
 import secrets
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -443,6 +444,7 @@ def main() -> int:
     parser.add_argument("--ending", choices=("leave", "vanish"), default="leave")
     parser.add_argument("--check", action="store_true", help="hold the project's limits, too")
     parser.add_argument("--data-dir", help="keep the server's state there; default: in memory")
+    parser.add_argument("--serve", default="", help="more options of `dmesh serve`, in one argument")
     parser.add_argument("--profile", help="run the server under cProfile, and write what it found there")
     options = parser.parse_args()
     raise_file_limit(options.clients + 500)
@@ -462,6 +464,7 @@ def main() -> int:
                 "127.0.0.1:0",
                 "--no-http",
                 *store,
+                *shlex.split(options.serve),
             ],
             stdout=subprocess.PIPE,
             stderr=log,

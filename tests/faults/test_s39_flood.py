@@ -18,6 +18,8 @@ from tests.faults.test_s20_floods import HEARTBEAT, TOKEN, Member, wait_until
 
 pytestmark = pytest.mark.faults
 
+ROOT = Path(__file__).resolve().parents[2]
+
 SECONDS = 8.0
 PAGES = ("/api/v1/clusters", "/", "/metrics")
 ENVIRON = {"DMESH_TOKEN": TOKEN}
@@ -108,6 +110,16 @@ def test_connections_without_a_token_are_closed(figures: Figures) -> None:
         flood = Flood("hold", server.grpc, 500, "127.0.0.2", 16.0)
         assert flood.end() == {"sent": 500, "refused": 0, "open": 0}
         member.close()
+
+
+def test_a_thousand_clients_of_one_host_that_start_at_once_are_no_strangers() -> None:
+    limits = "--max-connections 1200 --max-unauthenticated-per-host 8"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "clients.py"), "--clients", "1000", "--serve", limits],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["connections"] == 1000
 
 
 def test_strangers_of_one_host_leave_room_for_clients(figures: Figures) -> None:

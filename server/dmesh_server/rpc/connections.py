@@ -4,6 +4,10 @@ gRPC bounds connections in all, and closes one without calls after a while; it d
 whether a peer has ever shown an accepted token. So the open connections are looked up among the process's
 file descriptors (Linux; elsewhere gRPC's own bounds are all there is) and shut down from outside: gRPC then
 closes them itself.
+
+Thousands of clients of one host, or behind one NAT, that start at once are no strangers: their calls wait
+for the server. So a connection counts only once it has gone without a token for longer than a handshake
+takes, and twice as long as those that did show one had to wait lately.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import contextlib
 import os
 import socket
 import stat
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -23,6 +28,11 @@ from dmesh_server.security.refusals import RefusalLog
 _DESCRIPTORS = "/proc/self/fd"
 _INTERVAL = 0.5
 """Seconds between two sweeps."""
+_GRACE = 3
+"""Sweeps that a connection may go without a token although the server has nothing to catch up on. Sweeps, not
+seconds: a server that stalls has not read what waits for it."""
+_REMEMBERED = 20
+"""Sweeps for which the time that clients had to wait is remembered."""
 _SLICE = 128
 """File descriptors that are looked at before the event loop goes on with other work."""
 _MOST_REFUSALS = 100
@@ -47,6 +57,17 @@ class Peer(NamedTuple):
         return cls(_plain(host.strip("[]")), int(port))
 
 
+@dataclass(slots=True)
+class _Connection:
+    """A socket among the process's file descriptors."""
+
+    peer: Peer | None
+    """The remote end; None if the socket is no connection to the server's port."""
+    sweeps: int = 0
+    """Sweeps that have found it without a token."""
+    authenticated: bool = False
+
+
 class ConnectionGuard:
     """Knows which peers have authenticated, and closes the connections of others."""
 
@@ -56,7 +77,7 @@ class ConnectionGuard:
         Args:
             connections: Connections that the server accepts in all. From half of them on, those of peers
                 that have not authenticated are limited for each host.
-            per_host: How many a host then keeps; its oldest are closed.
+            per_host: How many a host then keeps of those that have had time to; its oldest are closed.
             refusals: Log of the hosts whose connections are closed.
         """
         self._connections = connections
@@ -64,7 +85,8 @@ class ConnectionGuard:
         self._refusals = refusals
         self._authenticated: set[Peer] = set()
         self._refused: Counter[Peer] = Counter()
-        self._known: dict[int, Peer | None] = {}
+        self._known: dict[int, _Connection] = {}
+        self._waits: deque[int] = deque(maxlen=_REMEMBERED)
         self.closed = 0
         """Connections closed so far."""
 
@@ -100,11 +122,7 @@ class ConnectionGuard:
         current = {peer for _, peer in found.values()}
         # A peer that authenticated during the look-up may have connected after it began.
         self._authenticated -= before - current
-        # The oldest first: a peer with a token shows it at once.
-        strangers: defaultdict[str, list[int]] = defaultdict(list)
-        for inode in self._known:
-            if inode in found and found[inode][1] not in self._authenticated:
-                strangers[found[inode][1].host].append(inode)
+        strangers = self._strangers(found)
         doomed = {inode for inode, (_, peer) in found.items() if self._is_doomed(peer, refused[peer])}
         if crowded:
             for inodes in strangers.values():
@@ -112,6 +130,24 @@ class ConnectionGuard:
         for inode in doomed:
             descriptor, peer = found[inode]
             self._close(descriptor, inode, peer)
+
+    def _strangers(self, found: Collection[int]) -> dict[str, list[int]]:
+        """Return the connections that could have shown a token by now, by host, the oldest first."""
+        waiting, longest = [], 0
+        for inode in found:
+            connection = self._known[inode]
+            if connection.peer not in self._authenticated:
+                connection.sweeps += 1
+                waiting.append((inode, connection))
+            elif not connection.authenticated:
+                connection.authenticated, longest = True, max(longest, connection.sweeps)
+        self._waits.append(longest)
+        patience = _GRACE + 2 * max(self._waits)
+        strangers: defaultdict[str, list[int]] = defaultdict(list)
+        for inode, connection in waiting:
+            if connection.sweeps > patience and connection.peer is not None:
+                strangers[connection.peer.host].append(inode)
+        return strangers
 
     def _is_doomed(self, peer: Peer, refusals: int) -> bool:
         return refusals > (_MOST_REFUSALS if peer in self._authenticated else 0)
@@ -127,9 +163,13 @@ class ConnectionGuard:
                 if stat.S_ISSOCK(status.st_mode):
                     inodes[status.st_ino] = descriptor
                     if status.st_ino not in self._known:
-                        self._known[status.st_ino] = _peer_at(descriptor, port)
-        self._known = {inode: peer for inode, peer in self._known.items() if inode in inodes}
-        return {inode: (inodes[inode], peer) for inode, peer in self._known.items() if peer is not None}
+                        self._known[status.st_ino] = _Connection(_peer_at(descriptor, port))
+        self._known = {inode: connection for inode, connection in self._known.items() if inode in inodes}
+        return {
+            inode: (inodes[inode], connection.peer)
+            for inode, connection in self._known.items()
+            if connection.peer is not None
+        }
 
     def _close(self, descriptor: int, inode: int, peer: Peer) -> None:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:

@@ -27,11 +27,12 @@ class PeerLimits:
     messages_per_second: float = 5000.0
     """Messages of one session, on average over a second: who says more is read more slowly, not refused."""
     handshake_seconds: float = 10.0
-    """Time from the connection to the end of its TLS and HTTP/2 handshakes."""
+    """Time from the connection to the end of its TLS handshake and its HTTP/2 preface."""
     idle_seconds: float = 10.0
     """Time that a connection may be open without a call; clients keep their session's call open."""
     unauthenticated_per_host: int = 64
-    """Connections of one host without an accepted token, once half of all connections are in use."""
+    """Connections of one host without an accepted token, once half of all connections are in use. Those that
+    wait for the server to read their first call do not count."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -63,9 +64,9 @@ class PeerLimits:
             ("grpc.max_allowed_incoming_connections", self.grpc_connections),
             ("grpc.max_concurrent_streams", self.calls_per_connection),
             ("grpc.max_receive_message_length", self.request_bytes),
-            # By default a peer that connects and says nothing is kept for two minutes.
+            # By default a peer that connects and says nothing is kept for two minutes. The time in which it
+            # acknowledges the server's settings is left alone: a host that starts thousands takes long.
             ("grpc.server_handshake_timeout_ms", round(self.handshake_seconds * 1000)),
-            ("grpc.http2.settings_timeout", round(self.handshake_seconds * 1000)),
             ("grpc.max_connection_idle_ms", round(self.idle_seconds * 1000)),
         )
 
