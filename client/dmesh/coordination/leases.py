@@ -63,6 +63,11 @@ class Lease:
         """True if it is known to have ended against this process's will: its keys are deleted."""
         return self._lost
 
+    @property
+    def over(self) -> bool:
+        """True once it was revoked, closed or lost: its keys are deleted, or about to be."""
+        return self._over.is_set()
+
     def renew(self) -> None:
         """Let its time begin anew.
 

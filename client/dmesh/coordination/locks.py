@@ -11,7 +11,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -20,9 +20,8 @@ from urllib.parse import quote
 from dmesh.coordination.activity import TRACKER
 from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.barriers import RESERVED_PREFIX
-from dmesh.coordination.calls import Announcer
 from dmesh.coordination.leases import Lease
-from dmesh.coordination.transactions import Condition
+from dmesh.coordination.transactions import Condition, Put
 from dmesh.coordination.values import Snapshot, Value, check_timeout, decode_value, encode_value
 from dmesh.coordination.waiting import Worker
 from dmesh.coordination.watches import Watch
@@ -40,10 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Counter", "Election", "Leader", "Lock", "Semaphore"]
 
-_Self = TypeVar("_Self", bound="_Held")
+_Self = TypeVar("_Self", bound="Semaphore")
 _MAX_NAME = 256
 _AGAIN = 1.0
 """Seconds before the coordinator is asked again to delete a key that others wait for."""
+_LOOK = 0.5
+"""Seconds between two looks at whether a lease is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,193 +59,12 @@ class Entry:
     """Description by the process that has set it."""
 
 
-class Queue:
-    """Processes that wait for one of a number of places. For one thread at a time.
-
-    Args:
-        prefix: Begins the keys of those who hold or wait.
-        places: How many may hold at a time.
-        title: Names it in messages: "lock 'checkpoint'".
-        lease: The lease of its keys; None for this process's membership.
-        agent: This process's agent; None for the one of `dmesh.coordination`.
-    """
-
-    def __init__(
-        self, prefix: str, places: int, title: str, lease: Lease | None, agent: Agent | None
-    ) -> None:
-        self._prefix = prefix
-        self._places = places
-        self._title = title
-        self._lease = lease
-        self._agent = agent
-        self.entry: Entry | None = None
-        """This process's key while it holds a place."""
-
-    @property
-    def agent(self) -> Agent:
-        """This process's agent."""
-        return self._agent or current_agent()
-
-    def enter(self, value: bytes, timeout: float | None) -> Entry:
-        """Wait for a place.
-
-        Args:
-            value: What is said of this process.
-            timeout: Seconds; 0 not to wait, None for no limit.
-
-        Raises:
-            LockTimeoutError: Time ran out.
-            LockLostError: The lease ended while this process waited.
-        """
-        if self.entry is not None:
-            raise ConfigurationError(f"this process holds {self._title} already: release it first")
-        check_timeout(timeout)
-        key = f"{self._prefix}{secrets.token_hex(8)}"
-        try:
-            with TRACKER.during(f"waiting for {self._title}"):
-                self.entry = self._wait(key, value, timeout)
-        except BaseException:
-            self._withdraw(key)
-            raise
-        return self.entry
-
-    def leave(self) -> None:
-        """Give the place up.
-
-        Raises:
-            LockLostError: This process had lost it.
-        """
-        entry, self.entry = self.entry, None
-        if entry is None:
-            raise ConfigurationError(f"this process does not hold {self._title}")
-        try:
-            deleted = self.agent.key_value_delete(entry.key)
-        except CoordinationError:
-            self._withdraw(entry.key)
-            raise
-        if not deleted:
-            raise self._lost(entry.key)
-
-    def entries(self) -> list[Entry]:
-        """Return the keys of all who hold or wait, those of the holders first."""
-        return self._sorted(self.agent.key_value_list(self._prefix))
-
-    def _withdraw(self, key: str) -> None:
-        """Delete a key that may have been set; in the background if the coordinator is away.
-
-        As long as this process is a member, the others would wait for a key that it has forgotten.
-        """
-        agent = self.agent
-
-        def delete() -> bool:
-            try:
-                agent.key_value_delete(key)
-            except CoordinatorUnavailableError:
-                return False
-            except CoordinationError:  # not a member any more: the key ends with the membership
-                return True
-            return True
-
-        def delete_later() -> None:
-            while not delete():
-                time.sleep(_AGAIN)
-
-        if not delete():
-            Worker(delete_later, "dmesh-lock").start()
-
-    def leaders(self) -> Iterator[Leader | None]:
-        """Yield the first in the queue now and after every change; None while there is none."""
-        last: Leader | None = None
-        started = False
-        while True:
-            listed = self.agent.key_value_list(self._prefix)
-            with (
-                contextlib.suppress(WatchCompactedError),
-                self.agent.watch(self._prefix, listed.revision + 1) as watch,
-            ):
-                entries = {entry.key: entry for entry in self._sorted(listed)}
-                while True:
-                    first = min(entries.values(), key=lambda entry: entry.token, default=None)
-                    leader = None if first is None else Leader(first.value, first.token)
-                    if leader != last or not started:
-                        last, started = leader, True
-                        yield leader
-                    event = next(watch, None)
-                    if event is None:
-                        return
-                    if event.value is None:
-                        entries.pop(event.key, None)
-                    else:
-                        entries[event.key] = Entry(event.key, event.create_revision, event.value)
-
-    def _sorted(self, listed: Snapshot) -> list[Entry]:
-        created = listed.create_revisions
-        return sorted(
-            (Entry(key, created[key], value) for key, value in listed.items()), key=lambda entry: entry.token
-        )
-
-    def _wait(self, key: str, value: bytes, timeout: float | None) -> Entry:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        agent = self.agent
-        lease = self._lease.number if self._lease else 0
-        agent.key_value_set(key, value, lease=lease, ephemeral=not lease)
-        announcer = agent.announcer()
-        while True:
-            listed = agent.key_value_list(self._prefix)
-            entries = self._sorted(listed)
-            place = next((place for place, entry in enumerate(entries) if entry.key == key), None)
-            if place is None:
-                raise self._lost(key)
-            before = {entry.key: entry for entry in entries[:place]}
-            if place >= self._places and timeout != 0:
-                with (
-                    contextlib.suppress(WatchCompactedError),
-                    agent.watch(self._prefix, listed.revision + 1) as watch,
-                ):
-                    self._follow(watch, key, before, deadline, announcer)
-            if len(before) < self._places:
-                return entries[place]
-            if time.monotonic() >= deadline:
-                raise LockTimeoutError(
-                    f"{self._title} did not become free within {timeout:g} s; {self._holders(before)}"
-                )
-
-    def _follow(
-        self, watch: Watch, key: str, before: dict[str, Entry], deadline: float, announcer: Announcer
-    ) -> None:
-        """Follows the queue until this process has a place, or time is up."""
-        while len(before) >= self._places:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            event = watch.poll(min(left, announcer.left))
-            if event is not None and event.deleted:
-                if event.key == key:
-                    raise self._lost(key)
-                before.pop(event.key, None)
-            if announcer.due:
-                announcer.say(f"still waiting for {self._title}; {self._holders(before)}")
-
-    def _holders(self, before: Mapping[str, Entry]) -> str:
-        holders = list(before.values())[: self._places]
-        ahead = len(before) - len(holders)
-        text = f"held by {', '.join(describe(holder.value) for holder in holders)}"
-        return f"{text}, and {ahead} wait before this process" if ahead else text
-
-    def _lost(self, key: str) -> LockLostError:
-        return LockLostError(
-            f"this process has lost its place at {self._title}: the lease of its key {key!r} has ended, or "
-            "the key was deleted. Others may hold it since: do not go on with what it protects."
-        )
-
-
-def describe(value: bytes) -> str:
-    """Name the process that has set a key of a queue, for people."""
-    return value.decode(errors="replace")[:200]
-
-
 class _Held:
-    """Something that this process may hold. For one thread at a time.
+    """Place in a queue of processes, for a lock, a semaphore or an election. For one thread at a time.
+
+    Each process that waits watches one key: that of its predecessor, so that a release wakes one process
+    however many wait. With several places, a process that has got one sets its key again, which wakes its
+    successor; the first one without a place watches all who hold.
 
     Args:
         kind: What it is: "lock".
@@ -255,13 +75,13 @@ class _Held:
     """
 
     def __init__(self, kind: str, name: str, places: int, lease: Lease | None, agent: Agent | None) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-            raise ConfigurationError(
-                f"the name of a {kind} is a string of 1 to {_MAX_NAME} characters, not {name!r}"
-            )
+        self._prefix = queue_prefix(kind, name)
         self._name = name
         self._title = f"{kind} {name!r}"
-        self._queue = Queue(queue_prefix(kind, name), places, self._title, lease, agent)
+        self._places = places
+        self._lease = lease
+        self._given_agent = agent
+        self._held: Entry | None = None
 
     @property
     def name(self) -> str:
@@ -271,7 +91,7 @@ class _Held:
     @property
     def held(self) -> bool:
         """True while this process holds it."""
-        return self._queue.entry is not None
+        return self._held is not None
 
     @property
     def token(self) -> int:
@@ -289,8 +109,7 @@ class _Held:
         Raises:
             ConfigurationError: This process does not hold it.
         """
-        entry = self._entry()
-        return Condition.create_revision(entry.key, "==", entry.token)
+        return _still_there(self._entry())
 
     def release(self) -> None:
         """Give it up, so that the next one holds it.
@@ -299,7 +118,15 @@ class _Held:
             LockLostError: This process had lost it: its lease had ended.
             ConfigurationError: This process does not hold it.
         """
-        self._queue.leave()
+        key = self._entry().key
+        self._held = None
+        try:
+            deleted = self._agent.key_value_delete(key)
+        except CoordinationError:
+            self._withdraw(key)
+            raise
+        if not deleted:
+            raise self._lost(key)
 
     def __exit__(
         self,
@@ -313,11 +140,97 @@ class _Held:
         with contextlib.suppress(CoordinationError):  # the error of the body says more
             self.release()
 
+    @property
+    def _agent(self) -> Agent:
+        return self._given_agent or current_agent()
+
     def _entry(self) -> Entry:
-        entry = self._queue.entry
-        if entry is None:
+        if self._held is None:
             raise ConfigurationError(f"this process does not hold {self._title}")
-        return entry
+        return self._held
+
+    def _enter(self, value: bytes, timeout: float | None) -> int:
+        """Wait for a place; return its fencing token."""
+        if self._held is not None:
+            raise ConfigurationError(f"this process holds {self._title} already: release it first")
+        check_timeout(timeout)
+        key = f"{self._prefix}{secrets.token_hex(8)}"
+        try:
+            with TRACKER.during(f"waiting for {self._title}"):
+                self._held = self._wait(Put(key, value, self._lease, self._lease is None), timeout)
+        except BaseException:
+            self._withdraw(key)
+            raise
+        return self._held.token
+
+    def _wait(self, put: Put, timeout: float | None) -> Entry:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        agent, announcer = self._agent, self._agent.announcer()
+        agent.transaction(then=[put])
+        while True:
+            listed = agent.key_value_list(self._prefix)
+            entries = _sorted(listed)
+            place = next((place for place, entry in enumerate(entries) if entry.key == put.key), None)
+            if place is None:
+                raise self._lost(put.key)
+            if place < self._places:
+                mine, after = entries[place], entries[place + 1 :]
+                # The next one, if any, watches this process's key until that has a place.
+                if after and self._places > 1 and not agent.transaction([_still_there(mine)], [put]):
+                    raise self._lost(put.key)
+                return mine
+            holders = self._holders(entries[:place])
+            if time.monotonic() >= deadline:
+                raise LockTimeoutError(f"{self._title} did not become free within {timeout:g} s; {holders}")
+            if announcer.due:
+                announcer.say(f"still waiting for {self._title}; {holders}")
+            before = entries[place - 1].key
+            watched = self._prefix if place == self._places > 1 else before
+            with (
+                contextlib.suppress(WatchCompactedError),  # too much has changed since: list the keys again
+                agent.watch(watched, listed.revision + 1) as watch,
+            ):
+                self._follow(watch, before, min(deadline, time.monotonic() + announcer.left))
+
+    def _follow(self, watch: Watch, before: str, deadline: float) -> None:
+        """Wait until the queue has moved, the process before has its place, the lease is over or time is."""
+        while (left := deadline - time.monotonic()) > 0 and not watch.closed:
+            event = watch.poll(min(left, _LOOK) if self._lease else left)
+            moved = event is not None and (event.deleted or event.key == before)
+            if moved or (self._lease is not None and self._lease.over):
+                return
+
+    def _withdraw(self, key: str) -> None:
+        """Delete a key that may have been set; in the background if the coordinator is away.
+
+        As long as this process is a member, the others would wait for a key that it has forgotten.
+        """
+        agent = self._agent
+
+        def delete() -> bool:
+            try:
+                agent.key_value_delete(key)
+            except CoordinationError as error:  # any other: no member any more, and the key ends with that
+                return not isinstance(error, CoordinatorUnavailableError)
+            return True
+
+        def delete_later() -> None:
+            while not delete():
+                time.sleep(_AGAIN)
+
+        if not delete():
+            Worker(delete_later, "dmesh-lock").start()
+
+    def _holders(self, before: list[Entry]) -> str:
+        held = ", ".join(entry.value.decode(errors="replace")[:200] for entry in before[: self._places])
+        ahead = len(before) - self._places
+        return f"held by {held}" + (f", and {ahead} wait before this process" if ahead else "")
+
+    def _lost(self, key: str) -> LockLostError:
+        return LockLostError(
+            f"this process has lost its place at {self._title}: the lease of its key {key!r} has ended, or "
+            "the key was deleted. Others may hold it since: do not go on with what it protects."
+        )
 
 
 class Semaphore(_Held):
@@ -358,10 +271,13 @@ class Semaphore(_Held):
             LockLostError: The lease ended while this process waited.
             CoordinatorUnavailableError: The coordinator has been silent for too long.
         """
-        return self._queue.enter(_who(self._queue.agent), timeout).token
+        process = self._agent.identity.process
+        return self._enter(
+            f"{self._agent.identity.task} (host {process.host}, pid {process.pid})".encode(), timeout
+        )
 
     def __enter__(self: _Self) -> _Self:
-        self._queue.enter(_who(self._queue.agent), None)
+        self.acquire()
         return self
 
 
@@ -436,7 +352,7 @@ class Election(_Held):
             LockLostError: The lease ended while this process waited.
             CoordinatorUnavailableError: The coordinator has been silent for too long.
         """
-        return self._queue.enter(encode_value(value, self._name), timeout).token
+        return self._enter(encode_value(value, self._name), timeout)
 
     def resign(self) -> None:
         """Give leadership up, so that the next candidate leads.
@@ -449,12 +365,27 @@ class Election(_Held):
 
     def leader(self) -> Leader | None:
         """Return the leader; None if there is none."""
-        entries = self._queue.entries()
-        return Leader(entries[0].value, entries[0].token) if entries else None
+        return _leader(_sorted(self._agent.key_value_list(self._prefix)))
 
     def observe(self) -> Iterator[Leader | None]:
-        """Yield the leader, None if there is none, now and after every change. Ends with the process."""
-        return self._queue.leaders()
+        """Yield the leader, None if there is none, now and after every change. Ends with the process.
+
+        Of changes that follow each other at once, only the last may be seen.
+        """
+        seen: list[Leader | None] = []
+        while True:
+            listed = self._agent.key_value_list(self._prefix)
+            entries = _sorted(listed)
+            if seen != [_leader(entries)]:
+                seen = [_leader(entries)]
+                yield seen[0]
+            watched = entries[0].key if entries else self._prefix
+            with (
+                contextlib.suppress(WatchCompactedError),
+                self._agent.watch(watched, listed.revision + 1) as watch,
+            ):
+                if next(watch, None) is None:
+                    return
 
 
 class Counter:
@@ -474,10 +405,6 @@ class Counter:
     """
 
     def __init__(self, name: str, *, agent: Agent | None = None) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-            raise ConfigurationError(
-                f"a counter's name is a string of 1 to {_MAX_NAME} characters, not {name!r}"
-            )
         self._key = queue_prefix("counter", name)[:-1]
         self._agent = agent
 
@@ -495,10 +422,28 @@ class Counter:
 
 
 def queue_prefix(kind: str, name: str) -> str:
-    """Return what the keys of a lock, semaphore or election begin with; none of another name does."""
+    """Return what the keys of a lock, semaphore or election begin with; none of another name does.
+
+    Raises:
+        ConfigurationError: The name is none.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+        raise ConfigurationError(
+            f"the name of a {kind} is a string of 1 to {_MAX_NAME} characters, not {name!r}"
+        )
     return f"{RESERVED_PREFIX}{kind}/{quote(name, safe='')}/"
 
 
-def _who(agent: Agent) -> bytes:
-    process = agent.identity.process
-    return f"{agent.identity.task} (host {process.host}, pid {process.pid})".encode()
+def _sorted(listed: Snapshot) -> list[Entry]:
+    created = listed.create_revisions
+    return sorted(
+        (Entry(key, created[key], value) for key, value in listed.items()), key=lambda entry: entry.token
+    )
+
+
+def _leader(entries: list[Entry]) -> Leader | None:
+    return Leader(entries[0].value, entries[0].token) if entries else None
+
+
+def _still_there(entry: Entry) -> Condition:
+    return Condition.create_revision(entry.key, "==", entry.token)

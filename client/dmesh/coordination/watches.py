@@ -250,6 +250,11 @@ class Watch(Iterator[KeyEvent]):
         return self._prefix
 
     @property
+    def closed(self) -> bool:
+        """True once the watch was closed."""
+        return self._stream.closed
+
+    @property
     def next_revision(self) -> int:
         """The revision from which a new watch would go on after the changes received so far."""
         return self._events[0].revision if self._events else self._stream.next_revision
