@@ -31,8 +31,14 @@ async def test_clusters_are_declared_shown_and_withdrawn(web: Web) -> None:
         shown = (await viewer.get(path)).json()
         assert shown == {"cluster": "train", "heartbeat_interval": None, "stuck_after": None, **wanted}
         assert (await viewer.get("/api/v1/declarations")).json() == {"declarations": [shown]}
-        for bad in ({}, {"jobs": {}}, {"jobs": {"worker": 0}}, {"jobs": {"worker": 1}, "leese": 3}):
-            assert (await admin.put(path, json=bad)).status_code == 422
+        for bad in (
+            {}, {"jobs": {}}, {"jobs": {"worker": 0}}, {"jobs": {"worker": 1}, "leese": 3},
+            {"jobs": {"worker": "1"}}, {"jobs": {"worker": 1.5}}, {"jobs": {"worker": 1}, "lease": 1e9},
+        ):  # fmt: skip
+            assert (await admin.put(path, json=bad)).status_code == 422, bad
+        for large in ({"jobs": {"worker": (1 << 31) - 1}}, {"jobs": {"worker": 2.0}, "lease": 0.1,
+                      "heartbeat_interval": 0.1}):  # fmt: skip
+            assert (await admin.put(path, json=large)).status_code == 409, large
         assert (await admin.delete(path)).status_code == 200
         assert (await viewer.get("/api/v1/declarations")).json() == {"declarations": []}
 

@@ -60,6 +60,8 @@ async def test_only_operators_issue_tokens_and_read_the_audit_log(web: Web, role
         {"name": "a b"},
         {"clusters": ["a/b"]},
         {"quotas": {"kyes": 1}},
+        {"quotas": {"keys": "1"}},
+        {"quotas": {"keys": 1 << 63}},
         {"x": 1},
     ],
     ids=str,

@@ -14,7 +14,7 @@ from dmesh_server.core.effects import Record
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import Register
 from dmesh_server.core.messages import quote
-from dmesh_server.core.model import ClusterSettings, Job, Limits
+from dmesh_server.core.model import ClusterSettings, Limits
 from dmesh_server.core.transaction import Transaction
 
 RECORD = "declaration"
@@ -57,10 +57,7 @@ class Declarations:
             CoreError: The declaration makes no sense, or there are too many.
         """
         validation.cluster_name(name)
-        jobs = tuple(Job(job, ("",) * count) for job, count in declaration.tasks if count > 0)
-        if len(jobs) != len(declaration.tasks):
-            raise validation.invalid("every declared job has at least one task", "jobs")
-        validation.jobs(jobs, self._limits)
+        validation.job_sizes(declaration.tasks, self._limits)
         cluster_settings.decide(
             declaration.settings, self._limits, sum(count for _, count in declaration.tasks)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.messages import quote
@@ -69,26 +69,31 @@ def reason(text: str, *, required: bool) -> None:
         raise invalid(f"the message has {len(text)} characters; at most {MAX_REASON} are allowed")
 
 
-def jobs(listed: tuple[Job, ...], limits: Limits) -> None:
-    """Check the job list of a cluster."""
-    if not listed:
+def job_sizes(sizes: Sequence[tuple[str, int]], limits: Limits) -> None:
+    """Check the names of a cluster's jobs and their numbers of tasks."""
+    if not sizes:
         raise invalid("the job list is empty; it must name every job of the cluster with its tasks")
-    names = [job.name for job in listed]
-    for name in names:
+    names = [name for name, _ in sizes]
+    for name, tasks in sizes:
         if not _NAME.fullmatch(name):
             raise invalid(f"the job name {quote(name)} must be 1-128 characters of A-Z a-z 0-9 _ . -")
+        if tasks < 1:
+            raise invalid(f"job {quote(name)} has no tasks", "jobs")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise invalid(f"job {quote(twice)} is listed twice")
-    count = sum(len(job.addresses) for job in listed)
+    count = sum(tasks for _, tasks in sizes)
     if count > limits.max_tasks:
         raise CoreError(
             ErrorKind.LIMIT_EXCEEDED,
             f"the job list has {count} tasks; the server allows {limits.max_tasks} in one cluster",
         )
+
+
+def jobs(listed: tuple[Job, ...], limits: Limits) -> None:
+    """Check the job list of a cluster."""
+    job_sizes([(job.name, len(job.addresses)) for job in listed], limits)
     for job in listed:
-        if not job.addresses:
-            raise invalid(f"job {quote(job.name)} has no tasks")
         for index, address in enumerate(job.addresses):
             if len(address) > _MAX_TEXT:
                 raise invalid(

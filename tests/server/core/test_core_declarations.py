@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 
 import pytest
 from tests.server.core.driving import OBSERVER, Driver
@@ -50,6 +51,19 @@ def test_other_jobs_and_wishes_are_refused() -> None:
         assert (error.kind, error.fields) == (ErrorKind.SPEC_MISMATCH, (field,))
     wish = ClusterSettings(stuck_after=9.0, lease=30.0)
     assert d.accepted(d.register(0, settings=wish), Registered).settings.stuck_after == 9.0
+
+
+def test_too_many_tasks_are_refused_before_room_is_made_for_them() -> None:
+    d = Driver(2)
+    tracemalloc.start()
+    try:
+        refused = d.refused(declare(d, tasks=(("ps", 1), ("worker", 10_000_000))))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert (refused.kind, "has 10000001 tasks" in refused.message) == (ErrorKind.LIMIT_EXCEEDED, True)
+    refused = d.refused(declare(d, tasks=(("ps", 0), ("worker", 1))))
+    assert (refused.kind, refused.fields) == (ErrorKind.INVALID_ARGUMENT, ("jobs",))
 
 
 def test_a_declaration_outlasts_generations_until_it_is_withdrawn() -> None:

@@ -9,7 +9,7 @@ from fastapi import Path, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 from starlette.exceptions import HTTPException
 
 from dmesh_server.core.errors import CoreError, ErrorKind
@@ -26,10 +26,20 @@ HEX = r"^[0-9a-f]{16}$"
 MOST = 1_000
 """Items on one page."""
 
+Name = Annotated[str, StringConstraints(pattern=NAME)]
+"""Name of a cluster or job in a body."""
 ClusterName = Annotated[str, Path(pattern=NAME, description="name of the cluster", examples=["train"])]
 JobName = Annotated[str, Path(pattern=NAME, description="name of the job", examples=["worker"])]
 TaskIndex = Annotated[int, Path(ge=0, lt=1 << 31, description="index within the job", examples=[2])]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="most items of the answer")]
+
+
+def _as_integer(number: object) -> object:
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+AS_INTEGER = BeforeValidator(_as_integer)
+"""Accepts 3.0 for an integer of a body that is otherwise checked strictly, as JSON does."""
 
 
 class Problem(BaseModel):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh_server.core.declarations import Declaration
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DeclareCluster, WithdrawCluster
-from dmesh_server.core.model import Caller, ClusterSettings, RestartPolicy
+from dmesh_server.core.model import Caller, ClusterSettings, Limits, RestartPolicy
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.api.answers import NAME, ClusterName, Operation, answer, asker, refusals
+from dmesh_server.web.api.answers import AS_INTEGER, ClusterName, Name, Operation, answer, asker, refusals
 from dmesh_server.web.api.operations import operate
 from dmesh_server.web.gate import covers
 
-_Job = Annotated[str, StringConstraints(pattern=NAME)]
-_Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+_LIMITS = Limits()
+_Policy = Literal["FAIL_FAST", "REJOIN"]
+_Count = Annotated[int, Field(ge=1, lt=1 << 31), AS_INTEGER]
 
 
 class DeclarationBody(BaseModel):
@@ -25,26 +26,34 @@ class DeclarationBody(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
+        strict=True,
         json_schema_extra={"examples": [{"jobs": {"worker": 8}, "restart_policy": "REJOIN", "lease": 30}]},
     )
 
-    jobs: dict[_Job, _Count] = Field(min_length=1, max_length=1000, description="number of tasks of each job")
-    restart_policy: str | None = Field(
-        default=None, pattern="^(FAIL_FAST|REJOIN)$", description="null: as the first client wishes"
+    jobs: dict[Name, _Count] = Field(
+        min_length=1,
+        max_length=1000,
+        description="number of tasks of each job",
+        json_schema_extra={"additionalProperties": False},
     )
+    restart_policy: _Policy | None = Field(default=None, description="null: as the first client wishes")
     heartbeat_interval: float | None = Field(
         default=None,
-        gt=0,
+        ge=_LIMITS.min_heartbeat_interval,
+        le=_LIMITS.max_lease,
         description="seconds between two heartbeats of a client; null: as the first one wishes",
     )
     lease: float | None = Field(
         default=None,
-        gt=0,
+        ge=_LIMITS.min_lease,
+        le=_LIMITS.max_lease,
         description="silence after which a member is blocked or lost, seconds; null: as the first client "
         "wishes",
     )
     stuck_after: float | None = Field(
         default=None,
+        le=_LIMITS.max_lease * 24,
+        allow_inf_nan=False,
         description="seconds for which others wait for a member before it is asked about it; negative: "
         "never; null: as the first client wishes",
     )
@@ -81,7 +90,6 @@ def router(runtime: Runtime) -> APIRouter:
         "/clusters/{cluster}/declaration",
         response_model=Operation,
         responses=refusals(404, 409),
-        include_in_schema=False,
     )
     async def declare_cluster(request: Request, cluster: ClusterName, wanted: DeclarationBody) -> Response:
         """Fixes the jobs and settings of a cluster for its generations to come. Needs the role `admin`."""
@@ -99,7 +107,7 @@ def router(runtime: Runtime) -> APIRouter:
         except CoreError as refusal:
             if refusal.kind not in (ErrorKind.INVALID_ARGUMENT, ErrorKind.LIMIT_EXCEEDED):
                 raise
-            # Well formed, but not within this server's limits.
+            # Well formed, but more than this server allows, or a lease that is no longer than its interval.
             raise CoreError(ErrorKind.SPEC_MISMATCH, refusal.message) from refusal
 
     @routes.delete("/clusters/{cluster}/declaration", response_model=Operation, responses=refusals(404))
@@ -119,7 +127,7 @@ def _view(runtime: Runtime, name: str) -> DeclarationView:
     return DeclarationView(
         cluster=name,
         jobs=dict(declaration.tasks),
-        restart_policy=settings.restart_policy.name if settings.restart_policy else None,
+        restart_policy=cast(_Policy, settings.restart_policy.name) if settings.restart_policy else None,
         heartbeat_interval=settings.heartbeat_interval or None,
         lease=settings.lease or None,
         stuck_after=settings.stuck_after or None,

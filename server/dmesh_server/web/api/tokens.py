@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmesh.security.tokens import Role, is_name
+from dmesh.security.tokens import Role
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.quotas import Quota
 from dmesh_server.security.access import Access
 from dmesh_server.security.issued_tokens import IssuedToken, IssuedTokens
-from dmesh_server.web.api.answers import answer, asker, refusals
+from dmesh_server.web.api.answers import AS_INTEGER, Name, answer, asker, refusals
 from dmesh_server.web.api.audit import record
 from dmesh_server.web.gate import token_of
 
 _LONGEST_TTL = 100 * 366 * 86400.0
-
+_Bound = Annotated[int, Field(ge=0, lt=1 << 63), AS_INTEGER]
+_Rate = Annotated[int, Field(ge=1, lt=1 << 63), AS_INTEGER]
 
 TokenId = Annotated[
     str, Path(max_length=100, description="public name of the token", examples=["8c1f00a2b3d4"])
@@ -27,15 +28,15 @@ TokenId = Annotated[
 class Quotas(BaseModel):
     """Bounds on what a token's holder may take; null: only the server's own."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    clusters: int | None = Field(
-        default=None, ge=0, description="clusters that it forms and that run at the same time"
+    clusters: _Bound | None = Field(
+        default=None, description="clusters that it forms and that run at the same time"
     )
-    tasks: int | None = Field(default=None, ge=0, description="tasks of these clusters together")
-    keys: int | None = Field(default=None, ge=0, description="keys in these clusters")
-    bytes: int | None = Field(default=None, ge=0, description="bytes of these keys and their values")
-    calls_per_second: int | None = Field(default=None, ge=1, description="calls, on average over a second")
+    tasks: _Bound | None = Field(default=None, description="tasks of these clusters together")
+    keys: _Bound | None = Field(default=None, description="keys in these clusters")
+    bytes: _Bound | None = Field(default=None, description="bytes of these keys and their values")
+    calls_per_second: _Rate | None = Field(default=None, description="calls, on average over a second")
 
 
 class TokenRequest(BaseModel):
@@ -43,6 +44,7 @@ class TokenRequest(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
+        strict=True,
         json_schema_extra={
             "examples": [
                 {"name": "team-a", "role": "worker", "clusters": ["train"], "ttl": 2592000,
@@ -52,8 +54,8 @@ class TokenRequest(BaseModel):
     )  # fmt: skip
 
     name: str = Field("", pattern=r"^[A-Za-z0-9_.-]{0,128}$", description="name for logs")
-    role: str = Field("worker", pattern="^(viewer|worker|admin)$", description="permissions of its holder")
-    clusters: list[str] = Field(
+    role: Literal["viewer", "worker", "admin"] = Field("worker", description="permissions of its holder")
+    clusters: list[Name] = Field(
         default_factory=list, max_length=1000, description="clusters that it is bound to; none: all"
     )
     ttl: float | None = Field(
@@ -111,13 +113,10 @@ def router(access: Access | None) -> APIRouter:
         issued = _checked(request, access).issued
         return answer(TokenList(tokens=[TokenRow(**_row(one, issued)) for one in issued.all()]))
 
-    @routes.post("/tokens", response_model=NewToken, responses=refusals(), include_in_schema=False)
+    @routes.post("/tokens", response_model=NewToken, responses=refusals())
     async def issue_token(request: Request, wanted: TokenRequest) -> Response:
         """Issue a token and show it, this once. Needs the role `admin`, of all clusters."""
         issued = _checked(request, access).issued
-        for name in wanted.clusters:
-            if not is_name(name):
-                raise CoreError(ErrorKind.INVALID_ARGUMENT, f"{name[:100]!r} is not the name of a cluster")
         quota = Quota(**wanted.quotas.model_dump())
         async with record(request, "create_token", wanted.name or "-") as entry:
             value, made = await issued.issue(
