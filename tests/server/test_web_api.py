@@ -322,10 +322,43 @@ async def test_an_admin_cancels_a_barrier_and_deletes_a_key(
     assert (await get(admin, path))["total"] == 0
 
 
+async def test_an_admin_increments_a_counter_once_for_each_request_id(
+    admin: httpx.AsyncClient, make_client: Callable[..., RawClient]
+) -> None:
+    client = make_client(0, cluster="train", size=1)
+    await client.join()
+    path = "/api/v1/clusters/train/increments"
+    for query, value, revision in (
+        ({"request_id": "a"}, 1, 1),
+        ({"request_id": "a"}, 1, 1),
+        ({"request_id": "b", "amount": -5}, -4, 2),
+    ):
+        done = await admin.post(path, params={"key": "n", **query})
+        assert (done.status_code, done.json()) == (200, {"key": "n", "value": value, "revision": revision})
+    assert (await get(admin, "/api/v1/clusters/train/value", key="n"))["text"] == "-4"
+    await set_key(client, "k", b"v")
+    for query, status, kind in (
+        ({"key": "k", "request_id": "c"}, 409, "KEY_NOT_INTEGER"),
+        ({"key": "n", "request_id": "d", "amount": -(1 << 63)}, 409, "KEY_NOT_INTEGER"),
+        ({"key": "n", "request_id": "e", "amount": 1 << 63}, 422, "INVALID_ARGUMENT"),
+        ({"key": "n"}, 422, "INVALID_ARGUMENT"),
+        ({"key": "x" * 1025, "request_id": "f"}, 422, "INVALID_ARGUMENT"),
+        ({"key": "dmesh/x", "request_id": "g"}, 403, "PERMISSION_DENIED"),
+    ):
+        refused = await admin.post(path, params=query)
+        assert (refused.status_code, refused.json()["kind"]) == (status, kind), query
+    assert (await get(admin, "/api/v1/clusters/train/keys"))["total"] == 2
+    none = await admin.post(path.replace("train", "none"), params={"key": "n", "request_id": "h"})
+    assert none.status_code == 404
+    entries = (await get(admin, "/api/v1/audit", action="increment_key"))["entries"]
+    assert (entries[-1]["target"], entries[-1]["outcome"]) == ("train: n (by 1, request a)", "done")
+
+
 MUTATIONS = (
     "/api/v1/clusters/train/members/worker/0?incarnation=00000000000000ff",
     "/api/v1/clusters/train/barriers?name=b&instance=0",
     "/api/v1/clusters/train/keys?key=k&revision=1",
+    "/api/v1/clusters/train/increments?key=k&request_id=r",
 )
 
 
@@ -340,16 +373,17 @@ async def test_only_admins_change_anything_and_no_other_method_does(
         async with web.client(role) as http:
             for method in METHODS:
                 assert (await http.request(method, path)).status_code in statuses, (role, method)
+    changes = "POST" if "/increments" in path else "DELETE"
     async with web.client("admin") as http:
         for method in METHODS:
-            if method != "DELETE":
+            if method != changes:
                 assert (await http.request(method, path)).status_code == 405, method
-        for method in ("GET", "HEAD", "DELETE"):  # no page of another site, no name that was pointed here
+        for method in ("GET", "HEAD", changes):  # no page of another site, no name that was pointed here
             assert (
                 await http.request(method, path, headers={"Origin": "http://evil.example"})
             ).status_code == 403
             assert (await http.request(method, path, headers={"Host": "evil.example"})).status_code == 421
-        assert (await http.delete(path, headers={"Host": ""})).status_code in (400, 421)
+        assert (await http.request(changes, path, headers={"Host": ""})).status_code in (400, 421)
     state = web.runtime.views.summary("train")
     assert (dict(state.members), state.keys) == ({"CONNECTED": 1}, 1)
 

@@ -67,6 +67,7 @@ STATUSES = {
     ErrorKind.UNKNOWN_TASK: 404,
     ErrorKind.KEY_NOT_FOUND: 404,
     ErrorKind.KEY_EXISTS: 409,
+    ErrorKind.KEY_NOT_INTEGER: 409,
     ErrorKind.BARRIER_MISMATCH: 409,
     ErrorKind.CLUSTER_ENDING: 409,
     ErrorKind.SPEC_MISMATCH: 409,

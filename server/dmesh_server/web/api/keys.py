@@ -1,4 +1,4 @@
-"""Keys: names and sizes for all viewers; values only for operators, who may also delete one.
+"""Keys: names and sizes for all viewers; values only for operators, who may also increment or delete one.
 
 Keys are named in the query, never in the path: they may be anything, such as `../../etc/passwd`.
 """
@@ -12,9 +12,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh.security.tokens import Role
+from dmesh_server.core.effects import KvIncremented
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.events import DropKey, KvGet
+from dmesh_server.core.events import DropKey, KvGet, KvIncrement
 from dmesh_server.core.model import Caller, KeyValue
+from dmesh_server.core.operations import RESERVED
 from dmesh_server.runtime import Runtime
 from dmesh_server.telemetry import logs
 from dmesh_server.web.api.answers import (
@@ -27,7 +29,7 @@ from dmesh_server.web.api.answers import (
     refusals,
 )
 from dmesh_server.web.api.audit import record
-from dmesh_server.web.api.operations import operate
+from dmesh_server.web.api.operations import carry_out, operate
 from dmesh_server.web.gate import has_role
 
 KeyName = Annotated[
@@ -65,6 +67,14 @@ class KeyPage(BaseModel):
     next: str | None = Field(description="`after` of the next page; null: this is the last one")
     total: int = Field(description="keys of the cluster, whatever their prefix")
     total_bytes: int = Field(description="bytes of all its keys and values")
+
+
+class Increment(BaseModel):
+    """A counter after an increment."""
+
+    key: str = Field(description="its name")
+    value: int = Field(description="its value")
+    revision: int = Field(description="revision of the change")
 
 
 class ValueView(BaseModel):
@@ -151,6 +161,26 @@ def router(runtime: Runtime) -> APIRouter:
         event = DropKey(runtime.next_number(), Caller(cluster), asker(request), key, revision)
         target = f"{key} (revision {revision})"
         return answer(await operate(runtime, request, event, "delete_key", target))
+
+    @routes.post("/clusters/{cluster}/increments", response_model=Increment, responses=refusals(404, 409))
+    async def increment_key(
+        request: Request,
+        cluster: ClusterName,
+        key: KeyName,
+        request_id: Annotated[
+            str,
+            Query(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="unique; repeated, it is counted once"),
+        ],
+        amount: Annotated[int, Query(ge=-(1 << 63), lt=1 << 63, description="added to its value")] = 1,
+    ) -> Response:
+        """Add to a key whose value is an integer; a missing key counts from 0. Needs the role `admin`."""
+        if key.startswith(RESERVED):
+            message = f"keys that begin with {RESERVED!r} are dmesh's own"
+            raise CoreError(ErrorKind.PERMISSION_DENIED, message)
+        event = KvIncrement(runtime.next_number(), Caller(cluster), request_id, key, amount)
+        target = f"{key} (by {amount}, request {request_id})"
+        done = await carry_out(runtime, request, event, KvIncremented, "increment_key", target)
+        return answer(Increment(key=key, value=done.value, revision=done.revision))
 
     return routes
 
