@@ -450,6 +450,8 @@ class Core:
     ) -> Answer:
         if event.caller.task is not None:
             raise validation.invalid("members do not operate on their cluster from outside: name no task")
+        validation.cluster_name(event.caller.cluster)
+        validation.operator(event.by)
         match event:
             case DeclareCluster():
                 declaration = Declaration(event.tasks, event.settings)

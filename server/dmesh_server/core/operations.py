@@ -8,6 +8,7 @@ a restart of the server, and never hits what came after.
 from __future__ import annotations
 
 from dmesh_server.core import membership, messages, validation
+from dmesh_server.core.barrier_table import check_barrier
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.effects import Answer, KeySnapshot, KeysRestored, Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
@@ -46,7 +47,7 @@ def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction)
     Raises:
         CoreError: That instance is neither under way nor cancelled.
     """
-    _who(event.by)
+    check_barrier(event.name, event.instance, None)
     if event.instance < 0:
         raise validation.invalid(
             f"barrier {messages.quote(event.name)}: say which instance is to be cancelled"
@@ -62,7 +63,6 @@ def evict(cluster: Cluster, event: Evict, transaction: Transaction) -> Operated:
     Raises:
         CoreError: That process never held the task slot.
     """
-    _who(event.by)
     validation.reason(event.reason, required=False)
     label = messages.label(event.task)
     cluster.check_task(event.task)
@@ -88,7 +88,7 @@ def drop_key(cluster: Cluster, event: DropKey, transaction: Transaction) -> Oper
     Raises:
         CoreError: It was.
     """
-    _who(event.by)
+    validation.key(event.key, cluster.limits)
     if event.revision not in validation.INT64 or event.revision < 1:
         raise validation.invalid(f"a key is not of revision {event.revision}: revisions count from 1")
     found = cluster.store.keys.get(event.key)
@@ -116,7 +116,6 @@ def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction)
     Raises:
         CoreError: The cluster has ended, a key cannot be set, or all of them would be too large.
     """
-    _who(event.by)
     if cluster.ended:
         raise CoreError(
             ErrorKind.CLUSTER_ENDING,
@@ -129,8 +128,3 @@ def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction)
         if key.startswith(RESERVED):
             raise validation.invalid(f"key {messages.quote(key)} is dmesh's own and cannot be restored")
     return cluster.store.restore(event.keys, transaction, keep=RESERVED, merge=event.merge)
-
-
-def _who(by: str) -> None:
-    if not 1 <= len(by) <= 256 or not by.isprintable():
-        raise validation.invalid("an operation says who asks for it, in 1-256 printable characters")

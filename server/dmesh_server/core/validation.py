@@ -35,6 +35,35 @@ def invalid(message: str, *fields: str) -> CoreError:
     return CoreError(ErrorKind.INVALID_ARGUMENT, message, fields=fields)
 
 
+def encoded_size(text: str, what: str) -> int:
+    """Return the bytes of a text in UTF-8; refuse one that cannot be encoded (it has lone surrogates)."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise invalid(f"{what} {quote(text)} is not valid Unicode") from None
+
+
+def short_text(text: str, what: str, *, least: int = 0) -> None:
+    """Check a text that names something: its length, that it can be encoded, and that no NUL is in it.
+
+    Args:
+        text: The text.
+        what: Name of the field, for the refusal.
+        least: Fewest characters.
+    """
+    if not least <= len(text) <= _MAX_TEXT:
+        raise invalid(f"{what} {quote(text)} must have {least}-{_MAX_TEXT} characters")
+    encoded_size(text, what)
+    if "\0" in text:
+        raise invalid(f"{what} {quote(text)} contains a NUL character")
+
+
+def operator(by: str) -> None:
+    """Check who asks for an operation."""
+    if not 1 <= len(by) <= 256 or not by.isprintable():
+        raise invalid("an operation says who asks for it, in 1-256 printable characters")
+
+
 def cluster_name(name: str) -> None:
     """Check the name of a cluster."""
     if not _NAME.fullmatch(name):
@@ -67,6 +96,7 @@ def reason(text: str, *, required: bool) -> None:
         raise invalid("an error report needs a message that says what happened")
     if len(text) > MAX_REASON:
         raise invalid(f"the message has {len(text)} characters; at most {MAX_REASON} are allowed")
+    encoded_size(text, "the message")
 
 
 def job_sizes(sizes: Sequence[tuple[str, int]], limits: Limits) -> None:
@@ -95,23 +125,15 @@ def jobs(listed: tuple[Job, ...], limits: Limits) -> None:
     job_sizes([(job.name, len(job.addresses)) for job in listed], limits)
     for job in listed:
         for index, address in enumerate(job.addresses):
-            if len(address) > _MAX_TEXT:
-                raise invalid(
-                    f"the address of task {index} of job {quote(job.name)} has {len(address)} characters; "
-                    f"at most {_MAX_TEXT} are allowed"
-                )
+            short_text(address, f"the address of task {index} of job {quote(job.name)}")
 
 
 def process(facts: Process) -> None:
     """Check the facts about a process."""
     if facts.pid < 0 or facts.pid not in INT64:
         raise invalid(f"the process id {facts.pid} is not one")
-    for field in ("host", "boot_id", "program", "dmesh_version", "python_version"):
-        text: str = getattr(facts, field)
-        if len(text) > _MAX_TEXT:
-            raise invalid(
-                f"the process's {field} has {len(text)} characters; at most {_MAX_TEXT} are allowed"
-            )
+    for field in ("host", "boot_id", "program", "dmesh_version", "python_version", "pid_namespace"):
+        short_text(getattr(facts, field), f"the process's {field}")
 
 
 def devices(listed: tuple[Device, ...]) -> None:
@@ -124,11 +146,7 @@ def devices(listed: tuple[Device, ...]) -> None:
             raise invalid(f"the device type {quote(device.type)} must be one of {', '.join(DEVICE_TYPES)}")
         if device.index not in _INT31:
             raise invalid(f"the index {device.index} of a {device.type} must be from 0 to 2^31-1")
-        if len(device.description) > _MAX_TEXT:
-            raise invalid(
-                f"the description of {device.type}:{device.index} has {len(device.description)} characters; "
-                f"at most {_MAX_TEXT} are allowed"
-            )
+        short_text(device.description, f"the description of {device.type}:{device.index}")
         if (device.type, device.index) in seen:
             raise invalid(f"the device {device.type}:{device.index} is listed twice")
         seen.add((device.type, device.index))
@@ -139,8 +157,7 @@ def peer_addresses(listed: tuple[str, ...]) -> None:
     if len(listed) > _MAX_ADDRESSES:
         raise invalid(f"{len(listed)} peer addresses were given; at most {_MAX_ADDRESSES} are allowed")
     for address in listed:
-        if not 1 <= len(address) <= _MAX_TEXT:
-            raise invalid(f"the peer address {quote(address)} must be 1-{_MAX_TEXT} characters")
+        short_text(address, "the peer address", least=1)
 
 
 def passed(listed: tuple[PassedBarrier, ...], caller: Task, limits: Limits) -> None:
@@ -178,14 +195,7 @@ def key(text: str, limits: Limits, *, prefix: bool = False) -> None:
     what = "prefix" if prefix else "key"
     if not text and not prefix:
         raise invalid("the key is empty")
-    if len(text) > limits.max_key_bytes:
-        size = len(text)
-    else:
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise invalid(f"the {what} {quote(text)} is not valid Unicode") from None
-    if size > limits.max_key_bytes:
+    if len(text) > limits.max_key_bytes or encoded_size(text, f"the {what}") > limits.max_key_bytes:
         raise invalid(f"the {what} {quote(text)} is longer than {limits.max_key_bytes} bytes of UTF-8")
     if "\0" in text:
         raise invalid(f"the {what} {quote(text)} contains a NUL character")

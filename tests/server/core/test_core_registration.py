@@ -202,7 +202,7 @@ def test_a_task_outside_the_job_list_is_refused() -> None:
         ({"jobs": workers(1) * 2}, "listed twice"),
         ({"jobs": (*workers(1), Job("ps", ()))}, "no tasks"),
         ({"jobs": (Job("worker", ("x" * 2000,)),)}, "2000 characters"),
-        ({"process": Process(host="x" * 2000)}, "host has 2000 characters"),
+        ({"process": Process(host="x" * 2000)}, "(2000 characters)"),
         ({"process": Process(pid=-1)}, "process id -1"),
         ({"devices": (Device("FPGA", 0),)}, "device type 'FPGA' must be one of CPU, GPU, TPU"),
         ({"devices": (Device("CPU", -1),)}, "index -1"),
