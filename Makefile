@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RANKS ?= 4
 WORKERS ?= 4
+RUNS ?= 1
 export WORKERS
 
 # The native core is built with the environment and again when its sources have changed. Who has a compiler gets an
@@ -43,9 +44,8 @@ test: native-current ## Run the default tests, two files at a time: they wait mo
 slow: native-current ## Build wheels, test each kernel of the native core, also with sanitizers, and measure clusters.
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-faults: native-current ## Kill, freeze, partition and starve real processes (root for all of it); prints its seed.
-	DMESH_FAULTS_SEED=$${DMESH_FAULTS_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} \
-		$(BIN)/python -m pytest -m "faults or not faults" $(or $(ARGS),tests/faults tests/load)
+faults: native-current ## Kill, freeze, partition and starve real processes (root for all of it); RUNS=20 repeats it and counts.
+	$(BIN)/python -m tests.faults.runs --runs $(RUNS) $(or $(ARGS),tests/faults tests/load)
 
 mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI where it is missing (root, Debian).
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,mpi]'

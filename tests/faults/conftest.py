@@ -3,7 +3,6 @@
 | variable | meaning |
 |---|---|
 | DMESH_FAULTS_SEED | seed of every random choice; printed in every run, drawn if not set |
-| DMESH_FAULTS_REPEATS | runs every test marked `faults` that many times, each with a seed of its own |
 | DMESH_FAULTS_ARTEFACTS | where tests keep logs and histories; pytest's temporary directories if not set |
 | DMESH_FAULTS_FIGURES | file that measured figures are added to (`.faults/figures.jsonl`) |
 | DMESH_FAULTS_SOAK | seconds that the soak runs (60) |
@@ -28,19 +27,12 @@ from tests.faults.processes import ClientProcess, ServerProcess
 
 # Read before the fixture that hides DMESH_* from the tests does its work.
 SEED = int(os.environ.get("DMESH_FAULTS_SEED") or secrets.randbelow(1 << 32))
-REPEATS = int(os.environ.get("DMESH_FAULTS_REPEATS") or 1)
 ARTEFACTS = os.environ.get("DMESH_FAULTS_ARTEFACTS")
 SOAK = float(os.environ.get("DMESH_FAULTS_SOAK") or 60)
 
 
 def pytest_report_header() -> str:
-    return f"faults: DMESH_FAULTS_SEED={SEED} DMESH_FAULTS_REPEATS={REPEATS} DMESH_FAULTS_SOAK={SOAK:g}"
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if REPEATS > 1 and metafunc.definition.get_closest_marker("faults"):
-        metafunc.fixturenames.append("_repetition")
-        metafunc.parametrize("_repetition", range(REPEATS))
+    return f"faults: DMESH_FAULTS_SEED={SEED} DMESH_FAULTS_SOAK={SOAK:g}"
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -59,7 +51,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The seed of this test in this repetition; print nothing: a failure's report has it."""
+    """The seed of this test; print nothing: a failure's report has it."""
     drawn = random.Random(f"{SEED}/{request.node.nodeid}").getrandbits(32)
     request.node.faults_seed = drawn
     return drawn

@@ -1,7 +1,7 @@
 """What was measured, kept for the table in docs/robustness.md.
 
 Every figure is one line of JSON in `.faults/figures.jsonl` (or where DMESH_FAULTS_FIGURES says):
-scenario, name, unit, values, seed. `python -m tests.faults.report` fills the table from it.
+scenario, name, unit, values, seed, run. `python -m tests.faults.report` fills the table from it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from pathlib import Path
 
 DEFAULT_FILE = Path(__file__).resolve().parents[2] / ".faults" / "figures.jsonl"
 FILE = Path(os.environ.get("DMESH_FAULTS_FIGURES", DEFAULT_FILE))
+RUN_VARIABLE = "DMESH_FAULTS_RUN"
+# Read before the fixture that hides DMESH_* from the tests does its work.
+RUN = os.environ.get(RUN_VARIABLE, "")
+"""Which run of all tests this is; set by `tests.faults.runs`."""
 
 
 def scenario_of(path: Path) -> str:
@@ -27,8 +31,9 @@ def scenario_of(path: Path) -> str:
 def keep(line: dict[str, object]) -> None:
     """Adds one line to the file."""
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    with FILE.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    # Unbuffered: one write for each line, because several tests run at a time.
+    with FILE.open("ab", buffering=0) as file:
+        file.write(json.dumps({**line, "run": RUN}).encode() + b"\n")
 
 
 class Figures:

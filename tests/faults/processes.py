@@ -23,8 +23,15 @@ from typing import Any
 
 import psutil
 
+from dmesh_server.core.model import Limits
+
 PATIENCE = float(os.environ.get("DMESH_FAULTS_PATIENCE") or 90.0)
 """Seconds after which a test has failed; nothing waits this long unless something is broken."""
+
+LEASE, INTERVAL = Limits().lease, Limits().heartbeat_interval
+"""Default lease and heartbeat interval of a server, seconds."""
+LONG_LEASE = ("--lease", "600")
+"""For tests with raw clients, which send no heartbeats, about other things than who is lost."""
 
 WORKER = Path(__file__).with_name("worker.py")
 

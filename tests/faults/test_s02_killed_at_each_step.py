@@ -1,7 +1,7 @@
 """Scenario 2: the server is killed at each step of a commit, of a checkpoint and of a compaction.
 
-Every acknowledged write is present, no transaction is half applied, the revision never goes back. With
-DMESH_FAULTS_REPEATS=100, each step is tried that many times, with other random moments.
+Every acknowledged write is present, no transaction is half applied, the revision never goes back. Each
+DMESH_FAULTS_SEED has other random moments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.faults.failing_disk import FailingDisk
 from tests.faults.ledger import Ledger
-from tests.faults.processes import ServerProcess
+from tests.faults.processes import LONG_LEASE, ServerProcess
 
 from dmesh_server import failpoints
 from dmesh_server.core.effects import Record
@@ -23,7 +23,6 @@ from dmesh_server.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.faults
 
-OPTIONS = ("--lease", "600")
 LIVES = 2
 DURING_TRAFFIC = [
     "runtime.before_apply",
@@ -82,7 +81,7 @@ def leave_gaps(directory: Path) -> None:
 
 @pytest.mark.parametrize("point", DURING_TRAFFIC)
 async def test_a_kill_during_traffic(make_server: Make, point: str, chance: random.Random) -> None:
-    server, ledger = make_server(*OPTIONS), Ledger()
+    server, ledger = make_server(*LONG_LEASE), Ledger()
     for _ in range(LIVES):
         # Not before all have registered and what was unknown is settled.
         arm(server, point, 4 * (4 if point.startswith("runtime") else 2) + 12 + chance.randrange(60))
@@ -100,7 +99,7 @@ async def test_a_kill_within_the_commit(
 ) -> None:
     # Between the writes and the sync of one COMMIT: inside SQLite, where no failpoint reaches.
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server, ledger = make_server(*OPTIONS, data_dir=disk.directory), Ledger()
+    server, ledger = make_server(*LONG_LEASE, data_dir=disk.directory), Ledger()
     for _ in range(LIVES):
         server.environ = disk.kill_at(call, 40 + chance.randrange(150 if call == "write" else 40), "-wal")
         server.start()
@@ -116,7 +115,7 @@ async def test_a_kill_within_the_commit(
 async def test_a_power_failure(make_server: Make, tmp_path: Path, point: str, chance: random.Random) -> None:
     # As a kill, but what was not synced is lost, or some of its sectors are.
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server, ledger = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ), Ledger()
+    server, ledger = make_server(*LONG_LEASE, data_dir=disk.directory, environ=disk.environ), Ledger()
     for _ in range(LIVES):
         if point == "within":
             server.environ = disk.kill_at("sync", 30 + chance.randrange(40), "-wal")
@@ -136,7 +135,7 @@ async def test_a_kill_at_a_checkpoint(
     make_server: Make, tmp_path: Path, point: str, power: bool, chance: random.Random
 ) -> None:
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server, ledger = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ), Ledger()
+    server, ledger = make_server(*LONG_LEASE, data_dir=disk.directory, environ=disk.environ), Ledger()
     # While it runs: when the log has grown to 8 MiB.
     arm(server, point, 0)
     server.start()
@@ -159,7 +158,7 @@ async def test_a_kill_at_a_compaction(
     make_server: Make, tmp_path: Path, point: str, power: bool, chance: random.Random
 ) -> None:
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server, ledger = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ), Ledger()
+    server, ledger = make_server(*LONG_LEASE, data_dir=disk.directory, environ=disk.environ), Ledger()
     server.start()
     await ledger.traffic(server.address, lambda: ledger.calls > 100)
     assert server.terminate() == 0
@@ -177,7 +176,7 @@ async def test_a_kill_at_a_compaction(
 
 @pytest.mark.parametrize("point", AT_CREATION)
 async def test_a_kill_at_the_first_start(make_server: Make, point: str) -> None:
-    server, ledger = make_server(*OPTIONS), Ledger()
+    server, ledger = make_server(*LONG_LEASE), Ledger()
     arm(server, point, 0)
     server.launch()
     assert_killed(server)

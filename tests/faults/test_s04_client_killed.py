@@ -6,18 +6,16 @@ import socket
 import time
 
 import pytest
-from tests.faults.processes import errors, eventually
+from tests.faults.processes import INTERVAL, LEASE, errors, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-LEASE, INTERVAL = 5.0, 1.0
-OPTIONS = ("--lease", str(LEASE), "--heartbeat-interval", str(INTERVAL))
 ROUNDS = 10
 
 
 def test_everyone_who_waits_is_told_who_died(make_server, make_cluster, figures, chance):
     """Every waiter's error names rank, host, pid and last-seen age, long before the lease is over."""
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     to_waiters, to_listeners = [], []
     for round_ in range(ROUNDS):
         clients = make_cluster(4, server.address, cluster=f"c{round_}")
@@ -55,7 +53,7 @@ def test_everyone_who_waits_is_told_who_died(make_server, make_cluster, figures,
 
 
 def test_fail_fast_nobody_may_take_the_task_slot(make_server, make_cluster, make_client):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     clients = make_cluster(3, server.address)
     clients[2].kill()
     clients[0].wait_event("departed", rank=2)
@@ -68,7 +66,7 @@ def test_fail_fast_nobody_may_take_the_task_slot(make_server, make_cluster, make
 
 
 def test_rejoin_the_others_wait_for_the_successor(make_server, make_cluster, make_client):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     settings = "restart_policy=RestartPolicy.REJOIN"
     clients = make_cluster(3, server.address, settings=settings)
     waiting = [client.submit("agent.barrier('resume', timeout=80)") for client in clients[:2]]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.faults.processes import RemoteError, errors, results
+from tests.faults.processes import INTERVAL, LEASE, RemoteError, errors, results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-LEASE, INTERVAL = 4.0, 0.8
-OPTIONS = ("--lease", str(LEASE), "--heartbeat-interval", str(INTERVAL))
-
 
 def test_half_a_lease_is_nothing(make_server, make_cluster):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     clients = make_cluster(3, server.address)
     for _ in range(3):
         waiting = [client.submit("agent.barrier('b', timeout=80)") for client in clients[1:]]
@@ -30,16 +27,18 @@ def test_half_a_lease_is_nothing(make_server, make_cluster):
 
 def test_three_leases_are_the_end(make_server, make_cluster, figures):
     """Declared dead; when it wakes up, its calls are refused as fenced and nothing it writes is accepted."""
-    server = make_server(*OPTIONS).start()
-    noticed, fenced = [], []
-    for round_ in range(3):
-        clients = make_cluster(3, server.address, cluster=f"c{round_}")
-        frozen, others = clients[2], clients[:2]
-        waiting = [client.submit("agent.barrier('b', timeout=80)") for client in others]
+    server = make_server().start()
+    noticed, fenced, stopped = [], [], []
+    for number in range(3):
+        clients = make_cluster(3, server.address, cluster=f"c{number}")
+        waiting = [client.submit("agent.barrier('b', timeout=80)") for client in clients[:2]]
         stopped_at = time.monotonic()
-        frozen.freeze()
+        clients[2].freeze()
         # What it does in the instant in which it wakes up, before anybody can tell it what has happened.
-        write = frozen.submit("agent.key_value_set('late', 'written by the dead')")
+        write = clients[2].submit("agent.key_value_set('late', 'written by the dead')")
+        stopped.append((stopped_at, clients, waiting, write))
+    for stopped_at, clients, waiting, write in stopped:
+        frozen, others = clients[2], clients[:2]
         for error in errors(waiting):
             assert error.members[0]["rank"] == 2
             assert error.members[0]["pid"] == frozen.pid
@@ -61,16 +60,14 @@ def test_three_leases_are_the_end(make_server, make_cluster, figures):
         assert frozen.wait_event("failure")["kind"] == "FencedError"
         assert others[0].do("agent.key_value_try_get('late')") is None
         assert others[0].do("agent.key_value_try_get('n')") is None
-        for client in clients:
-            client.kill()
-    figures.add("SIGSTOP to the error of each waiter (lease 4 s)", noticed)
+    figures.add(f"SIGSTOP to the error of each waiter (lease {LEASE:g} s)", noticed)
     figures.add("SIGCONT to FencedError", fenced)
     assert max(noticed) <= LEASE + INTERVAL + 1.0
 
 
 def test_a_script_that_was_given_up_ends_with_an_error(make_server, make_cluster):
     """The whole SDK: the program gets the exception, and its process ends with exit code 1 by it."""
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     clients = make_cluster(2, server.address, sdk=True)
     frozen = clients[1]
     frozen.freeze()

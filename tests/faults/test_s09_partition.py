@@ -5,26 +5,21 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.faults.processes import RemoteError, errors, eventually, results
+from tests.faults.processes import INTERVAL, LEASE, RemoteError, errors, eventually, results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-LEASE, INTERVAL = 3.0, 0.6
-OPTIONS = ("--lease", str(LEASE), "--heartbeat-interval", str(INTERVAL), "--insecure")
-PATIENT = ("--lease", "15", "--heartbeat-interval", "3", "--insecure")
-"""The defaults. The kernel says again what was lost after 0.2, 0.6, 1.4, 3, 6.2, 12.6 s: on a busy machine,
-which is slow to heal a network, a shorter lease may be over before the first of them that gets through."""
 SHORT = 3.5
 PINGS = 15.0
 """In which a client finds out by gRPC's pings that its connection is gone, whatever the lease."""
 
 
 @pytest.fixture
-def world(make_network, make_server, make_client, request):
-    """A server and three clients, each on a host of its own. To be parametrized with the server's options."""
+def world(make_network, make_server, make_client):
+    """A server and three clients, each on a host of its own."""
     network = make_network(4)
     home, *places = network.hosts
-    server = make_server(*getattr(request, "param", OPTIONS), host=home.address, prefix=home.prefix).start()
+    server = make_server("--insecure", host=home.address, prefix=home.prefix).start()
     settings = "restart_policy=RestartPolicy.REJOIN"
     clients = [
         make_client(rank, 3, server.address, prefix=place.prefix, settings=settings)
@@ -70,7 +65,6 @@ def test_both_sides_notice_and_the_task_slot_never_has_two_owners(direction, wor
     assert holders == [successor.pid]
 
 
-@pytest.mark.parametrize("world", [PATIENT], indirect=True, ids=["default lease"])
 def test_a_short_cut_is_only_latency(world):
     """A quarter of the time that it takes to notice one: everything arrives in the end."""
     network, _, clients = world
@@ -86,7 +80,7 @@ def test_a_short_cut_is_only_latency(world):
 def test_fail_fast_the_others_are_told_and_the_task_slot_stays_empty(make_network, make_server, make_client):
     network = make_network(3)
     home = network.hosts[0]
-    server = make_server(*OPTIONS, host=home.address, prefix=home.prefix).start()
+    server = make_server("--insecure", host=home.address, prefix=home.prefix).start()
     places = enumerate(network.hosts[1:])
     clients = [make_client(rank, 2, server.address, prefix=place.prefix) for rank, place in places]
     results([client.submit("join()") for client in clients])

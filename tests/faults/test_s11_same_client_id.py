@@ -5,12 +5,10 @@ from __future__ import annotations
 import socket
 
 import pytest
-from tests.faults.processes import RemoteError, errors, eventually
+from tests.faults.processes import INTERVAL, LEASE, RemoteError, errors, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-LEASE, INTERVAL = 6.0, 1.2
-OPTIONS = ("--lease", str(LEASE), "--heartbeat-interval", str(INTERVAL))
 REJOIN = "restart_policy=RestartPolicy.REJOIN"
 
 
@@ -22,7 +20,7 @@ def holder_is_named(error: RemoteError, pid: int) -> None:
 
 
 def test_simultaneous_exactly_one_wins(make_server, make_client):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     for round_ in range(4):
         rivals = [make_client(0, 1, server.address, cluster=f"c{round_}") for _ in range(4)]
         for rival in rivals:
@@ -42,7 +40,7 @@ def test_simultaneous_exactly_one_wins(make_server, make_client):
 
 
 def test_staggered_the_first_keeps_it(make_server, make_client):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     first = make_client(0, 1, server.address).join()
     for _ in range(3):
         rival = make_client(0, 1, server.address)
@@ -54,7 +52,7 @@ def test_staggered_the_first_keeps_it(make_server, make_client):
 
 
 def test_a_dead_holders_id_is_free_after_it_was_declared_dead(make_server, make_client):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     other = make_client(1, 2, server.address, settings=REJOIN).join()
     first = make_client(0, 2, server.address, settings=REJOIN).join()
     successor = make_client(0, 2, server.address, settings=REJOIN)

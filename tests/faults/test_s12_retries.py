@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.faults.processes import results
+from tests.faults.processes import LONG_LEASE, results
 from tests.server.raw_client import PATIENCE, RawClient, refusal
 
 from dmesh.testing import FaultProxy
 from dmesh.v1 import coordination_pb2 as coordination
 from dmesh.v1 import key_value_pb2 as key_value
-
-PATIENT = ("--lease", "600")
-"""Raw clients send no heartbeats; what is tested is not who is lost."""
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -55,7 +52,7 @@ async def revision(client: RawClient) -> int:
 @pytest.mark.parametrize("restart", [False, True], ids=["same-server", "killed-and-restarted"])
 async def test_lost_answers_of_calls(restart, make_server):
     """Each is made again twice, by another connection; also after a kill -9 of the server in between."""
-    server = make_server(*PATIENT).start()
+    server = make_server(*LONG_LEASE).start()
     with FaultProxy(server.address) as proxy:
         client = RawClient(proxy.address, 0)
         direct = RawClient(server.address, 0, incarnation=client.caller.incarnation)
@@ -87,7 +84,7 @@ async def test_lost_answers_of_calls(restart, make_server):
 
 async def test_the_same_id_for_something_else_is_no_retry(make_server):
     """Who uses an id again is told, or gets the first answer; there is no second effect in either case."""
-    server = make_server(*PATIENT).start()
+    server = make_server(*LONG_LEASE).start()
     client = RawClient(server.address, 0)
     await client.register()
     method, request = mutations(client)["increment"]
@@ -104,7 +101,7 @@ async def test_the_same_id_for_something_else_is_no_retry(make_server):
 
 async def test_lost_answer_of_a_call_on_the_session(make_server):
     """A call that is sent again on the next session has its first answer."""
-    server = make_server(*PATIENT).start()
+    server = make_server(*LONG_LEASE).start()
     client = RawClient(server.address, 0)
     stream = await client.join()
     call = coordination.KeyValueCall(
@@ -123,7 +120,7 @@ async def test_lost_answer_of_a_call_on_the_session(make_server):
 
 async def test_lost_result_of_a_barrier(make_server):
     """Who enters an instance again that is over gets its result; it counts once."""
-    server = make_server(*PATIENT).start()
+    server = make_server(*LONG_LEASE).start()
     clients = [RawClient(server.address, index) for index in range(2)]
     streams = [await client.join() for client in clients]
     for instance in range(3):
@@ -144,7 +141,7 @@ async def test_lost_result_of_a_barrier(make_server):
 
 
 async def test_leaving_twice(make_server):
-    server = make_server(*PATIENT).start()
+    server = make_server(*LONG_LEASE).start()
     one, other = RawClient(server.address, 0), RawClient(server.address, 1)
     await one.register()
     await other.register()
@@ -161,7 +158,7 @@ async def test_leaving_twice(make_server):
 
 def test_the_sdk_counts_once_over_a_bad_network(make_server, make_cluster, chance, figures):
     """Increments through connections that are cut all the time: the sum is the number of calls."""
-    server = make_server(*PATIENT).start()
+    server = make_server(*LONG_LEASE).start()
     with FaultProxy(server.address) as proxy:
         clients = make_cluster(4, proxy.address)
         calls = 150

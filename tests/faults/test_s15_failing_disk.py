@@ -24,7 +24,7 @@ from tests.faults.disks import SmallDisk
 from tests.faults.failing_disk import FailingDisk
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
-from tests.faults.processes import PATIENCE, ServerProcess, eventually
+from tests.faults.processes import LONG_LEASE, PATIENCE, ServerProcess, eventually
 from tests.server.raw_client import RawClient, Stream, error_of
 
 from dmesh.v1 import common_pb2, coordination_pb2
@@ -33,7 +33,6 @@ from dmesh_server import failpoints
 
 pytestmark = pytest.mark.faults
 
-OPTIONS = ("--lease", "600")
 
 Make = Callable[..., ServerProcess]
 
@@ -140,7 +139,7 @@ async def test_a_full_disk(
     make_server: Make, small_disk: Callable[[str], SmallDisk], size: str, rounds: int, figures: Figures
 ) -> None:
     disk = small_disk(size)
-    server = make_server(*OPTIONS, data_dir=disk.path / "data", http=True).start()
+    server = make_server(*LONG_LEASE, data_dir=disk.path / "data", http=True).start()
     client = await Client(server).join()
     for _ in range(5):
         await client.set()
@@ -162,7 +161,7 @@ async def test_a_store_that_fills_the_disk_by_itself(
     make_server: Make, small_disk: Callable[[str], SmallDisk], figures: Figures
 ) -> None:
     disk = small_disk("512k")
-    server = make_server(*OPTIONS, data_dir=disk.path / "data", http=True).start()
+    server = make_server(*LONG_LEASE, data_dir=disk.path / "data", http=True).start()
     client = await Client(server).join()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while True:
@@ -178,7 +177,7 @@ async def test_a_read_only_disk_at_the_start(
     make_server: Make, small_disk: Callable[[str], SmallDisk]
 ) -> None:
     disk = small_disk("1m")
-    server = make_server(*OPTIONS, data_dir=disk.path / "data", http=True).start()
+    server = make_server(*LONG_LEASE, data_dir=disk.path / "data", http=True).start()
     client = await Client(server).join()
     await client.set()
     await client.close()
@@ -221,7 +220,7 @@ async def test_a_disk_that_fails(
     figures: Figures,
 ) -> None:
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ, http=True).start()
+    server = make_server(*LONG_LEASE, data_dir=disk.directory, environ=disk.environ, http=True).start()
     client = await Client(server).join()
     for _ in range(5):
         await client.set()
@@ -250,7 +249,7 @@ async def test_a_power_failure_while_it_recovers(
 ) -> None:
     # The kernel shows a failed write as if it were on the disk. Whoever builds on it is lost now.
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ)
+    server = make_server(*LONG_LEASE, data_dir=disk.directory, environ=disk.environ)
     server.environ[failpoints.VARIABLE] = f"{point}=kill"
     server.start()
     client = await Client(server).join()
@@ -273,7 +272,7 @@ async def test_a_power_failure_while_it_recovers(
 @pytest.mark.parametrize("point", ["store.before_write", "store.before_commit", "store.after_commit"])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 async def test_a_commit_that_fails_once(make_server: Make, point: str, error: str, figures: Figures) -> None:
-    server = make_server(*OPTIONS, http=True)
+    server = make_server(*LONG_LEASE, http=True)
     server.environ[failpoints.VARIABLE] = f"{point}=error:{error}:after=5:times=2"
     server.start()
     client = await Client(server).join()
@@ -286,7 +285,7 @@ async def test_a_commit_that_fails_once(make_server: Make, point: str, error: st
 
 async def test_a_server_whose_disk_fails_can_be_stopped(make_server: Make, tmp_path: Path) -> None:
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ, http=True).start()
+    server = make_server(*LONG_LEASE, data_dir=disk.directory, environ=disk.environ, http=True).start()
     client = await Client(server).join()
     await client.set()
     disk.fail("sync", errno.EIO, "")
@@ -305,7 +304,8 @@ async def test_traffic_over_a_disk_that_fails_now_and_then(
     make_server: Make, tmp_path: Path, chance: random.Random
 ) -> None:
     disk = FailingDisk(tmp_path / "data", tmp_path)
-    server, ledger = make_server(*OPTIONS, data_dir=disk.directory, environ=disk.environ, http=True), Ledger()
+    options = {"data_dir": disk.directory, "environ": disk.environ, "http": True}
+    server, ledger = make_server(*LONG_LEASE, **options), Ledger()
     server.start()
     for _ in range(3):
         target = ledger.calls + chance.randrange(10, 60)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
-from tests.faults.processes import ServerProcess, eventually
+from tests.faults.processes import LONG_LEASE, ServerProcess, eventually
 from tests.server.store.damage import flipped, make_example, outcome
 
 from dmesh_server.store.base import StoreRefusedError
@@ -29,7 +29,6 @@ from dmesh_server.store.sqlite import DATABASE, LOG, MARKER, SqliteStore
 
 pytestmark = pytest.mark.faults
 
-OPTIONS = ("--lease", "600")
 REFUSED = 3
 
 Make = Callable[..., ServerProcess]
@@ -100,7 +99,7 @@ def test_an_unacknowledged_tail_torn_at_every_byte(directory: Path) -> None:
 
 async def killed(make_server: Make) -> tuple[ServerProcess, Ledger, dict[str, bytes]]:
     """A server that was killed, with a log, and the files that it left."""
-    server, ledger = make_server(*OPTIONS), Ledger()
+    server, ledger = make_server(*LONG_LEASE), Ledger()
     server.start()
     await ledger.traffic(server.address, lambda: ledger.calls > 60)
     server.kill()
@@ -210,7 +209,7 @@ def own_frame(log: bytes) -> bytes:
 
 
 async def test_a_backup_of_a_running_server_can_be_restored(make_server: Make, tmp_path: Path) -> None:
-    server, ledger = make_server(*OPTIONS), Ledger()
+    server, ledger = make_server(*LONG_LEASE), Ledger()
     server.start()
     await ledger.traffic(server.address, lambda: ledger.calls > 60)
     assert server.data_dir is not None
@@ -231,7 +230,7 @@ async def test_a_backup_of_a_running_server_can_be_restored(make_server: Make, t
     await ledger.check(server.address)
     server.kill()
 
-    restored = make_server(*OPTIONS, data_dir=copy.parent)
+    restored = make_server(*LONG_LEASE, data_dir=copy.parent)
     restored.start()
     assert "store_marker_renewed" in restored.err
     found = Ledger()

@@ -8,7 +8,7 @@ import time
 
 import grpc
 import pytest
-from tests.faults.processes import errors, results
+from tests.faults.processes import LONG_LEASE, errors, results
 from tests.server.raw_client import PATIENCE, RawClient, refusal
 
 from dmesh.v1 import common_pb2
@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 MIB = 1 << 20
 KEYS = int(os.environ.get("DMESH_FAULTS_KEYS") or 20_000)
 """Small keys; 1,000,000 in the long form."""
-PATIENT = ("--lease", "3600")
 
 
 @pytest.mark.parametrize("kept", ["sqlite", "memory"])
@@ -46,7 +45,7 @@ def test_one_byte_more_is_refused_by_name(make_server, make_cluster):
 
 async def test_far_too_much_is_not_even_buffered(make_server, figures):
     """64 MiB over and over: refused with a status, and the server never holds one of them."""
-    server = make_server(*PATIENT, data_dir=None).start()
+    server = make_server(*LONG_LEASE, data_dir=None).start()
     client = RawClient(server.address, 0, options=(("grpc.max_send_message_length", -1),))
     await client.register()
     request = pb.SetRequest(caller=client.caller, request_id="r", key="k", value=bytes(64 * MIB))
@@ -64,7 +63,7 @@ async def test_far_too_much_is_not_even_buffered(make_server, figures):
 
 async def test_full_store_says_so_and_recovers(make_server):
     """The quota is an error of its own kind; reading goes on, and what is deleted can be used again."""
-    server = make_server(*PATIENT, "--max-store-size", "4MiB").start()
+    server = make_server(*LONG_LEASE, "--max-store-size", "4MiB").start()
     client = RawClient(server.address, 0)
     await client.register()
 
@@ -89,7 +88,7 @@ async def test_full_store_says_so_and_recovers(make_server):
 
 async def test_very_many_small_keys(make_server, figures):
     """All are there after a kill -9; each costs little."""
-    server = make_server(*PATIENT).start()
+    server = make_server(*LONG_LEASE).start()
     client = RawClient(server.address, 0)
     await client.register()
     idle = server.size["rss"]
@@ -116,6 +115,7 @@ async def test_very_many_small_keys(make_server, figures):
     await client.channel.close()
 
 
+@pytest.mark.alone
 def test_large_values_of_one_client_do_not_hold_up_another(make_server, make_cluster, figures):
     """What a small set takes for others while one client writes 1 MiB after the other."""
     server = make_server(data_dir=None).start()

@@ -8,6 +8,7 @@ import secrets
 
 import grpc
 import pytest
+from tests.faults.processes import LONG_LEASE
 from tests.server.raw_client import PATIENCE, RawClient, error_of
 
 from dmesh.v1 import common_pb2, coordination_pb2
@@ -15,7 +16,6 @@ from dmesh.v1 import key_value_pb2 as pb
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-PATIENT = ("--lease", "3600")
 VALUE = 64 << 10
 CHANGES = 2500
 """More than a watch may fall behind, and far more bytes than the network's buffers hold."""
@@ -37,7 +37,7 @@ async def change(client: RawClient, count: int) -> int:
 
 
 async def test_slow_watch_is_dropped_and_can_resume(make_server, figures):
-    server = make_server(*PATIENT, data_dir=None).start()
+    server = make_server(*LONG_LEASE, data_dir=None).start()
     writer, lazy, keen = (RawClient(server.address, index, size=3) for index in range(3))
     await writer.register()
     slow = lazy.key_value.Watch(pb.WatchRequest(prefix="k", caller=common_pb2.Caller(cluster="c")))
@@ -78,7 +78,7 @@ async def test_slow_watch_is_dropped_and_can_resume(make_server, figures):
 
 async def test_slow_session_takes_little_and_can_come_back(make_server, figures):
     """A member that asks and asks and never reads an answer: after some, it is not listened to either."""
-    server = make_server(*PATIENT, data_dir=None).start()
+    server = make_server(*LONG_LEASE, data_dir=None).start()
     greedy, other = RawClient(server.address, 0), RawClient(server.address, 1)
     await greedy.register()
     stream, calm = await greedy.attach(), await other.join()

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from tests.faults.processes import LONG_LEASE
 from tests.faults.secured import DEADLINE, Served, serving, write_tokens
 from tests.server.raw_client import PATIENCE, RawClient, refusal
 
@@ -80,7 +81,7 @@ def served(
     request: pytest.FixtureRequest, token: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     path: Path = write_tokens(tmp_path_factory.mktemp("tokens") / "t", f"{token} role=admin")
-    options = ("--memory", "--token-file", str(path), "--log-format", request.param, "--lease", "600")
+    options = ("--memory", "--token-file", str(path), "--log-format", request.param, *LONG_LEASE)
     with serving(*options) as server:
         yield server
 

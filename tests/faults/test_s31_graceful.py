@@ -13,8 +13,6 @@ from tests.faults.processes import Spawned, eventually, results
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-OPTIONS = ("--lease", "5", "--heartbeat-interval", "1")
-
 
 def port_is_free(port: int) -> bool:
     with socket.socket() as sock:
@@ -34,7 +32,7 @@ def port_is_free(port: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_server_drains_and_ends_with_0(number, make_server, make_cluster, figures):
     """Its clients are told, wait for its successor, and go on there."""
-    server = make_server(*OPTIONS, http=True).start()
+    server = make_server(http=True).start()
     clients = make_cluster(4, server.address)
     clients[0].do("agent.key_value_set('k', 'v')")
     waiting = clients[0].submit("agent.barrier('b', timeout=80)")
@@ -56,7 +54,7 @@ def test_the_server_drains_and_ends_with_0(number, make_server, make_cluster, fi
 
 
 def test_a_second_signal_ends_the_server_at_once(make_server, make_client):
-    server = make_server(*OPTIONS, "--shutdown-grace", "60").start()
+    server = make_server("--shutdown-grace", "60").start()
     client = make_client(0, 1, server.address).join()
     server.process.send(signal.SIGINT)
     eventually(lambda: "signal_received" in server.err, "the first signal to be noticed")
@@ -69,7 +67,7 @@ def test_a_second_signal_ends_the_server_at_once(make_server, make_client):
 
 
 def test_a_worker_that_is_asked_to_end_is_gone_and_the_others_know(make_server, make_cluster, figures):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     clients = make_cluster(3, server.address, sdk=True)
     waiting = clients[0].submit("agent.barrier('b', timeout=80)", thread=True)
     asked_at = time.monotonic()

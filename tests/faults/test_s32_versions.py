@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from tests.faults.processes import ClientProcess, errors
+from tests.faults.processes import LONG_LEASE, ClientProcess, errors
 from tests.server.raw_client import PATIENCE, RawClient, default_token, refusal
 
 from dmesh import protocol
@@ -19,7 +19,7 @@ NEWER_FIELD = b"\xca\xf4\x01\x05later"
 
 async def test_older_client_is_served(make_server):
     """Version 1 sets no version, has no key-values on its session, and asks by calls of their own."""
-    server = make_server("--lease", "600").start()
+    server = make_server(*LONG_LEASE).start()
     client = RawClient(server.address, 0, size=1)
     await client.coordination.Register(client.registration(protocol_version=0), timeout=PATIENCE)
     stream = await client.attach()
@@ -58,7 +58,7 @@ def test_sdk_of_a_newer_version_says_so(make_server, make_client):
 
 async def test_unknown_fields_are_passed_over(make_server):
     """Every message of a newer client with a field more: the same answer as without."""
-    server = make_server("--lease", "600").start()
+    server = make_server(*LONG_LEASE).start()
     client = RawClient(server.address, 0, size=1)
     registration = client.registration()
     registration.MergeFromString(NEWER_FIELD)
@@ -77,7 +77,7 @@ async def test_unknown_fields_are_passed_over(make_server):
 
 async def test_unknown_session_message_is_named(make_server):
     """A newer client's new kind of message ends the session with words, not with a hang."""
-    server = make_server("--lease", "600").start()
+    server = make_server(*LONG_LEASE).start()
     client = RawClient(server.address, 0, size=1)
     stream = await client.join()
     unknown = coordination_pb2.SessionRequest()

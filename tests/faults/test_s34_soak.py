@@ -23,10 +23,6 @@ SECONDS = float(os.environ.get("DMESH_FAULTS_SOAK") or 60)
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(SECONDS * 2 + 600)]
 
 CLIENTS = 4
-LEASE = 8.0
-# A connection that ends is a dead client unless it is back within the grace, 0.3 s by default; on a machine
-# with much else to do, that is too short for the resets that are injected here.
-OPTIONS = ("--lease", str(LEASE), "--heartbeat-interval", "1")
 SHORT = 1.2
 """Longest fault, seconds: below a ping interval and its timeout."""
 MAX_RSS, MAX_FDS, MAX_THREADS = 24 << 20, 6, 4
@@ -86,7 +82,7 @@ def clash(one: str, other: str) -> bool:
 
 
 def test_soak(make_server, make_client, chance, figures, artefacts):
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     with contextlib.ExitStack() as stack:
         proxies = [
             stack.enter_context(FaultProxy(server.address, seed=chance.getrandbits(32)))
@@ -142,7 +138,7 @@ def test_soak(make_server, make_client, chance, figures, artefacts):
 
 def test_the_server_does_not_grow_under_connections_that_come_and_go(make_server, make_client, figures):
     """One life of it (the soak's are short): sessions broken and made again, keys overwritten."""
-    server = make_server(*OPTIONS).start()
+    server = make_server().start()
     with FaultProxy(server.address) as proxy:
         client = make_client(0, 1, proxy.address).join()
         rounds, sizes = 60, []

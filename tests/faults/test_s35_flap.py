@@ -79,6 +79,7 @@ def test_a_program_with_collectives_survives_as_well(make_server, make_cluster):
         assert_nobody_died(clients)
 
 
+@pytest.mark.alone
 def test_a_process_that_is_killed_in_a_flap_is_noticed_at_once(make_server, make_client, figures):
     """Evidence ends a lease also when the connection was gone before."""
     server = make_server().start()
@@ -97,6 +98,7 @@ def test_a_process_that_is_killed_in_a_flap_is_noticed_at_once(make_server, make
         assert event["at"] - killed_at < 1.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("size", [2, 16])
 def test_a_killed_process_is_noticed_in_half_a_second(size, make_server, make_cluster, chance, figures):
     """No setting of the lease is needed for it: the host says that the process is gone."""

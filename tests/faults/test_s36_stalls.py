@@ -84,6 +84,7 @@ def test_a_stall_on_top_of_a_flap(proxy, make_server, make_cluster):
     assert_all_are_there(clients)
 
 
+@pytest.mark.alone
 def test_a_process_that_is_killed_in_a_stall_is_lost_all_the_same(make_server, make_cluster, figures):
     server = make_server().start()
     clients = make_cluster(3, server.address)

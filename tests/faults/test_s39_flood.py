@@ -16,7 +16,7 @@ from tests.faults.figures import Figures
 from tests.faults.secured import DEADLINE, ask, serving
 from tests.faults.test_s20_floods import HEARTBEAT, TOKEN, Member, wait_until
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 

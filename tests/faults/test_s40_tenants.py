@@ -123,6 +123,7 @@ def test_a_token_is_good_for_its_clusters_only(server: Served, capsys) -> None:
     other.leave()
 
 
+@pytest.mark.alone
 def test_one_tenant_at_its_quota_and_the_others_unharmed(server: Served, capsys, figures: Figures) -> None:
     quotas = ("--max-clusters", "1", "--max-tasks", "3", "--max-keys", "20", "--max-bytes", "64KiB",
               "--max-calls-per-second", "200")  # fmt: skip

@@ -14,7 +14,7 @@ LARGE = int(os.environ.get("DMESH_SOAK_LARGE") or 1_000)
 """Collectives in all; 1,000,000 and 10,000 in the long form, `make soak`."""
 ROUNDS = 40
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.faults, pytest.mark.alone, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "messages"])

@@ -16,7 +16,7 @@ CLIENTS = int(os.environ.get("DMESH_LOAD_CLIENTS") or 10_000)
 HEARTBEATS = float(os.environ.get("DMESH_LOAD_SECONDS") or 30)
 """Seconds of nothing but heartbeats; 300 and more in the long form, `make load-10k`."""
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900 + 2 * HEARTBEATS)]
+pytestmark = [pytest.mark.faults, pytest.mark.alone, pytest.mark.timeout(900 + 2 * HEARTBEATS)]
 
 
 @pytest.mark.parametrize("ending", ["leave", "vanish"])

@@ -16,7 +16,7 @@ CLIENTS = int(os.environ.get("DMESH_LOAD_RESETS") or 1_000)
 """10,000 in the long form, `make load-10k`."""
 ROUNDS = 3
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 def test_nobody_is_taken_for_dead(figures: Figures) -> None:
