@@ -116,12 +116,14 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
             health=settings.health,
             reflection=settings.reflection,
             traces=traces,
+            audit_log=audit_log,
         )
         undo.push_async_callback(rpc.stop, settings.shutdown_grace)
         address = await rpc.start(settings.listen)
+        for refusing in (web, rpc, access):
+            if refusing is not None:
+                refusing.refusals.on_line = audit_log.note_refusal
         if web is not None and settings.http is not None:
-            for log in (web.refusals, rpc.refusals, *([access.refusals] if access else [])):
-                log.on_line = audit_log.note_refusal
             app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web, audit_log)
             await web.start(app, tls)
             undo.enter_context(loop_lag.watched(runtime.measures.lag))

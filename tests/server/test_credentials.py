@@ -97,6 +97,7 @@ def test_no_view_contains_a_credential(
         shown = [str(refused.value), repr(own), repr(own.caller().task), repr(agent), repr(stranger.identity)]
         shown += _pages(server.http, token)
         monkeypatch.setenv("DMESH_TOKEN", token)
+        assert main(["kv", "put", "other", "value", "--coordinator", server.grpc]) == 0
         for verb in ("status", "members", "why"):
             assert main([verb, "--json", "--coordinator", server.grpc]) == 0
         for verb in ("events", "audit"):
@@ -108,6 +109,7 @@ def test_no_view_contains_a_credential(
         assert server.process.wait() == 0
         shown += [server.log, server.process.out]
     captured = capsys.readouterr()
+    assert '"set_key"' in captured.out, "the audit log is the server's"
     shown += [captured.out, captured.err, caplog.text]
     assert len(shown) > 40
     everything = "\n".join(shown).encode()

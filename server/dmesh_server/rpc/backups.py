@@ -11,9 +11,11 @@ from dmesh_server.core.events import RestoreKeys, SnapshotKeys
 from dmesh_server.core.model import KeyValue
 from dmesh_server.event_log import AdminAction
 from dmesh_server.rpc import convert
+from dmesh_server.rpc.auditing import record
 from dmesh_server.rpc.callers import caller_of
 from dmesh_server.rpc.handlers import Context, Reader
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.audit import AuditLog
 from dmesh_server.security.refusals import host_of
 from dmesh_server.telemetry import logs
 
@@ -25,19 +27,23 @@ _KEY_COST = 32
 class Backups:
     """Answers `Backup` and `Restore`."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, audit_log: AuditLog | None = None) -> None:
         """Make a servicer.
 
         Args:
             runtime: Knows the keys.
+            audit_log: Log of backups and restores; None for none.
         """
         self._runtime = runtime
+        self._audit_log = audit_log
 
     async def backup(self, request: pb.BackupRequest, context: Context) -> None:
         """Stream all keys as of one revision. They are not copied: what changes later is another value."""
         caller, by = caller_of(request), _operator(context)
         event = SnapshotKeys(self._runtime.next_number(), caller, by)
-        found = await self._runtime.request(event, KeySnapshot)
+        async with record(self._audit_log, context, "back_up_keys", caller.cluster) as entry:
+            found = await self._runtime.request(event, KeySnapshot)
+            entry.target += f": {len(found.kvs)} keys (revision {found.revision})"
         logs.info("admin_read", cluster=caller.cluster, keys=len(found.kvs), revision=found.revision, by=by)
         await context.write(
             pb.BackupResponse(
@@ -73,8 +79,10 @@ class Backups:
                 "was changed."
             )
         event = RestoreKeys(self._runtime.next_number(), caller, by, keys, merge)
-        answer = await self._runtime.request(event, KeysRestored)
-        target = f"{answer.set} keys set, {answer.deleted} deleted (revision {answer.revision})"
+        async with record(self._audit_log, context, "restore_keys", caller.cluster) as entry:
+            answer = await self._runtime.request(event, KeysRestored)
+            target = f"{answer.set} keys set, {answer.deleted} deleted (revision {answer.revision})"
+            entry.target += f": {target}"
         logs.warning("admin_action", action="restore_keys", cluster=caller.cluster, target=target, by=by)
         self._runtime.event_log.note(AdminAction(caller.cluster, "restore_keys", target, None, by))
         await context.write(

@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 from dmesh.v1 import key_value_pb2 as pb
 from dmesh_server.core import events
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.rpc import convert
+from dmesh_server.core.replies import had_effect
+from dmesh_server.rpc import auditing, convert
 from dmesh_server.rpc import key_value_calls as calls
 from dmesh_server.rpc.backups import Backups
 from dmesh_server.rpc.callers import caller_of
@@ -19,20 +20,23 @@ from dmesh_server.rpc.handlers import Context, UnaryBehavior, server_stream, two
 from dmesh_server.rpc.key_value_calls import SERVICE as SERVICE  # part of this module's interface
 from dmesh_server.rpc.key_value_calls import Method
 from dmesh_server.runtime import SHUTTING_DOWN, Runtime
+from dmesh_server.security.audit import AuditLog
 from dmesh_server.sessions import Watch
 
 
 class KeyValueServicer:
     """Answers the calls of `KeyValueService`."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, audit_log: AuditLog | None = None) -> None:
         """Make a servicer.
 
         Args:
             runtime: Answers the requests.
+            audit_log: Log of changes by callers without a task; None for none.
         """
         self._runtime = runtime
-        self._backups = Backups(runtime)
+        self._audit_log = audit_log
+        self._backups = Backups(runtime, audit_log)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handler of each method."""
@@ -57,7 +61,13 @@ class KeyValueServicer:
     def _behavior(self, method: Method) -> UnaryBehavior[Any]:
         async def behavior(request: Any, context: Context) -> Message:
             event = method.read(self._runtime.next_number(), caller_of(request), request, 0, 0)
-            return method.write(await self._runtime.request(event, method.answer))
+            entry = auditing.audited(event)
+            if entry is None:
+                return method.write(await self._runtime.request(event, method.answer))
+            async with auditing.record(self._audit_log, context, *entry) as done:
+                answer: Any = await self._runtime.request(event, method.answer)
+                done.outcome = "done" if had_effect(answer) else "unchanged"
+            return method.write(answer)
 
         return behavior
 

@@ -19,6 +19,7 @@ from dmesh_server.rpc.key_value import KeyValueServicer
 from dmesh_server.rpc.tracing import CallTracer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
+from dmesh_server.security.audit import AuditLog
 from dmesh_server.security.limits import PeerLimits
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.security.tls import ServerTls
@@ -92,6 +93,7 @@ class RpcServer:
         health: bool = False,
         reflection: bool = False,
         traces: Traces | None = None,
+        audit_log: AuditLog | None = None,
     ) -> None:
         """Make a server that does not listen yet.
 
@@ -105,6 +107,7 @@ class RpcServer:
             health: Offer `grpc.health.v1` (needs the server extra).
             reflection: Offer server reflection (needs the server extra).
             traces: Makes spans of calls; None for none.
+            audit_log: Log of changes of keys by callers without a task; None for none.
         """
         self._runtime = runtime
         self.refusals = RefusalLog()
@@ -130,7 +133,7 @@ class RpcServer:
         self._express = None if express_port is None or tls is not None else ExpressServer(runtime, bounds)
         self._express_port = express_port
         coordination_handlers = CoordinationServicer(runtime, bounds, self._express, traces).handlers()
-        key_value_handlers = KeyValueServicer(runtime).handlers()
+        key_value_handlers = KeyValueServicer(runtime, audit_log).handlers()
         session_calls.count(runtime.measures)
         self._server.add_generic_rpc_handlers(
             (

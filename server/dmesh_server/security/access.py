@@ -213,6 +213,11 @@ def check_cluster(token: Token | None, cluster: str) -> None:
         raise CoreError(ErrorKind.PERMISSION_DENIED, out_of_bounds(token, f"cluster {cluster}"))
 
 
+def caller_name(token: Token | None) -> str:
+    """Return a caller's name for messages and logs: its token's fingerprint and name, never the token."""
+    return "somebody without a token" if token is None else token.label
+
+
 def out_of_bounds(token: Token, what: str) -> str:
     """Return the message for a token that is bound to other clusters."""
     bound = ", ".join(sorted(token.clusters))

@@ -12,14 +12,16 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from io import TextIOWrapper
 from itertools import islice
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from dmesh_server.core.errors import CoreError
 from dmesh_server.telemetry import logs
 
 FILE = "audit.jsonl"
@@ -49,9 +51,21 @@ class AuditEntry:
     target: str
     """Object of the action."""
     outcome: str
-    """`done`, `refused`, or the kind of error."""
+    """`done`, `unchanged`, `refused`, the kind of error; `unknown` if the server failed or the call ended."""
     detail: str = ""
     """Anything else worth knowing, such as a reason."""
+
+
+@dataclass(slots=True)
+class Record:
+    """An entry while its action is under way."""
+
+    target: str
+    """Object of the action."""
+    outcome: str = "done"
+    """As in `AuditEntry`."""
+    detail: str = ""
+    """As in `AuditEntry`."""
 
 
 class AuditLog:
@@ -96,6 +110,36 @@ class AuditLog:
             done.set_result(None)
             return done
         return self._thread.submit(self._file.add, entry)
+
+    @asynccontextmanager
+    async def record(self, action: str, *, who: str, remote: str, target: str) -> AsyncIterator[Record]:
+        """Add an entry about what the block does; it is durable when the block has ended.
+
+        Args:
+            action: As in `AuditEntry`, like the other arguments.
+            who: Caller.
+            remote: Host of the caller.
+            target: Object of the action.
+        """
+        entry = Record(target)
+        try:
+            yield entry
+        except CoreError as error:
+            entry.outcome = error.kind.name
+            raise
+        except BaseException:
+            entry.outcome = "unknown"
+            raise
+        finally:
+            written = self.note(
+                action,
+                who=who,
+                remote=remote,
+                target=entry.target,
+                outcome=entry.outcome,
+                detail=entry.detail,
+            )
+            await asyncio.wrap_future(written)
 
     def note_refusal(self, event: str, peer: str, fields: dict[str, object]) -> None:
         """Add an entry about a refused caller; of a line of a `RefusalLog`, which bounds their number."""

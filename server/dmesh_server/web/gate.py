@@ -209,12 +209,6 @@ def covers(scope: _Scope, cluster: str) -> bool:
     return token is None or token.covers(cluster)
 
 
-def caller_name(scope: _Scope) -> str:
-    """Return the caller's name for messages and logs: the token's fingerprint and name, never the token."""
-    token = token_of(scope)
-    return "somebody without a token" if token is None else token.label
-
-
 def remote_of(scope: _Scope) -> str:
     """Return the host that a request came from."""
     return str(scope["client"][0]) if scope["client"] else "unknown"

@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.messages import quote
 from dmesh_server.core.model import Task
-from dmesh_server.web.gate import caller_name
+from dmesh_server.security.access import caller_name
+from dmesh_server.web.gate import token_of
 
 NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 """Pattern of the names of clusters and jobs."""
@@ -176,4 +177,4 @@ def age(now: float, then: float) -> float:
 
 def asker(request: Request) -> str:
     """Return the caller for messages and the audit log: a fingerprint and a name, never a token."""
-    return caller_name(request.scope)
+    return caller_name(token_of(request.scope))

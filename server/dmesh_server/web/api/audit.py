@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -13,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh.security.tokens import Role
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.security.audit import AuditLog
+from dmesh_server.security.audit import AuditLog, Record
 from dmesh_server.web.api.answers import TEXT, Limit, answer, asker, refusals
 from dmesh_server.web.gate import has_role, remote_of, token_of
 
@@ -56,42 +54,16 @@ class AuditPage(BaseModel):
     next: int | None = Field(description="`before` of the next page; null: these were all that is kept")
 
 
-@dataclass
-class Record:
-    """An entry while its action is under way."""
-
-    target: str
-    outcome: str = "done"
-    detail: str = ""
-
-
-@contextlib.asynccontextmanager
-async def record(request: Request, action: str, target: str) -> AsyncIterator[Record]:
-    """Add an entry about what the block does; it is durable when the block has ended.
+def record(request: Request, action: str, target: str) -> contextlib.AbstractAsyncContextManager[Record]:
+    """Add an entry about what the block does; see `AuditLog.record`.
 
     Args:
         request: Request of the operator.
         action: Name of the action.
         target: Object of the action.
     """
-    entry = Record(target)
-    try:
-        yield entry
-    except CoreError as error:
-        entry.outcome = error.kind.name
-        raise
-    finally:
-        log: AuditLog | None = request.app.state.audit
-        if log is not None:
-            written = log.note(
-                action,
-                who=asker(request),
-                remote=remote_of(request.scope),
-                target=entry.target,
-                outcome=entry.outcome,
-                detail=entry.detail,
-            )
-            await asyncio.wrap_future(written)
+    log: AuditLog = request.app.state.audit
+    return log.record(action, who=asker(request), remote=remote_of(request.scope), target=target)
 
 
 def router(log: AuditLog) -> APIRouter:
