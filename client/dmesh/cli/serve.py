@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
     bound(
         "--max-unauthenticated-per-host",
         metavar="N",
-        help="of them, without a token from one host when half are in use (default 64)",
+        help="of them, without a token from one host when few are free (default 64)",
     )
     bound("--max-request-size", metavar="SIZE", help="one request or message (default 1.5 MiB)")
     bound("--max-message-rate", metavar="N", help="messages of one client in a second (default 5000)")

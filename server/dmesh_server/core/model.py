@@ -359,8 +359,9 @@ class Limits:
     suspicion: float = 5.0
     """Time within which a broken session may be attached again although nothing else is heard of its member,
     seconds: a flap of a second, the client's longest wait between attempts, and as much again."""
-    suspicion_per_client: float = 0.002
-    """The same, for every member whose session is broken at the same time: they are attached one by one."""
+    suspicion_per_client: float = 0.005
+    """The same, for every member whose session is broken at the same time: they are attached one by one,
+    which takes 1 ms each, or several if server and clients share a busy machine."""
     departure_batch: float = 0.05
     """Changes of members within this time of the last notice are announced together, seconds."""
     departure_quiet_per_session: float = 0.0003

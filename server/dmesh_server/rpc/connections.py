@@ -6,8 +6,9 @@ file descriptors (Linux; elsewhere gRPC's own bounds are all there is) and shut 
 closes them itself.
 
 Thousands of clients of one host, or behind one NAT, that start at once are no strangers: their calls wait
-for the server. So a connection counts only once it has gone without a token for longer than a handshake
-takes, and twice as long as those that did show one had to wait lately.
+for the server, or for their host. So nothing is closed while there is room; and if there is not, a
+connection counts only once it has gone without a token for longer than a handshake takes, and twice as long
+as those that did show one had to wait lately.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from dmesh_server.security.refusals import RefusalLog
 _DESCRIPTORS = "/proc/self/fd"
 _INTERVAL = 0.5
 """Seconds between two sweeps."""
+_RESERVE = 16
+"""The part of all connections, one in so many, that is kept free for clients."""
+_LEAST_RESERVE = 8
 _GRACE = 3
 """Sweeps that a connection may go without a token although the server has nothing to catch up on. Sweeps, not
 seconds: a server that stalls has not read what waits for it."""
@@ -75,12 +79,12 @@ class ConnectionGuard:
         """Make a guard without connections.
 
         Args:
-            connections: Connections that the server accepts in all. From half of them on, those of peers
+            connections: Connections that the server accepts in all. When few of them are free, those of peers
                 that have not authenticated are limited for each host.
             per_host: How many a host then keeps of those that have had time to; its oldest are closed.
             refusals: Log of the hosts whose connections are closed.
         """
-        self._connections = connections
+        self._crowded = connections - max(connections // _RESERVE, _LEAST_RESERVE)
         self._per_host = per_host
         self._refusals = refusals
         self._authenticated: set[Peer] = set()
@@ -112,10 +116,9 @@ class ConnectionGuard:
     async def sweep(self, port: int) -> None:
         """Close the connections above the limits, if there are any."""
         descriptors = [int(name) for name in os.listdir(_DESCRIPTORS)]
-        crowded = len(descriptors) >= self._connections // 2
         forgotten = len(self._authenticated) > len(descriptors) + _FORGOTTEN
         refused, self._refused = self._refused, Counter()
-        if not (crowded or forgotten or refused):
+        if not (len(descriptors) >= self._crowded or forgotten or refused):
             return
         before = frozenset(self._authenticated)
         found = await self._connections_to(port, descriptors)
@@ -124,7 +127,7 @@ class ConnectionGuard:
         self._authenticated -= before - current
         strangers = self._strangers(found)
         doomed = {inode for inode, (_, peer) in found.items() if self._is_doomed(peer, refused[peer])}
-        if crowded:
+        if len(found) >= self._crowded:
             for inodes in strangers.values():
                 doomed.update(inodes[: max(0, len(inodes) - self._per_host)])
         for inode in doomed:

@@ -31,8 +31,8 @@ class PeerLimits:
     idle_seconds: float = 10.0
     """Time that a connection may be open without a call; clients keep their session's call open."""
     unauthenticated_per_host: int = 64
-    """Connections of one host without an accepted token, once half of all connections are in use. Those that
-    wait for the server to read their first call do not count."""
+    """Connections of one host without an accepted token, when less than a sixteenth of all connections is
+    free. Those that wait for the server to read their first call do not count."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -95,7 +95,7 @@ def test_revoking_tells_the_items_once(clock: Clock) -> None:
 def test_a_closed_connection_brings_the_deadline_closer(clock: Clock) -> None:
     lease = clock.grant()
     clock.leases.suspect(lease, clock.now)
-    assert clock.leases.remaining(lease, clock.now) == pytest.approx(5.002)
+    assert clock.leases.remaining(lease, clock.now) == pytest.approx(5.005)
     clock.advance(4.9)
     assert not lease.ended
     clock.advance(0.2)
@@ -144,17 +144,17 @@ def test_there_is_always_time_to_connect_again(clock: Clock) -> None:
 
 def test_many_that_are_suspected_together_have_more_time() -> None:
     clock = Clock()
-    leases = [clock.grant(str(number), ttl=50.0) for number in range(10_000)]
+    leases = [clock.grant(str(number), ttl=50.0) for number in range(5_000)]
     for lease in leases:
         clock.leases.suspect(lease, clock.now)
-    clock.advance(24.9)
+    clock.advance(29.9)
     assert not any(lease.ended for lease in leases), "the first one counts the last one, too"
     for lease in leases[1:]:
         clock.leases.clear(lease, clock.now)
     clock.advance(0.2)
     assert [lease.ended for lease in leases[:2]] == [True, False]
     clock.leases.suspect(leases[1], clock.now)
-    assert clock.leases.remaining(leases[1], clock.now) == pytest.approx(5.002), "the storm is over"
+    assert clock.leases.remaining(leases[1], clock.now) == pytest.approx(5.005), "the storm is over"
 
 
 def test_whose_process_exists_has_the_whole_lease(clock: Clock) -> None:
