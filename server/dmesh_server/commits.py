@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from dmesh_server import failpoints
-from dmesh_server.core.effects import Effect, Persist, Record
+from dmesh_server.core.effects import Effect, LazyRecord, Persist, Record
 from dmesh_server.core.records import CHANGE, KEY, REPLY
 from dmesh_server.store.base import Store
 from dmesh_server.telemetry import logs
@@ -35,7 +35,7 @@ Address = tuple[str, str, str]
 class _Batch:
     """Records of one commit, and the effects to release after it."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[Record | LazyRecord] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     eager: bool = False
     """True if it has an effect that must stay unseen until it is durable."""
@@ -77,7 +77,7 @@ class CommitPipeline:
         self._measures = measures
         self._gathering = _Batch()
         self._under_way: _Batch | None = None
-        self._undurable: dict[Address, Record] = {}
+        self._undurable: dict[Address, Record | LazyRecord] = {}
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._lazy_timer: asyncio.TimerHandle | None = None
@@ -105,9 +105,9 @@ class CommitPipeline:
         others = [effect for effect in effects if not isinstance(effect, Persist)]
         if self._thread is None and all(persist.lazy for persist in persists):
             self._release(others)
-            self._store.commit(records)
+            self._store.commit(_encoded(records))
         elif self._thread is None:
-            self._store.commit(records)
+            self._store.commit(_encoded(records))
             self._release(others)
         elif all(persist.lazy for persist in persists):
             self._gathering.records += records
@@ -206,14 +206,14 @@ class CommitPipeline:
                 if self._store.untidy:
                     await self._maintain()
 
-    async def _commit(self, records: Sequence[Record]) -> None:
+    async def _commit(self, records: Sequence[Record | LazyRecord]) -> None:
         taken = 0.0
 
         def commit() -> None:
             nonlocal taken
             begin = time.perf_counter()
             try:
-                self._store.commit(records)
+                self._store.commit(_encoded(records))
             finally:
                 taken = time.perf_counter() - begin
 
@@ -258,8 +258,12 @@ class CommitPipeline:
             return
 
 
-def _latest(records: Iterable[Record]) -> dict[Address, Record]:
-    latest: dict[Address, Record] = {}
+def _encoded(records: Iterable[Record | LazyRecord]) -> list[Record]:
+    return [record.encoded() for record in records]
+
+
+def _latest(records: Iterable[Record | LazyRecord]) -> dict[Address, Record | LazyRecord]:
+    latest: dict[Address, Record | LazyRecord] = {}
     for record in records:
         address = (record.cluster, record.kind, record.key)
         latest.pop(address, None)

@@ -17,7 +17,7 @@ WALK = (
     .partition("## A barrier, step by step")[2]
     .partition("\n## ")[0]
 )
-MOST = {"client": 8, "server": 14}
+MOST = {"client": 8, "server": 11}
 """Modules between the call and its return: those of the client's threads, and those of the server's loop."""
 
 PROGRAM = """

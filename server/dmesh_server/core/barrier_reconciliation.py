@@ -11,7 +11,7 @@ be over, a presentation changes nothing.
 from __future__ import annotations
 
 from dmesh_server.core import messages, validation
-from dmesh_server.core.barrier_table import BarrierTable, Instance, check_barrier
+from dmesh_server.core.barriers import BarrierTable, Instance, check_barrier
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import PassedBarrier, Task
 from dmesh_server.core.roster import TaskSlot

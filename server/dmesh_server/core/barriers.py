@@ -1,4 +1,4 @@
-"""Rules of barriers: permission to arrive, and the ends of instances.
+"""Barriers of one generation of a cluster.
 
 A barrier has a name, and under it instances counted from 0. The first arrival fixes the participants and the
 deadline; the last arrival ends the instance, and so do a departure, the deadline, a disagreement and a
@@ -14,35 +14,221 @@ others are over without it.
 A barrier *of those alive* waits only for the participants that are members, as they come and go: a departure
 takes the member out of it, whatever the policy, and a process that registers meanwhile is waited for. Its
 result names the processes that came.
+
+Instances under way are not durable: their participants present themselves again. A failure is durable before
+it is released. A success is made durable lazily, so that a barrier waits for no disk: if a crash undoes it,
+participants that have the result present it again (see `barrier_reconciliation`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Collection, Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from dmesh_server.core import messages, validation
-from dmesh_server.core.barrier_table import BarrierTable, Instance, check_barrier, slot_order
+from dmesh_server.core import barrier_errors, messages, records, validation
+from dmesh_server.core.deadlines import BarrierDue
 from dmesh_server.core.effects import BarrierResult
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import CancelBarrier, EnterBarrier
-from dmesh_server.core.liveness import Watchdog
-from dmesh_server.core.model import Liveness, Member, MemberState, Task
+from dmesh_server.core.log_events import MOST_NAMED, BarrierEnded
+from dmesh_server.core.model import BarrierStatus, Liveness, Member, MemberState, Participant, Task
 from dmesh_server.core.records import FinishedBarrier
-from dmesh_server.core.roster import TaskSlot
+from dmesh_server.core.roster import Roster, TaskSlot
+from dmesh_server.core.shared import Shared
 from dmesh_server.core.transaction import Transaction
-
-_SLIM_FROM = 64
-"""Number of members from which on an error's members come without devices and addresses."""
 
 _RETURN = 5.0
 """Seconds after a restart within which no barrier times out: its participants may be on their way."""
+_LONGEST_REASON = 4_096
+"""Characters of an error that the log of a barrier's end keeps."""
+
+
+@dataclass(slots=True)
+class Instance:
+    """A barrier under way."""
+
+    number: int
+    """Number of this use of the name; provisional until one participant names it explicitly."""
+    participants: frozenset[Task]
+    listed: tuple[Task, ...]
+    """The participants as the first arrival gave them, to recognize an equal list quickly."""
+    arrived: dict[Task, None]
+    """Tasks that have arrived, in order of arrival."""
+    started_at: float
+    latest: float
+    """Time of the latest arrival."""
+    timeout: float | None
+    deadline: float | None = None
+    blind: set[Task] = field(default_factory=set)
+    """Arrived tasks that left the number to the server."""
+    alive: set[Task] | None = None
+    """Of a barrier of those alive: the participants that are members now."""
+
+    def __str__(self) -> str:
+        return f"{len(self.arrived)} of {len(self.expected)} tasks"
+
+    @property
+    def expected(self) -> Set[Task]:
+        """Tasks that the instance waits for."""
+        return self.participants if self.alive is None else self.alive
+
+    @property
+    def complete(self) -> bool:
+        """True if all expected tasks have arrived."""
+        return len(self.arrived) == len(self.expected)
+
+    def missing(self) -> Set[Task]:
+        """Return who is not there."""
+        return self.expected - self.arrived.keys()
+
+
+class BarrierTable:
+    """The instances of one generation of a cluster, under way and finished: bookkeeping without rules."""
+
+    def __init__(self, cluster: str, roster: Roster, shared: Shared) -> None:
+        self.cluster = cluster
+        """Name of the cluster."""
+        self.roster = roster
+        """Its members."""
+        self.limits = shared.limits
+        """Bounds and times."""
+        self._deadlines = shared.deadlines
+        self.watched = False
+        """True while the watchdog has questions open, which the end of a barrier may answer."""
+        self.under_way: dict[str, Instance] = {}
+        """The unfinished instances by name, oldest first."""
+        self.finished: dict[str, FinishedBarrier] = {}
+        """The latest finished instance of each name, oldest first."""
+        self.restored_at: float | None = None
+        """Time at which the server restored this generation after a restart; None if it began in this run."""
+        self.restored_epoch = 0
+        """The cluster's epoch at that time."""
+
+    def begin(self, name: str, instance: Instance) -> None:
+        """Put an instance under way."""
+        self.under_way[name] = instance
+        if instance.deadline is not None:
+            self._deadlines.set(BarrierDue(self.cluster, name), instance.deadline)
+
+    def drop(self, name: str) -> Instance:
+        """Remove an instance under way without a result."""
+        instance = self.under_way.pop(name)
+        if instance.deadline is not None:
+            self._deadlines.cancel(BarrierDue(self.cluster, name))
+        return instance
+
+    def finish(
+        self,
+        name: str,
+        error: CoreError | None,
+        transaction: Transaction,
+        *,
+        epoch: int | None = None,
+        without: Collection[Task] = (),
+    ) -> None:
+        """End an instance and send the result to all arrived tasks.
+
+        Args:
+            name: The barrier's name.
+            error: The reason of its failure; None for a success.
+            transaction: The present event.
+            epoch: The cluster's epoch at its end; None for the current one.
+            without: Arrived tasks that do not belong to this instance.
+        """
+        instance = self.drop(name)
+        epoch = self.roster.epoch if epoch is None else epoch
+        if error is not None:
+            error.epoch = epoch
+        slots, present = self.roster.slots, None
+        if instance.alive is not None and error is None:
+            present = tuple(Participant(task, slots[task].incarnation) for task in sorted(instance.arrived))
+        self.remember(name, instance.number, instance.participants, error, epoch, transaction, present)
+        sessions = [slots[task].session for task in instance.arrived if task not in without]
+        transaction.push(
+            (session for session in sessions if session is not None),
+            BarrierResult(name, instance.number, error, epoch, present),
+        )
+        waited = transaction.now - instance.started_at
+        transaction.note(_ended(self.cluster, name, instance, waited, error))
+        if self.watched:
+            transaction.unsettled.add(self.cluster)
+
+    def remember(
+        self,
+        name: str,
+        number: int,
+        participants: frozenset[Task],
+        error: CoreError | None,
+        epoch: int,
+        transaction: Transaction,
+        present: tuple[Participant, ...] | None = None,
+    ) -> None:
+        """Keep a result in place of the name's last one; forget the oldest beyond the limit."""
+        everyone = participants is self.roster.everyone
+        finished = FinishedBarrier(number, None if everyone else participants, error, epoch, present)
+        # Only who came to it can tell the successor of a server that was killed: it must know itself.
+        lazy = error is None and present is None
+        self.finished.pop(name, None)
+        self.finished[name] = finished
+        transaction.persist(self.cluster, records.BARRIER, name, finished, lazy=lazy)
+        if len(self.finished) > self.limits.max_barriers:
+            oldest = next(iter(self.finished))
+            del self.finished[oldest]
+            transaction.persist(self.cluster, records.BARRIER, oldest, None, lazy=lazy)
+
+    def participants(self, finished: FinishedBarrier) -> frozenset[Task]:
+        """Return the participants of a finished instance."""
+        return self.roster.everyone if finished.participants is None else finished.participants
+
+    def next_number(self, name: str) -> int:
+        """Return the number of the instance under way, or of the next one."""
+        current = self.under_way.get(name)
+        if current is not None:
+            return current.number
+        last = self.finished.get(name)
+        return 0 if last is None else last.number + 1
+
+    def end(self, transaction: Transaction) -> None:
+        """Forget everything: the cluster's generation is over."""
+        for name in list(self.under_way):
+            self.drop(name)
+        for name in self.finished:
+            transaction.persist(self.cluster, records.BARRIER, name, None)
+        self.finished.clear()
+
+    def status(self) -> tuple[BarrierStatus, ...]:
+        """Return the barriers under way, oldest first."""
+        return tuple(map(self.status_of, self.under_way))
+
+    def status_of(self, name: str) -> BarrierStatus:
+        """Return a barrier under way."""
+        current = self.under_way[name]
+        return BarrierStatus(
+            name,
+            current.number,
+            tuple(current.arrived),
+            tuple(sorted(current.missing(), key=slot_order)),
+            current.started_at,
+            current.deadline,
+        )
+
+
+class Watcher(Protocol):
+    """Looks for members that keep others waiting; see `liveness.Watchdog`."""
+
+    looks_at: float
+    """Time of its next look; infinite if none is due."""
+
+    def arm(self, transaction: Transaction) -> None:
+        """Note that somebody waits from now on."""
 
 
 class Barriers:
     """The rules of the barriers of one generation of a cluster."""
 
-    def __init__(self, table: BarrierTable, watchdog: Watchdog, *, rejoin: bool) -> None:
+    def __init__(self, table: BarrierTable, watchdog: Watcher, *, rejoin: bool) -> None:
         self._table = table
         self._watchdog = watchdog
         self._rejoin = rejoin
@@ -64,12 +250,7 @@ class Barriers:
         current = self._table.under_way.get(event.name)
         participants = self._participants(event, current)
         if slot.task not in participants:
-            raise CoreError(
-                ErrorKind.BARRIER_MISMATCH,
-                f"{messages.name(slot.snapshot())} called barrier {messages.quote(event.name)} for "
-                f"{messages.tasks(participants)} without being one of them. Only its participants may call a "
-                "barrier.",
-            )
+            raise barrier_errors.not_a_participant(event.name, slot.snapshot(), participants)
         last = self._table.finished.get(event.name)
         if last is not None and (event.instance == last.number or self._had_part(slot, event, last)):
             self._tell_again(slot, event, participants, last, transaction)
@@ -89,19 +270,10 @@ class Barriers:
             return current.participants
         for task in event.participants:
             if not self._roster.knows(task):
-                raise CoreError(
-                    ErrorKind.UNKNOWN_TASK,
-                    f"barrier {messages.quote(event.name)}: "
-                    f"/job:{messages.quote(task.job)[1:-1]}/task:{task.index} is not a task of cluster "
-                    f"{messages.quote(self._cluster)}, which consists of "
-                    f"{messages.tasks(self._roster.everyone)}",
-                )
+                raise barrier_errors.unknown_task(event.name, task, self._cluster, self._roster.everyone)
         participants = frozenset(event.participants)
         if len(participants) != len(event.participants):
-            twice = next(task for task in sorted(participants) if event.participants.count(task) > 1)
-            raise validation.invalid(
-                f"barrier {messages.quote(event.name)}: {twice} is listed twice as a participant"
-            )
+            raise barrier_errors.listed_twice(event.name, event.participants)
         return self._roster.everyone if participants == self._roster.everyone else participants
 
     def _tell_again(
@@ -114,14 +286,11 @@ class Barriers:
     ) -> None:
         expected = self._table.participants(last)
         if participants != expected:
-            raise CoreError(
-                ErrorKind.BARRIER_MISMATCH,
-                f"{_title(event.name, last.number)} is already over; it was called for "
-                f"{messages.tasks(expected)}, but {messages.name(slot.snapshot())} called it for "
-                f"{messages.tasks(participants)}. Give barriers of different groups different names.",
+            raise barrier_errors.over_for_others(
+                event.name, last.number, slot.snapshot(), expected, participants
             )
         if last.error is None and event.alive != (last.present is not None):
-            raise self._other_kind(slot, event, last.number)
+            raise barrier_errors.other_kind(event.name, last.number, slot.snapshot(), alive=event.alive)
         result = BarrierResult(event.name, last.number, last.error, last.epoch, last.present)
         transaction.push((event.session,), result)
 
@@ -137,30 +306,23 @@ class Barriers:
         if event.instance not in (-1, number):
             guessed = len(current.blind) == len(current.arrived) and self._may_know_better(slot)
             if not guessed or event.instance < number:
-                raise self._wrong_number(slot, event, number, "is under way")
+                raise barrier_errors.wrong_number(
+                    event.name, event.instance, slot.snapshot(), number, "is under way"
+                )
             number = event.instance
         if slot.task not in current.participants:
-            raise CoreError(
-                ErrorKind.BARRIER_MISMATCH,
-                f"{_title(event.name, current.number)} is under way for "
-                f"{messages.tasks(current.participants)}; {messages.name(slot.snapshot())} is not one of "
-                f"them and called it for {messages.tasks(participants)}. Give barriers of different "
-                "groups different names.",
+            raise barrier_errors.under_way_for_others(
+                event.name, current.number, slot.snapshot(), current.participants, participants
             )
+        error = None
         if event.alive != (current.alive is not None):
-            current.arrived[slot.task] = None
-            self._table.finish(event.name, self._other_kind(slot, event, current.number), transaction)
-            return
-        if participants is not current.participants and participants != current.participants:
+            error = barrier_errors.other_kind(event.name, current.number, slot.snapshot(), alive=event.alive)
+        elif participants is not current.participants and participants != current.participants:
             first = self._roster.describe(next(iter(current.arrived)))
-            error = CoreError(
-                ErrorKind.BARRIER_MISMATCH,
-                f"{_title(event.name, current.number)} failed: its callers disagree on who takes part. "
-                f"{messages.name(first)} called it for {messages.tasks(current.participants)}, "
-                f"{messages.name(slot.snapshot())} for {messages.tasks(participants)}. "
-                "All participants must give the same list.",
-                (first, slot.snapshot()),
+            error = barrier_errors.disagreement(
+                event.name, current.number, first, current.participants, slot.snapshot(), participants
             )
+        if error is not None:
             current.arrived[slot.task] = None
             self._table.finish(event.name, error, transaction)
             return
@@ -187,17 +349,15 @@ class Barriers:
         if last is not None:
             ahead = number > last.number + 1 and self._may_know_better(slot)
             if number not in (-1, last.number + 1) and not ahead:
-                raise self._wrong_number(slot, event, last.number + 1, "is next")
+                raise barrier_errors.wrong_number(
+                    event.name, event.instance, slot.snapshot(), last.number + 1, "is next"
+                )
             number = number if ahead else last.number + 1
         elif number < 0:
             number = 0
         table = self._table
         if len(table.under_way) >= table.limits.max_barriers:
-            raise CoreError(
-                ErrorKind.LIMIT_EXCEEDED,
-                f"barrier {messages.quote(event.name)} cannot begin: {len(table.under_way)} barriers are "
-                f"under way in cluster {messages.quote(self._cluster)}, which is the server's limit",
-            )
+            raise barrier_errors.too_many(event.name, len(table.under_way), self._cluster)
         instance = Instance(
             number,
             participants,
@@ -222,12 +382,7 @@ class Barriers:
         if slot.liveness is Liveness.STUCK:
             transaction.unsettled.add(self._cluster)
         if departed:
-            members = tuple(gone.snapshot() for gone in departed)
-            fates = "; ".join(
-                f"{messages.name(m)} {messages.fate_of(m)}" for m in members[: messages.MAX_DESCRIBED]
-            )
-            more = messages.tasks(member.task for member in members[messages.MAX_DESCRIBED :])
-            self._fail(event.name, fates + (f"; also gone: {more}" if more else ""), members, transaction)
+            self._fail(event.name, tuple(gone.snapshot() for gone in departed), transaction)
         elif instance.complete:
             table.finish(event.name, None, transaction)
         elif self._watchdog.looks_at == math.inf:
@@ -248,8 +403,7 @@ class Barriers:
         for name in [name for name, current in under_way.items() if slot.task in current.participants]:
             current = under_way[name]
             if ends and current.alive is None:
-                cause = f"{messages.name(member)} {messages.fate_of(member)}"
-                self._fail(name, cause, (member,), transaction)
+                self._fail(name, (member,), transaction)
                 continue
             current.arrived.pop(slot.task, None)
             current.blind.discard(slot.task)
@@ -276,10 +430,8 @@ class Barriers:
         current = self._table.under_way.get(event.name)
         concerned = current is not None and event.instance in (-1, current.number)
         if current is not None and concerned and slot.task not in current.participants:
-            raise CoreError(
-                ErrorKind.BARRIER_MISMATCH,
-                f"{_title(event.name, current.number)} is for {messages.tasks(current.participants)}; "
-                f"{messages.name(slot.snapshot())} is not one of them and cannot cancel it",
+            raise barrier_errors.not_yours_to_cancel(
+                event.name, current.number, slot.snapshot(), current.participants
             )
         member = slot.snapshot()
         self._cancel(event.name, event.instance, messages.name(member), (member,), transaction)
@@ -298,88 +450,66 @@ class Barriers:
         current = self._table.under_way.get(name)
         last = self._table.finished.get(name)
         if current is not None and instance in (-1, current.number):
-            error = CoreError(
-                ErrorKind.BARRIER_CANCELLED,
-                f"{_title(name, current.number)} was cancelled by {by} after {current} had arrived",
-                members,
-            )
+            error = barrier_errors.cancelled(name, current.number, by, str(current), members)
             self._table.finish(name, error, transaction)
             return True
         if last is not None and instance in (-1, last.number):
             if last.error is not None and last.error.kind is ErrorKind.BARRIER_CANCELLED:
                 return False
-            outcome = "succeeded" if last.error is None else f"failed: {last.error.message}"
-            raise CoreError(
-                ErrorKind.BARRIER_MISMATCH,
-                f"{_title(name, last.number)} cannot be cancelled: it is over and {outcome}",
-            )
-        which = f" (instance {instance})" if instance >= 0 else ""
-        raise CoreError(
-            ErrorKind.BARRIER_MISMATCH,
-            f"barrier {messages.quote(name)}{which} cannot be cancelled: it is not under way",
-        )
+            raise barrier_errors.too_late_to_cancel(name, last.number, last.error)
+        raise barrier_errors.nothing_to_cancel(name, instance)
 
     def time_out(self, name: str, transaction: Transaction) -> None:
         """End a barrier whose time is over."""
         current = self._table.under_way[name]
         missing = tuple(self._roster.describe(task) for task in sorted(current.missing(), key=slot_order))
-        never = sum(1 for member in missing if member.incarnation == 0)
-        advice = []
-        if never:
-            advice.append(
-                "Check that those that never registered were started, with this coordinator's address."
-            )
-        if never < len(missing):
-            advice.append(
-                "Those that are alive are late, stuck, or do not call this barrier: see their logs."
-            )
-        if self._rejoin and any(member.state.departed for member in missing):
-            advice.append("Those that are gone can be replaced: start a new process for each of them.")
-        error = CoreError(
-            ErrorKind.BARRIER_TIMEOUT,
-            f"{_title(name, current.number)} timed out after {messages.seconds(current.timeout or 0.0)}: "
-            f"{len(missing)} of {len(current.expected)} tasks are missing: "
-            f"{messages.listing(missing, transaction.now)}. " + " ".join(advice),
-            _slim(missing),
+        error = barrier_errors.timed_out(
+            name,
+            current.number,
+            current.timeout or 0.0,
+            missing,
+            len(current.expected),
+            transaction.now,
+            rejoin=self._rejoin,
         )
         self._table.finish(name, error, transaction)
 
-    def _fail(self, name: str, cause: str, members: tuple[Member, ...], transaction: Transaction) -> None:
+    def _fail(self, name: str, members: tuple[Member, ...], transaction: Transaction) -> None:
+        """End a barrier because participants have departed."""
         current = self._table.under_way[name]
-        error = CoreError(
-            ErrorKind.BARRIER_FAILED,
-            f"{_title(name, current.number)} failed: {cause}. {current} had arrived. A cluster does not go "
-            "on without a member: find out why it is gone (its log, its exit code) and start the job again.",
-            _slim(members),
-        )
+        error = barrier_errors.gone(name, current.number, members, str(current))
         self._table.finish(name, error, transaction)
 
-    def _other_kind(self, slot: TaskSlot, event: EnterBarrier, number: int) -> CoreError:
-        member, kinds = slot.snapshot(), ("all its participants", "those of its participants that are alive")
-        return CoreError(
-            ErrorKind.BARRIER_MISMATCH,
-            f"{_title(event.name, number)} failed: it was called for {kinds[not event.alive]}, but "
-            f"{messages.name(member)} called it for {kinds[event.alive]}. Give different barriers different "
-            "names.",
-            (member,),
+
+def check_barrier(name: str, instance: int, timeout: float | None) -> None:
+    """Refuse a malformed name, instance or time limit of a barrier."""
+    if not 1 <= len(name) <= 256 or not name.isprintable():
+        raise validation.invalid(
+            f"the barrier name {messages.quote(name)} must be 1-256 printable characters"
         )
-
-    def _wrong_number(self, slot: TaskSlot, event: EnterBarrier, number: int, what: str) -> CoreError:
-        return CoreError(
-            ErrorKind.BARRIER_MISMATCH,
-            f"{messages.name(slot.snapshot())} called barrier {messages.quote(event.name)} for instance "
-            f"{event.instance} (so many it has finished), but instance {number} {what}. "
-            "It called the barrier more or less often than the others: all participants of a name must take "
-            "part in each of its instances. Give barriers of different groups different names.",
+    if instance < -1 or instance not in validation.INT64:
+        raise validation.invalid(
+            f"barrier {messages.quote(name)}: the instance {instance} must be the number of instances "
+            "finished so far, or -1"
         )
+    if timeout is not None:
+        validation.duration(timeout, f"the timeout of barrier {messages.quote(name)}", positive=True)
 
 
-def _title(name: str, number: int) -> str:
-    return f"barrier {messages.quote(name)} (instance {number})"
+def _ended(
+    cluster: str, name: str, instance: Instance, waited: float, error: CoreError | None
+) -> BarrierEnded:
+    """Return the log event of a barrier's end, with a bounded part of its error."""
+    number, participants = instance.number, len(instance.participants)
+    if error is None:
+        return BarrierEnded(cluster, name, number, participants, (), 0, waited, "", "")
+    missing = sorted(instance.missing(), key=slot_order)
+    return BarrierEnded(
+        cluster, name, number, participants, tuple(missing[:MOST_NAMED]), len(missing), waited,
+        error.kind.name, error.message[:_LONGEST_REASON],
+    )  # fmt: skip
 
 
-def _slim(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Keep an error about very many members small enough to be sent to each of them."""
-    if len(members) < _SLIM_FROM:
-        return members
-    return tuple(replace(member, devices=(), peer_addresses=()) for member in members)
+def slot_order(task: Task) -> tuple[str, int]:
+    """Sort tasks; faster than comparing them."""
+    return task.job, task.index

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from dmesh_server.core import messages, records
 from dmesh_server.core.barrier_reconciliation import BarrierReconciliation
-from dmesh_server.core.barrier_table import BarrierTable
-from dmesh_server.core.barriers import Barriers
+from dmesh_server.core.barriers import Barriers, BarrierTable
 from dmesh_server.core.deadlines import NoticeDue
 from dmesh_server.core.epoch_waits import EpochWaits
 from dmesh_server.core.errors import CoreError, ErrorKind

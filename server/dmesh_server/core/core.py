@@ -91,7 +91,7 @@ from dmesh_server.core.events import (
     Tick,
     WithdrawCluster,
 )
-from dmesh_server.core.model import Caller, ClusterState, DepartureCause, Limits, MemberState
+from dmesh_server.core.model import Caller, ClusterState, DepartureCause, Limits, Liveness, MemberState
 from dmesh_server.core.operations import OperatorEvent, operate
 from dmesh_server.core.quotas import Quotas
 from dmesh_server.core.records import Generation
@@ -248,12 +248,10 @@ class Core:
     # Sessions.
 
     def _heartbeat(self, event: Heartbeat, transaction: Transaction) -> None:
-        cluster = self._shared.sessions.get(event.session)
-        if cluster is None:
-            self._refuse_session(event.session, transaction)
+        found = self._seen(event.session, transaction)
+        if found is None:
             return
-        slot = cluster.roster.sessions[event.session]
-        membership.seen(cluster, slot, transaction)
+        cluster, slot = found
         if event.progress != slot.progress:
             cluster.watchdog.progressed(slot, event.progress, transaction)
         slot.beat_at = transaction.now
@@ -262,12 +260,10 @@ class Core:
     def _report(
         self, event: ReportStatus | ReportWaiting | ReportProcess | EndSession, transaction: Transaction
     ) -> None:
-        cluster = self._shared.sessions.get(event.session)
-        if cluster is None:
-            self._refuse_session(event.session, transaction)
+        found = self._seen(event.session, transaction)
+        if found is None:
             return
-        slot = cluster.roster.sessions[event.session]
-        membership.seen(cluster, slot, transaction)
+        cluster, slot = found
         if isinstance(event, ReportStatus):
             cluster.watchdog.report_status(slot, event.id, event.activity, transaction)
         elif isinstance(event, ReportProcess):
@@ -278,17 +274,25 @@ class Core:
             cluster.watchdog.report_waiting(slot, event.operation, event.tasks, event.age, transaction)
 
     def _enter_barrier(self, event: EnterBarrier, transaction: Transaction) -> None:
-        cluster = self._shared.sessions.get(event.session)
-        if cluster is None:
-            self._refuse_session(event.session, transaction)
+        found = self._seen(event.session, transaction)
+        if found is None:
             return
-        slot = cluster.roster.sessions[event.session]
-        membership.seen(cluster, slot, transaction)
+        cluster, slot = found
         cluster.barriers.enter(slot, event, transaction)
 
-    def _refuse_session(self, session: int, transaction: Transaction) -> None:
-        error = stopping() if self.stopping else not_attached()
-        transaction.push((session,), SessionEnd(error))
+    def _seen(self, session: int, transaction: Transaction) -> tuple[Cluster, TaskSlot] | None:
+        """Return the member of a session, which has shown that it lives; end a session that has none."""
+        cluster = self._shared.sessions.get(session)
+        if cluster is None:
+            error = stopping() if self.stopping else not_attached()
+            transaction.push((session,), SessionEnd(error))
+            return None
+        slot = cluster.roster.sessions[session]
+        slot.last_seen_at = transaction.now
+        cluster.leases.renew(slot.lease, transaction.now)
+        if slot.liveness is Liveness.BLOCKED:
+            cluster.watchdog.unblock(slot, transaction)
+        return cluster, slot
 
     def _attach(self, event: Attach, transaction: Transaction) -> Answer:
         cluster = self._cluster(event.caller)

@@ -7,6 +7,7 @@ rest, so that no one learns of a change that a crash could undo.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dmesh_server.core.errors import CoreError
 from dmesh_server.core.log_events import LogEvent
@@ -24,6 +25,13 @@ from dmesh_server.core.model import (
 )
 
 
+class Encodable(Protocol):
+    """A value of a record that is encoded when it is stored: who need not wait for that is told before."""
+
+    def encode(self) -> bytes:
+        """Return the value in the encoding of `core.records`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One durable fact, addressed by (cluster, kind, key)."""
@@ -35,12 +43,30 @@ class Record:
     value: bytes | None = field(repr=False)
     """Content in the encoding of `core.records`; None to forget the record."""
 
+    def encoded(self) -> Record:
+        """Return the record itself."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class LazyRecord:
+    """A record that is encoded when it is stored."""
+
+    cluster: str
+    kind: str
+    key: str
+    value: Encodable = field(repr=False)
+
+    def encoded(self) -> Record:
+        """Return the record as a store keeps it."""
+        return Record(self.cluster, self.kind, self.key, self.value.encode())
+
 
 @dataclass(frozen=True, slots=True)
 class Persist:
     """Make these records durable, all or none."""
 
-    records: tuple[Record, ...]
+    records: tuple[Record | LazyRecord, ...]
     lazy: bool = False
     """Nothing else need wait for these records, which must be durable soon, and before any later ones."""
 

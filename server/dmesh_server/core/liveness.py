@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from dmesh_server.core import messages
-from dmesh_server.core.barrier_table import BarrierTable, slot_order
+from dmesh_server.core.barriers import BarrierTable, slot_order
 from dmesh_server.core.deadlines import LivenessDue, StuckDue
 from dmesh_server.core.effects import LivenessChange, StatusRequest
 from dmesh_server.core.log_events import LivenessTold

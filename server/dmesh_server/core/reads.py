@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmesh_server.core import messages, validation
-from dmesh_server.core.barrier_table import check_barrier
+from dmesh_server.core.barriers import check_barrier
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.effects import Answer, BarrierProgress
 from dmesh_server.core.errors import CoreError, ErrorKind

@@ -125,6 +125,21 @@ class FinishedBarrier:
     present: tuple[Participant, ...] | None = None
     """Participants that came to a barrier of those alive that succeeded."""
 
+    def encode(self) -> bytes:
+        """Return the value of its record."""
+        data: dict[str, Any] = {"number": self.number, "epoch": self.epoch}
+        if self.participants is not None:
+            data["participants"] = ranges(self.participants)
+        if self.present is not None:
+            data["present"] = [[one.task.job, one.task.index, one.incarnation] for one in self.present]
+        if self.error is not None:
+            data["error"] = {
+                "kind": self.error.kind.value,
+                "message": self.error.message,
+                "members": [_member(member) for member in self.error.members],
+            }
+        return _dump(data)
+
 
 def slot_key(task: Task) -> str:
     """Return the key of a member's record."""
@@ -183,22 +198,6 @@ def encode_member(holder: MemberRecord) -> bytes:
             **({"proof": holder.proof.hex()} if holder.proof else {}),
         }
     )
-
-
-def encode_barrier(finished: FinishedBarrier) -> bytes:
-    """Encode the result of an instance of a barrier."""
-    data: dict[str, Any] = {"number": finished.number, "epoch": finished.epoch}
-    if finished.participants is not None:
-        data["participants"] = ranges(finished.participants)
-    if finished.present is not None:
-        data["present"] = [[one.task.job, one.task.index, one.incarnation] for one in finished.present]
-    if finished.error is not None:
-        data["error"] = {
-            "kind": finished.error.kind.value,
-            "message": finished.error.message,
-            "members": [_member(member) for member in finished.error.members],
-        }
-    return _dump(data)
 
 
 def encode_reply(incarnation: int, remembered: Remembered) -> bytes:

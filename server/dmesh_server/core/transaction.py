@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dmesh_server.core.effects import (
     Answer,
     Effect,
+    Encodable,
+    LazyRecord,
     Message,
     Noted,
     Persist,
@@ -27,11 +29,13 @@ class Transaction:
         """Seconds of the server's monotonic clock."""
         self.unsettled: set[str] = set()
         """Clusters in which something has happened from which conclusions are to be drawn."""
-        self._records: dict[tuple[str, str, str], Record] = {}
+        self._records: dict[tuple[str, str, str], Record | LazyRecord] = {}
         self._lazy = True
         self._effects: list[Effect] = []
 
-    def persist(self, cluster: str, kind: str, key: str, value: bytes | None, *, lazy: bool = False) -> None:
+    def persist(
+        self, cluster: str, kind: str, key: str, value: bytes | Encodable | None, *, lazy: bool = False
+    ) -> None:
         """Keep `value` durably; the last word on one address counts.
 
         Effects wait for it unless it is `lazy`, and everything else of this event, too.
@@ -40,7 +44,10 @@ class Transaction:
         address = (cluster, kind, key)
         if address in self._records:  # in the order of the last writes
             del self._records[address]
-        self._records[address] = Record(cluster, kind, key, value)
+        if value is None or isinstance(value, bytes):
+            self._records[address] = Record(cluster, kind, key, value)
+        else:
+            self._records[address] = LazyRecord(cluster, kind, key, value)
 
     def reply(self, token: int, answer: Answer) -> None:
         """Answer a request."""

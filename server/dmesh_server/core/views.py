@@ -14,7 +14,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from dmesh_server.core import messages
-from dmesh_server.core.barrier_table import Instance, slot_order
+from dmesh_server.core.barriers import Instance, slot_order
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import ClusterSettings, Device, Job, Liveness, Member, MemberState, Task

@@ -111,7 +111,7 @@ class ClusterModel(RuleBasedStateMachine):
             match effect:
                 case Persist():
                     for record in effect.records:
-                        self.barriers.kept(self.generation, record, lazy=effect.lazy)
+                        self.barriers.kept(self.generation, record.encoded(), lazy=effect.lazy)
                 case Reply(token, answer):
                     assert token in self.unanswered, "an answer that nobody waits for"
                     del self.unanswered[token]

@@ -15,6 +15,7 @@ from dmesh_server.core.effects import (
     KvRead,
     KvRevision,
     KvTransacted,
+    LazyRecord,
     LivenessChange,
     MembershipChange,
     Message,
@@ -103,7 +104,7 @@ class Driver:
         self.jobs = workers(tasks)
         self.now = 100.0
         self.durable: dict[tuple[str, str, str], Record] = {}
-        self.lazy: list[Record] = []
+        self.lazy: list[Record | LazyRecord] = []
         self.effects: list[Effect] = []
         self.numbers = itertools.count(1)
         self.sessions: dict[int, int] = {}
@@ -121,7 +122,7 @@ class Driver:
 
     def commit(self, count: int) -> None:
         """Makes the oldest of the records durable that were not yet: the order is always kept."""
-        for record in self.lazy[:count]:
+        for record in (record.encoded() for record in self.lazy[:count]):
             address = (record.cluster, record.kind, record.key)
             self.durable.pop(address, None)
             if record.value is not None:

@@ -320,7 +320,7 @@ class ClusterMachine(ClusterModel):
     @rule(kept=st.integers(0, 3))
     def kill_server(self, kept: int) -> None:
         before = self.d.state()
-        self.barriers.lost(self.generation, self.d.lazy[kept:])
+        self.barriers.lost(self.generation, [record.encoded() for record in self.d.lazy[kept:]])
         self.d.restart(kept)
         after = self.d.state()
         assert (after.incarnation, after.epoch, after.jobs, after.vacant) == (
