@@ -8,7 +8,7 @@ a restart of the server, and never hits what came after.
 from __future__ import annotations
 
 from dmesh_server.core import membership, messages, validation
-from dmesh_server.core.barrier_table import check_barrier
+from dmesh_server.core.barriers import check_barrier
 from dmesh_server.core.cluster import Cluster
 from dmesh_server.core.effects import Answer, KeySnapshot, KeysRestored, Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
