@@ -79,6 +79,7 @@ def test_the_document_has_descriptions_and_examples(served: Web) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # some 1,500 requests, however busy the machine is
 @pytest.mark.parametrize("good", [True, False], ids=["requests that make sense", "others"])
 def test_nothing_undocumented_comes_back(served: Web, good: bool) -> None:
     import schemathesis

@@ -24,6 +24,8 @@ TEXT = r"^[^\x00]*$"
 TASK = r"^/job:[A-Za-z0-9_.-]{1,128}/task:[0-9]{1,9}$"
 """Pattern of a task's name."""
 HEX = r"^[0-9a-f]{16}$"
+LARGEST = (1 << 53) - 1
+"""Largest integer that a request may name if nothing else bounds it: all readers of JSON keep it exactly."""
 MOST = 1_000
 """Items on one page."""
 

@@ -20,6 +20,7 @@ from dmesh_server.core.operations import RESERVED
 from dmesh_server.runtime import Runtime
 from dmesh_server.telemetry import logs
 from dmesh_server.web.api.answers import (
+    LARGEST,
     TEXT,
     ClusterName,
     Limit,
@@ -171,7 +172,7 @@ def router(runtime: Runtime) -> APIRouter:
             str,
             Query(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="unique; repeated, it is counted once"),
         ],
-        amount: Annotated[int, Query(ge=-(1 << 63), lt=1 << 63, description="added to its value")] = 1,
+        amount: Annotated[int, Query(ge=-LARGEST, le=LARGEST, description="added to its value")] = 1,
     ) -> Response:
         """Add to a key whose value is an integer; a missing key counts from 0. Needs the role `admin`."""
         if key.startswith(RESERVED):

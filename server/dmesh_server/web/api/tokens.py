@@ -12,13 +12,13 @@ from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.quotas import Quota
 from dmesh_server.security.access import Access
 from dmesh_server.security.issued_tokens import IssuedToken, IssuedTokens
-from dmesh_server.web.api.answers import AS_INTEGER, Name, answer, asker, refusals
+from dmesh_server.web.api.answers import AS_INTEGER, LARGEST, Name, answer, asker, refusals
 from dmesh_server.web.api.audit import record
 from dmesh_server.web.gate import token_of
 
 _LONGEST_TTL = 100 * 366 * 86400.0
-_Bound = Annotated[int, Field(ge=0, lt=1 << 63), AS_INTEGER]
-_Rate = Annotated[int, Field(ge=1, lt=1 << 63), AS_INTEGER]
+_Bound = Annotated[int, Field(ge=0, le=LARGEST), AS_INTEGER]
+_Rate = Annotated[int, Field(ge=1, le=LARGEST), AS_INTEGER]
 
 TokenId = Annotated[
     str, Path(max_length=100, description="public name of the token", examples=["8c1f00a2b3d4"])
