@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from typing import Any
 
 import httpx
 import pytest
@@ -71,6 +72,32 @@ async def test_interface_is_described(http: httpx.AsyncClient) -> None:
     paths = (await http.get("/openapi.json")).json()["paths"]
     assert {"/livez", "/readyz", "/api/v1/clusters"} <= set(paths)
     assert (await http.get("/docs")).status_code == 404, "it would load scripts from another site"
+
+
+@pytest.mark.parametrize("length", [b"5", b"99999999", b"none"])
+async def test_a_refusal_is_not_lost_with_a_body_that_nobody_reads(served, length: bytes) -> None:
+    """A connection that is closed with unread bytes is reset, and what was sent last may be gone."""
+    steps = list[str]()
+
+    async def receive() -> dict[str, object]:
+        steps.append("read")
+        return {"type": "http.request", "body": b"x", "more_body": steps.count("read") < 5}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        steps.append(message["type"])
+        answered.append(message)
+
+    answered = list[MutableMapping[str, Any]]()
+    scope = {
+        "type": "http", "method": "PUT", "path": "/", "query_string": b"", "scheme": "http",
+        "headers": [(b"host", b"evil.example"), (b"content-length", length)],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+    }  # fmt: skip
+    await create_app(served.runtime, "127.0.0.1")(scope, receive, send)
+    # What is large, or wrong, is not waited for.
+    assert steps == ["read"] * 5 * (length == b"5") + ["http.response.start", "http.response.body"]
+    assert answered[0]["status"] == 421
+    assert (b"content-length", b"%d" % len(answered[1]["body"])) in answered[0]["headers"]
 
 
 async def test_taken_port(web: WebServer) -> None:

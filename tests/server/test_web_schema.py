@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
 
 def document(web: Web) -> dict:
     headers = {"Authorization": f"Bearer {web.tokens['admin']}"}
-    return httpx.get(f"{web.url}/openapi.json", headers=headers, trust_env=False).json()
+    return httpx.get(f"{web.url}/openapi.json", headers=headers, trust_env=False, timeout=PATIENCE).json()
 
 
 def test_the_document_has_descriptions_and_examples(served: Web) -> None:
@@ -114,7 +114,7 @@ def test_nothing_undocumented_comes_back(served: Web, good: bool) -> None:
         def attempt(case: schemathesis.Case) -> None:
             nonlocal tried
             tried += 1
-            case.call_and_validate(headers=headers, excluded_checks=left_out)
+            case.call_and_validate(headers=headers, excluded_checks=left_out, timeout=PATIENCE)
 
         attempt()
     assert tried > 100

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -28,6 +30,11 @@ _FILTERED_PATHS = PAGE_PATHS | {
 _EVENT_PATHS = frozenset({"/api/v1/events", "/api/v1/errors"})
 """Paths that such a token may read for one of its clusters."""
 _CLUSTER_PATH = re.compile(r"/api/v1/clusters/([A-Za-z0-9_.-]+)(?:/.*)?")
+
+_MOST_DRAINED = 1 << 16
+"""Bytes of a refused request's body that are read."""
+_DRAIN_SECONDS = 1.0
+"""Seconds within which these must arrive: their sender may not have shown a token."""
 
 _SHOWN = "dmesh.token"
 """Key of the scope under which the application finds the caller's token."""
@@ -111,8 +118,14 @@ class HttpGate:
             return
         if token_of(scope) is None:
             self._shedder.serves(remote_of(scope))  # counted, however it was refused
+        await _drain(scope, receive)
         status, text = refusal
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        body = json.dumps({"status": text}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
         if status == 303:
             headers.append((b"location", text.encode()))
         if status in (429, 503):
@@ -120,7 +133,7 @@ class HttpGate:
         if status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="dmesh"'))
         await send_safely({"type": "http.response.start", "status": status, "headers": headers})
-        await send_safely({"type": "http.response.body", "body": json.dumps({"status": text}).encode()})
+        await send_safely({"type": "http.response.body", "body": body})
 
     async def _wait(self, scope: _Scope) -> tuple[int, str] | None:
         """Wait until it is the request's turn; return status and text if there are too many.
@@ -217,6 +230,17 @@ def remote_of(scope: _Scope) -> str:
 def port_of(scope: _Scope) -> int:
     """Return the port that a request came in at."""
     return scope["server"][1] or 0
+
+
+async def _drain(scope: _Scope, receive: _Receive) -> None:
+    """Read the small body of a refused request: closing with unread bytes resets the connection."""
+    length = _only(scope["headers"], b"content-length") or ""
+    if not (length.isdecimal() and len(length) < 10 and 0 < int(length) <= _MOST_DRAINED):
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def _is_within(token: Token, path: str, query: bytes) -> bool:
