@@ -1,12 +1,12 @@
-"""The watchdog of one generation of a cluster: which members are there but get nowhere, and who is told.
+"""Watchdog of one generation of a cluster: detects members that make no progress, and notifies the sessions.
 
-BLOCKED is a member whose session is attached but whose heartbeats have stayed away for a lease. STUCK is one
-whose heartbeats come, but for which others have waited longer than `stuck_after` without any progress of its
-own: it is asked what it is doing, and its answer is shown to everybody. Neither is ever ended for it. Nothing
-of this is durable: after a restart of the server everybody is LIVE until found otherwise.
+A BLOCKED member has an attached session, but has sent no heartbeat for a lease. A STUCK member sends
+heartbeats, but others have waited for it longer than `stuck_after` and it made no progress: it is queried,
+and all sessions get its answer. Neither is ended for it. Nothing of this is durable: after a restart of the
+server every member is LIVE until detected again.
 
-A wait concerns few members or is not the fault of any of them, so at most `_MOST_ASKED` are asked at a time;
-and a notice to all sessions names no more members than the number of sessions permits. The others follow.
+At most `_MOST_ASKED` members are queried at a time, and the size of a notice is bounded by the number of
+sessions that it goes to; further members follow in later ones.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dmesh_server.core.shared import Shared
 from dmesh_server.core.transaction import Transaction
 
 _MOST_ASKED = 64
-"""Members that are asked, or stuck, at a time."""
+"""Most members that are queried, or stuck, at a time."""
 _MOST_NAMED = 64
-"""Members that one report of a wait may name."""
+"""Most members that one report of a wait may name."""
 _LONGEST_CHAIN = 256
-"""Members that are looked at to find out for whom a member waits in the end."""
+"""Most members that are followed to find the end of a chain of waits."""
 _NOTICE = 20_000
-"""Members that one notice may name, times the sessions that it goes to; but `_LEAST_TOLD` at least."""
+"""Most members that a notice names, times its sessions; at least `_LEAST_TOLD` are named."""
 _LEAST_TOLD = 8
 _SLACK = 0.05
-"""Part of `stuck_after` by which a member may be asked late, so that many waits are looked at together."""
+"""Part of `stuck_after` by which a query may be late, so that many waits are checked together."""
 _OPERATION = 200
 _FRAMES = 50
 _FRAME = 300
@@ -53,16 +53,16 @@ class _Wait:
 
 @dataclass(slots=True)
 class _StatusQuery:
-    """Question that a member was asked about its activity."""
+    """Query of a member's activity that is not over."""
 
     id: int
     asked_at: float
     barrier: tuple[str, int] | None
-    """For which barrier others wait for it, and which instance; None: outside of the core's sight."""
+    """Barrier and instance at which others wait for it; None for a wait that a member reported."""
 
 
 class Watchdog:
-    """Finds out who is blocked or stuck, and tells."""
+    """Detector of the blocked and stuck members of one generation of a cluster."""
 
     def __init__(self, table: BarrierTable, stuck_after: float, shared: Shared) -> None:
         self._table = table
@@ -72,7 +72,7 @@ class Watchdog:
         self._deadlines = shared.deadlines
         self._stuck_after = stuck_after if stuck_after > 0 else math.inf
         self.looks_at = math.inf
-        """Time of the next look at members that others wait for; infinite if none is due."""
+        """Time of the next check of the members that others wait for, seconds; infinite if none is due."""
         self._waits: dict[Task, _Wait] = {}
         self._waiters: dict[Task, dict[Task, None]] = {}
         self._queries: dict[Task, _StatusQuery] = {}
@@ -81,10 +81,10 @@ class Watchdog:
         self._told: dict[Task, None] = {}
         self._quiet_until = -math.inf
 
-    # What sets it going.
+    # Waits.
 
     def arm(self, transaction: Transaction) -> None:
-        """Note that somebody waits from now on."""
+        """Schedule a check, because a member waits from now on."""
         if self._stuck_after != math.inf:
             self._look_at(transaction.now + self._stuck_after)
 
@@ -94,7 +94,7 @@ class Watchdog:
             self._deadlines.set(StuckDue(self._cluster), when)
 
     def look(self, transaction: Transaction) -> None:
-        """Ask those who have been waited for for too long."""
+        """Query the members for which others have waited longer than `stuck_after`."""
         self.looks_at, ask, later = math.inf, list[tuple[Task, tuple[str, int] | None]](), math.inf
         for name, current in self._table.under_way.items():
             ripe = current.latest + self._stuck_after
@@ -132,12 +132,12 @@ class Watchdog:
             sessions.append(slot.session)
         transaction.push(sessions, StatusRequest(self._last_id))
 
-    # What members say.
+    # Reports of members.
 
     def report_waiting(
         self, slot: TaskSlot, operation: str, tasks: tuple[Task, ...], age: float, transaction: Transaction
     ) -> None:
-        """Note that a member waits for others in a collective, or for nobody any more."""
+        """Note that a member waits for others in a collective, or no longer does."""
         named = dict.fromkeys(tasks[:_MOST_NAMED])
         known = tuple(task for task in named if task in self._roster.slots and task != slot.task)
         self._forget_wait(slot.task)
@@ -159,13 +159,13 @@ class Watchdog:
     def report_status(
         self, slot: TaskSlot, number: int, activity: Activity, transaction: Transaction
     ) -> None:
-        """Judge a member by its answer to a question. An answer to any other is ignored."""
+        """Judge a member by its answer to the latest query. Other answers are ignored."""
         query = self._queries.get(slot.task)
         if query is None or query.id != number:
             return
         waited_for = self._is_waited_for(slot.task, query)
         age = activity.age if 0 <= activity.age < math.inf else 0.0
-        # It gets on: others have waited for it for so long, but it has not stood still for as long.
+        # Others have waited for it for long, but its last progress is recent.
         gets_on = age < self._stuck_after / 2
         if not waited_for or gets_on or self._waits_itself(slot.task):
             self._settle_live(slot, transaction)
@@ -190,37 +190,37 @@ class Watchdog:
             self._note(slot, transaction)
 
     def progressed(self, slot: TaskSlot, progress: int, transaction: Transaction) -> None:
-        """Note that a member's count of progress has changed."""
+        """Note that a member's progress count has changed."""
         known, slot.progress = slot.progress is not None, progress
         if known:
             self._settle_live(slot, transaction)
 
-    # What becomes of members.
+    # Changes of members.
 
     def block(self, slot: TaskSlot, complaint: str, transaction: Transaction) -> None:
-        """Note that a member's heartbeats stay away although its session is attached."""
+        """Mark a member as blocked: its session is attached, but no heartbeats come."""
         slot.liveness, slot.complaint, slot.activity = Liveness.BLOCKED, complaint, None
         self._note(slot, transaction)
 
     def unblock(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Note a sign of life of a blocked member."""
+        """Mark a blocked member as live after a sign of life."""
         slot.liveness, slot.complaint = Liveness.LIVE, ""
         self._note(slot, transaction)
 
     def attached(self, session: int, transaction: Transaction) -> None:
-        """Tell a new session, which takes everybody to be live, of those who are not."""
+        """Send a new session the members that are not live."""
         count = len(self._roster.sessions)
         listed = list(self._told)[: self._room(count)]
         if listed:
             transaction.push((session,), LivenessChange(tuple(self._shown(task, count) for task in listed)))
 
     def detached(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Note that a member's session broke: what it reported to wait for is not known any more."""
+        """Forget the wait that a member has reported: its session broke."""
         if self._forget_wait(slot.task):
             transaction.unsettled.add(self._cluster)
 
     def departed(self, slot: TaskSlot) -> None:
-        """Forget a member. The others learn of its departure, which says more than its liveness did."""
+        """Forget a departed member; its departure has a notice of its own."""
         self._forget_wait(slot.task)
         self._queries.pop(slot.task, None)
         self._changed.pop(slot.task, None)
@@ -228,7 +228,7 @@ class Watchdog:
         slot.liveness, slot.complaint, slot.activity = Liveness.LIVE, "", None
 
     def end(self) -> None:
-        """Forget everything: the cluster's generation is over."""
+        """Forget all members: the generation is over."""
         self._deadlines.cancel(StuckDue(self._cluster))
         self._deadlines.cancel(LivenessDue(self._cluster))
         self.looks_at = math.inf
@@ -236,7 +236,7 @@ class Watchdog:
             known.clear()
 
     def settle(self, transaction: Transaction) -> None:
-        """Draw the conclusions when all of an event is known: who is waited for no more, who is told."""
+        """Release stuck members for which nobody waits any more, and notify the sessions."""
         for task, query in list(self._queries.items()):
             slot = self._roster.slots[task]
             if slot.liveness is Liveness.STUCK and (
@@ -247,7 +247,7 @@ class Watchdog:
         self.tell(transaction)
 
     def tell(self, transaction: Transaction) -> None:
-        """Tell the sessions what has changed: the first at once, what follows soon after it together."""
+        """Notify the sessions of changes: the first at once, those soon after it together."""
         if not self._changed:
             return
         if transaction.now < self._quiet_until:
@@ -272,7 +272,7 @@ class Watchdog:
     # Judgement.
 
     def _forget_wait(self, waiter: Task) -> bool:
-        """Forget what a member reported to wait for; tell whether there was anything."""
+        """Forget the wait that a member has reported; return whether there was one."""
         wait = self._waits.pop(waiter, None)
         for task in wait.tasks if wait is not None else ():
             waiters = self._waiters[task]
@@ -287,7 +287,7 @@ class Watchdog:
             self._note(slot, transaction)
 
     def _note(self, slot: TaskSlot, transaction: Transaction) -> None:
-        """Let everybody be told, unless what they were told is true again."""
+        """Queue a change for the next notice, unless the sessions know the member as it is."""
         if slot.liveness is Liveness.LIVE and slot.task not in self._told:
             self._changed.pop(slot.task, None)
         else:
@@ -295,7 +295,7 @@ class Watchdog:
         transaction.unsettled.add(self._cluster)
 
     def _is_waited_for(self, task: Task, query: _StatusQuery) -> bool:
-        """Tell whether those on whose behalf a member was asked still wait for it."""
+        """Return whether the wait for which a member was queried goes on."""
         if query.barrier is None:
             return task in self._waiters
         name, number = query.barrier
@@ -303,7 +303,7 @@ class Watchdog:
         return current is not None and current.number == number and task not in current.arrived
 
     def _complaint(self, task: Task, query: _StatusQuery, now: float) -> str:
-        """Return who has waited for a member for how long, and where."""
+        """Return how many members have waited for a member, for how long, and where."""
         if query.barrier is not None:
             current = self._table.under_way[query.barrier[0]]
             count, since = len(current.arrived), current.latest
@@ -317,9 +317,9 @@ class Watchdog:
         return f"{have} waited for it for {messages.seconds(now - since)} {where}"
 
     def _waits_itself(self, task: Task) -> bool:
-        """Tell whether a member waits, in the end, for another one that does not wait itself.
+        """Return whether a member's chain of waits ends at a member that does not wait.
 
-        It is then held up, not stuck. Those who wait for each other in a circle are all stuck.
+        It is then held up, not stuck. Members that wait for each other in a circle are all stuck.
         """
         looked_at, ahead = {task}, list(self._waits_for(task))
         while ahead and len(looked_at) < _LONGEST_CHAIN:
@@ -344,11 +344,11 @@ class Watchdog:
     # Notices.
 
     def _room(self, sessions: int) -> int:
-        """Return how many members a notice to so many sessions may name."""
+        """Return the most members that a notice to so many sessions may name."""
         return max(_LEAST_TOLD, _NOTICE // max(sessions, 1))
 
     def _shown(self, task: Task, sessions: int) -> Member:
-        """Return a member as others are told of it: the more there are, the less of its stack."""
+        """Return a member as a notice shows it: the more sessions, the fewer frames of its stack."""
         member = self._roster.slots[task].snapshot()
         activity = member.activity
         if activity is not None:
@@ -358,6 +358,6 @@ class Watchdog:
 
 
 def _clean(text: str, most: int) -> str:
-    """Return a text from the wire on one line and not too long: it gets into messages and logs."""
+    """Return a text as one printable line of at most `most` characters, for messages and logs."""
     text = text[:most]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

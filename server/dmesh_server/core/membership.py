@@ -1,4 +1,4 @@
-"""The rules of membership: who may act for a task slot, how it is kept, how it is lost, and who is told."""
+"""Rules of membership: authorization of callers, leases, departures, and the notices of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dmesh_server.core.transaction import Transaction
 ENDED = "it ended its session without a goodbye"
 _CLOSED = "its connection closed without a goodbye"
 _ASKED = 2
-"""Members of its host that are asked whether a suspected member's process exists."""
+"""Most members of a suspected member's host that are asked whether its process exists."""
 _LOOKED_AT = 16
-"""Members of its host that are looked at to find those."""
+"""Most members of its host that are considered for that."""
 
 
 def find(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot:
@@ -86,7 +86,7 @@ def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> Tas
 
 
 def seen(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Note a sign of life, whichever way it came."""
+    """Renew a member's lease after a sign of life."""
     slot.last_seen_at = transaction.now
     cluster.leases.renew(slot.lease, transaction.now)
     if slot.liveness is Liveness.BLOCKED:
@@ -94,7 +94,7 @@ def seen(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
 
 
 def fenced(cluster: Cluster, slot: TaskSlot) -> CoreError:
-    """Return the error for a process that has departed."""
+    """Return the refusal of a process that has departed."""
     member = slot.snapshot()
     return CoreError(
         ErrorKind.FENCED,
@@ -106,7 +106,7 @@ def fenced(cluster: Cluster, slot: TaskSlot) -> CoreError:
 
 
 def fenced_predecessor(cluster: Cluster, slot: TaskSlot, caller: Caller, now: float) -> CoreError:
-    """Return the error for a process that was declared gone and whose slot another one has taken since."""
+    """Return the refusal of a process that was declared gone and whose slot was taken again."""
     holder = slot.snapshot()
     return CoreError(
         ErrorKind.FENCED,
@@ -149,7 +149,7 @@ def grant_lease(cluster: Cluster, slot: TaskSlot, now: float) -> None:
 
 
 def session_closed(cluster: Cluster, slot: TaskSlot, event: SessionClosed, transaction: Transaction) -> None:
-    """Suspects a member whose session broke, and has its process looked for."""
+    """Suspect a member whose session broke, and start a search for its process."""
     cluster.unbind(slot)
     slot.state = MemberState.REGISTERED
     cluster.watchdog.detached(slot, transaction)
@@ -180,7 +180,7 @@ def take_evidence(cluster: Cluster, event: Evidence, transaction: Transaction) -
 
 
 def take_report(cluster: Cluster, reporter: TaskSlot, event: ReportProcess, transaction: Transaction) -> None:
-    """Take the word of a member on a process of its own host."""
+    """Act on a member's report about a process of its own host."""
     slot = cluster.roster.slots.get(event.task)
     if slot is not None and reporter in cluster.roster.neighbors(slot):
         source = f"its process is gone, says {messages.name(reporter.snapshot())}"
@@ -191,9 +191,9 @@ def take_report(cluster: Cluster, reporter: TaskSlot, event: ReportProcess, tran
 def lease_expired(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
     """Judge a member whose lease has run out.
 
-    A member whose session is attached is there (what is gone does not answer its transport's pings, and loses
-    the session), but its interpreter does not run: it is BLOCKED. A member without a session that waits for
-    the answer of a call is there as well. Any other is lost.
+    A member with an attached session exists, since its transport answers pings, but its interpreter does not
+    run: it is BLOCKED. A member without a session that waits for the answer of a call exists as well. Any
+    other member is lost.
     """
     lease, now = slot.lease, transaction.now
     silence = messages.seconds(now - slot.last_seen_at)
@@ -239,7 +239,7 @@ def depart(
     transaction: Transaction,
     code: int = 0,
 ) -> None:
-    """End a membership: settles the member's barriers, ends its waits, and lets everybody be told."""
+    """End a membership: settle the member's barriers, end its waits, and queue the notice."""
     cluster.watchdog.departed(slot)
     slot.state, slot.cause, slot.code = state, cause, code
     slot.reason = reason
@@ -264,14 +264,13 @@ def depart(
 
 
 def tell_changes(cluster: Cluster, transaction: Transaction) -> None:
-    """Tell the sessions who departed or rejoined: the first at once, those soon after it together.
+    """Notify the sessions of departed and rejoined members: the first at once, those soon after it together.
 
-    Those who left in good order are not urgent, and told with others or after a while.
+    Members that left in good order are not urgent: their notice waits for another one, or for a while.
     """
     if not cluster.untold and not cluster.untold_rejoined:
         return
-    # Telling everybody costs time for each session: a cluster that ends must not tell all of those who stay
-    # of each that goes.
+    # A notice costs time for each session: a cluster that ends must not send one for each member that leaves.
     sessions = cluster.roster.sessions
     due = cluster.quiet_until
     if not cluster.untold_loss and not cluster.untold_rejoined:

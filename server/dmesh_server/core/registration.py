@@ -1,4 +1,4 @@
-"""The rules of registration: who may take which slot of a cluster, and with which job list and settings."""
+"""Rules of registration: which task slot a client may take, with which job list and settings."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def choose_task(event: Register, cluster: Cluster | None, transaction: Transacti
     Args:
         event: The registration; its caller's index may be `ANY_TASK`.
         cluster: The cluster, if there is one, whether or not it has ended.
-        transaction: Knows the time.
+        transaction: The present event.
 
     Returns:
-        The registration of a caller that knows which slot it wants; whether it gets it is for others to say.
+        The registration with a task slot, which may still be refused.
 
     Raises:
         CoreError: SPEC_MISMATCH, or TASK_TAKEN: others hold all task slots.
@@ -80,7 +80,7 @@ def _best_task(cluster: Cluster, job: str, transaction: Transaction) -> Task | N
 
 
 def check_registration(event: Register, cluster: Cluster | None, limits: Limits) -> None:
-    """Check everything in a registration that can be checked without looking at the task slots.
+    """Check a registration, but for the state of the task slots.
 
     Args:
         event: The registration.
@@ -141,7 +141,7 @@ def check_incarnation(caller: Caller, cluster: Cluster) -> None:
 
 
 def is_member(cluster: Cluster, slot: TaskSlot, event: Register, transaction: Transaction) -> bool:
-    """Tell whether the caller holds the task slot already, and renew its lease if so.
+    """Return whether the caller holds the task slot already; renew its lease if so.
 
     Raises:
         CoreError: FENCED: the caller held the task slot, but has departed.
@@ -194,7 +194,7 @@ def check_free(cluster: Cluster, task: Task, transaction: Transaction) -> None:
 
 
 def _barred(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> CoreError:
-    """Return the error for a task slot whose holder has departed for good while others are still there."""
+    """Return the refusal of a task slot whose holder has departed while other members are present."""
     last = slot.snapshot()
     active = cluster.roster.active_members()
     return CoreError(
@@ -210,7 +210,7 @@ def _barred(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> CoreE
 
 
 def _ending(cluster: Cluster, what: str, transaction: Transaction) -> CoreError:
-    """Return the error for a task slot that was never taken in a cluster that cannot go on."""
+    """Return the refusal of a vacant task slot in a cluster that cannot go on."""
     fallen = [slot.snapshot() for slot in list(cluster.roster.fallen.values())[:_MAX_NAMED]]
     more = len(cluster.roster.fallen) - len(fallen)
     fates = "; ".join(f"{messages.name(member)} {messages.fate_of(member)}" for member in fallen)
@@ -274,7 +274,7 @@ def _sorted(jobs: tuple[Job, ...]) -> list[Job]:
 
 
 def _difference(theirs: tuple[Job, ...], ours: tuple[Job, ...]) -> str:
-    """Say in what a client's job list differs from the cluster's."""
+    """Describe the differences of a client's job list from the cluster's."""
     mine, known = {job.name: job.addresses for job in theirs}, {job.name: job.addresses for job in ours}
     found = []
     for name in sorted(mine.keys() | known.keys()):

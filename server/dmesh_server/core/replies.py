@@ -1,4 +1,4 @@
-"""Answers kept so that a retried request has one effect and the same answer.
+"""Remembered answers: a retried request takes effect once and gets the same answer.
 
 Only answers of calls that changed something are kept: a call that changed nothing may be judged anew.
 
@@ -52,7 +52,7 @@ class Replies:
         self._latest: dict[str, Remembered] = {}
 
     def find(self, request_id: str, call: str, reply_slot: int) -> RememberedAnswer | None:
-        """Return the answer to an earlier request with this id.
+        """Return the kept answer to a request with this id; None if there is none.
 
         Raises:
             CoreError: There is no such reply slot, or the id belonged to another call.
@@ -81,16 +81,16 @@ class Replies:
         return remembered
 
     def restore(self, kept: Iterable[Remembered]) -> None:
-        """Take back the answers that were kept before."""
+        """Restore answers from durable records."""
         for remembered in sorted(kept, key=lambda reply: reply.sequence):
             self._keep(remembered)
 
     def place(self, remembered: Remembered) -> int:
-        """Return where to keep an answer durably: it overwrites the one whose place it takes."""
+        """Return the key of an answer's durable record, which replaces the record in that place."""
         return remembered.reply_slot or -(remembered.sequence % self._limit)
 
     def places(self) -> list[int]:
-        """Return the places that are in use."""
+        """Return the keys of all durable records."""
         return [*self._in_slots, *map(self.place, self._latest.values())]
 
     def _keep(self, remembered: Remembered) -> None:
@@ -104,7 +104,7 @@ class Replies:
 
 
 def had_effect(answer: RememberedAnswer) -> bool:
-    """Tell whether a call that was answered so has changed something."""
+    """Return whether a call with this answer has changed something."""
     match answer:
         case KvTransacted():
             return any(had_effect(result) for result in answer.results if not isinstance(result, KvRead))

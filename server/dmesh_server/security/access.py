@@ -1,4 +1,4 @@
-"""Decides who may come in: which token was shown, whether it is worth something, what its role may do.
+"""Authentication and authorization of callers by their tokens.
 
 Used on the server's event loop only.
 """
@@ -6,7 +6,6 @@ Used on the server's event loop only.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from dmesh.errors import ConfigurationError
 from dmesh.security.tokens import SHORTEST, Role, Token, TokenSource, fingerprint
 from dmesh.security.watched_files import WatchedFiles
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.security.issued_tokens import IssuedTokens
+from dmesh_server.security.issued_tokens import IssuedTokens, digest
 from dmesh_server.security.pace import Pace
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.telemetry import logs
@@ -34,20 +33,20 @@ NOTHING_SHOWN = (
 
 
 CALLER: ContextVar[Token | None] = ContextVar("dmesh_caller", default=None)
-"""Token of the gRPC call that is served; None if nobody has to show one."""
+"""Token of the gRPC call under way; None if the server requires none."""
 
 CALL_RATE: ContextVar[Pace | None] = ContextVar("dmesh_call_rate", default=None)
 """Quota of calls of that token; None for none."""
 
 
 class Hold:
-    """A stream that lasts: it ends when its token is not accepted any more."""
+    """Open stream that ends when its token is revoked or expires."""
 
     def __init__(self, task: asyncio.Task[object] | None) -> None:
-        """Note the task that serves it."""
+        """Make one for the task that serves the stream."""
         self._task = task
         self.revoked = False
-        """True if it was ended because of its token."""
+        """True if the stream was ended because of its token."""
 
     def revoke(self) -> None:
         """End the stream."""
@@ -61,11 +60,11 @@ class Verdict:
     """Decision about a caller."""
 
     token: Token | None
-    """The token, if it is one of the server's and not expired."""
+    """The token, if the server accepts it and it has not expired."""
     problem: str = ""
-    """Refusal for the caller; empty if it may come in."""
+    """Refusal for the caller; empty if it is accepted."""
     shown: str = ""
-    """Fingerprint of what the caller showed, if it is not the server's."""
+    """Fingerprint of a token that is not accepted; empty if none was shown."""
 
 
 class Access:
@@ -105,10 +104,9 @@ class Access:
         self._accept(_checked(source))
 
     def identify(self, header: str | None) -> Verdict:
-        """Find out who calls.
+        """Authenticate a caller.
 
-        Takes the same time whatever is shown: every accepted token's hash is compared with the hash of what
-        was shown, each in constant time, and nothing depends on which one fits.
+        Takes the same time whatever is shown: the hash of every accepted token is compared in constant time.
 
         Args:
             header: The value of `authorization`; None if there is none, or more than one.
@@ -116,10 +114,10 @@ class Access:
         shown = ""
         if header is not None and len(header) <= _LONGEST_HEADER and header[:7].lower() == _SCHEME:
             shown = header[7:].strip()
-        digest = _digest(shown)
+        shown_digest = digest(shown)
         found: Token | None = None
         for known, token in self._accepted:
-            if hmac.compare_digest(known, digest):
+            if hmac.compare_digest(known, shown_digest):
                 found = token
         if not shown:
             return Verdict(None, NOTHING_SHOWN)
@@ -142,7 +140,7 @@ class Access:
 
     @contextmanager
     def holding(self, token: Token) -> Iterator[Hold]:
-        """End the current task, by cancelling it, if the token is not accepted any more."""
+        """Cancel the current task if the token is revoked or expires before the block ends."""
         hold = Hold(asyncio.current_task())
         self._held[hold] = token
         try:
@@ -193,18 +191,18 @@ class Access:
         return rate
 
     def describe(self) -> list[str]:
-        """Return what a log may say of each token: fingerprint, role, name."""
+        """Return fingerprint, role and name of each token, for logs."""
         return [
             f"{token.fingerprint}:{token.role.name.lower()}" + (f":{token.name}" if token.name else "")
             for _, token in self._accepted
         ]
 
     def _accept(self, tokens: Sequence[Token]) -> None:
-        self._accepted = tuple((_digest(token.value), token) for token in tokens)
+        self._accepted = tuple((digest(token.value), token) for token in tokens)
 
 
 def check_cluster(token: Token | None, cluster: str) -> None:
-    """Check that a token is good for a cluster; None is.
+    """Refuse a token that is bound to other clusters; None is bound to none.
 
     Raises:
         CoreError: PERMISSION_DENIED.
@@ -235,12 +233,12 @@ def calls_exceeded(token: Token | None) -> CoreError:
 
 
 def may(token: Token, needed: Role) -> bool:
-    """Return whether a token's role may do what needs the role `needed`."""
+    """Return whether a token's role includes the role `needed`."""
     return token.role >= needed
 
 
 def denial(token: Token, needed: Role, what: str) -> str:
-    """Return what to tell somebody whose role does not suffice for `what`."""
+    """Return the refusal of a caller whose role does not permit `what`."""
     return (
         f"the token (fingerprint {token.fingerprint}) has the role {token.role.name.lower()}; {what} needs "
         f"{needed.name.lower()}"
@@ -248,7 +246,7 @@ def denial(token: Token, needed: Role, what: str) -> str:
 
 
 def audit(refusals: RefusalLog, host: str, token: Token, needed: Role, what: str) -> None:
-    """Note in the log that somebody known tried what the role does not allow."""
+    """Log an attempt at `what` by a token whose role does not permit it."""
     refusals.note(
         "permission_denied",
         host,
@@ -271,7 +269,3 @@ def _checked(source: TokenSource) -> tuple[Token, ...]:
                 f"only tokens of at least {SHORTEST}, because shorter ones can be guessed"
             )
     return tokens
-
-
-def _digest(value: str) -> bytes:
-    return hashlib.sha256(value.encode(errors="surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""The audit log: who did what to the server, one JSON object a line, append-only and bounded.
+"""Audit log: operators' actions and refused callers, one JSON object a line, append-only and bounded.
 
 In the data directory it is `audit.jsonl`, with older entries in `audit.jsonl.1` and so on; a server without
 one keeps the latest entries in memory. Nothing in it is a secret.
@@ -69,7 +69,7 @@ class Record:
 
 
 class AuditLog:
-    """Writes entries, in a thread of its own, and reads them again."""
+    """Append-only log of entries, written by a thread of its own."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class AuditLog:
         Args:
             directory: Data directory; None to keep entries in memory.
             wall_clock: Unix time.
-            largest: Bytes of a file, after which the next one begins.
-            older: Files that are kept beside the current one.
+            largest: Size at which a file is rotated, bytes.
+            older: Number of rotated files that are kept.
 
         Raises:
             OSError: The file cannot be read or written.
@@ -142,7 +142,7 @@ class AuditLog:
             await asyncio.wrap_future(written)
 
     def note_refusal(self, event: str, peer: str, fields: dict[str, object]) -> None:
-        """Add an entry about a refused caller; of a line of a `RefusalLog`, which bounds their number."""
+        """Add an entry for a line of a `RefusalLog`, which bounds the number of lines."""
         if event in _REFUSALS:
             who = " ".join(
                 str(fields[name]) for name in ("fingerprint", "token", "names") if fields.get(name)
@@ -157,10 +157,10 @@ class AuditLog:
         """Return entries, the newest first.
 
         Args:
-            limit: How many.
-            before: Only those with a smaller number.
-            action: Only those of this action.
-            who: Only those of this token, by its fingerprint, name or id.
+            limit: Most entries.
+            before: Only entries with a smaller number.
+            action: Only entries of this action.
+            who: Only entries of this token, by its fingerprint, name or id.
         """
 
         def wanted(entry: AuditEntry) -> bool:
@@ -213,11 +213,11 @@ class _File(RotatingFileHandler):
             os.fsync(self.stream.fileno())
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Report what could not be written: the server goes on without."""
+        """Log an entry that could not be written; the server goes on."""
         logs.error("audit_not_written", exc_info=True, entry=record.msg)
 
     def newest_first(self) -> Iterator[AuditEntry]:
-        """Read all entries; skips half a line that a crash has left."""
+        """Yield all entries, the newest first; lines that a crash cut short are skipped."""
         older = (f"{self.baseFilename}.{number}" for number in range(1, self.backupCount + 1))
         for path in (self.baseFilename, *older):
             try:

@@ -1,4 +1,4 @@
-"""Tokens that are issued and revoked while the server runs. Only their hashes are kept."""
+"""Tokens that the server issues and revokes at run time, kept as hashes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOBODY = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class IssuedToken:
-    """Record that the server keeps of a token that it has issued."""
+    """Record of an issued token, without the token."""
 
     id: str
     """Public name, a part of the token itself."""
@@ -95,7 +95,7 @@ class IssuedTokens:
         prefix, _, rest = shown.partition("_")
         issued = self._tokens.get(rest.partition("_")[0]) if prefix == _PREFIX else None
         known = _NOBODY if issued is None else bytes.fromhex(issued.hash)
-        if not hmac.compare_digest(known, _digest(shown)) or issued is None:
+        if not hmac.compare_digest(known, digest(shown)) or issued is None:
             return None
         return Token(shown, issued.role, issued.name, issued.expires, issued.clusters, issued.id)
 
@@ -105,7 +105,7 @@ class IssuedTokens:
         return issued is not None and not self.is_expired(issued)
 
     def is_expired(self, token: IssuedToken) -> bool:
-        """Return whether a token is worth nothing any more."""
+        """Return whether a token has expired."""
         return token.expires is not None and self._wall_clock() >= token.expires
 
     def quota(self, token_id: str) -> Quota | None:
@@ -133,12 +133,12 @@ class IssuedTokens:
             role: Permissions of its holder.
             name: Name for logs.
             clusters: Clusters that it is bound to; none: all.
-            quota: Bounds on what its holder may take of the server.
+            quota: Bounds on what its holder may use of the server.
             ttl: Seconds until it expires; None for never.
             by: Operator who issues it.
 
         Returns:
-            The token itself, which is kept nowhere, and what is kept of it.
+            The token itself, which is kept nowhere, and its record.
 
         Raises:
             CoreError: There are too many, or it cannot be made durable.
@@ -148,7 +148,7 @@ class IssuedTokens:
         value = f"{_PREFIX}_{token_id}_{secrets.token_urlsafe(32)}"
         expires = None if ttl is None else now + ttl
         issued = IssuedToken(
-            token_id, _digest(value).hex(), fingerprint(value), role, name, frozenset(clusters),
+            token_id, digest(value).hex(), fingerprint(value), role, name, frozenset(clusters),
             quota or Quota(), now, expires, by,
         )  # fmt: skip
         async with self._lock:
@@ -163,7 +163,7 @@ class IssuedTokens:
         return value, issued
 
     async def revoke(self, token_id: str) -> IssuedToken | None:
-        """End a token, durably on return; return what was kept of it, None if there is no such token.
+        """Revoke a token, durably on return; return its record, None if there is no such token.
 
         Raises:
             CoreError: It cannot be made durable: the token is as good as before.
@@ -217,5 +217,6 @@ def _write(path: Path, tokens: Iterable[IssuedToken]) -> None:
         os.close(directory)
 
 
-def _digest(value: str) -> bytes:
+def digest(value: str) -> bytes:
+    """Return the hash by which a token is kept and compared."""
     return hashlib.sha256(value.encode(errors="surrogateescape")).digest()

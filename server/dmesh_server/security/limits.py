@@ -25,7 +25,7 @@ class PeerLimits:
     request_bytes: int = 3 << 19
     """Size of one request or one message of a session: 1.5 MiB, a value of the largest size and its key."""
     messages_per_second: float = 5000.0
-    """Messages of one session, on average over a second: who says more is read more slowly, not refused."""
+    """Messages of one session, on average over a second: beyond it, a session is read more slowly."""
     handshake_seconds: float = 10.0
     """Time from the connection to the end of its TLS handshake and its HTTP/2 preface."""
     idle_seconds: float = 10.0

@@ -1,13 +1,13 @@
-"""Token bucket: how fast one peer may speak."""
+"""Token bucket: limit on the rate of one peer's messages."""
 
 from __future__ import annotations
 
 
 class Pace:
-    """Counts what one peer says; sans-IO.
+    """Token bucket of one peer, which reads no clock.
 
-    What is said while the bucket is empty makes a debt, and the peer is not listened to, or is refused, until
-    that is paid. So the rate holds on average, and a short burst costs nobody anything.
+    A message that finds the bucket empty makes a debt, and the peer is not read, or is refused, until time
+    has paid it. The rate holds on average; a short burst is free.
     """
 
     def __init__(
@@ -18,8 +18,8 @@ class Pace:
         Args:
             rate: Messages per second.
             now: Seconds of any monotonic clock.
-            burst: Seconds' worth of messages that the bucket holds.
-            most_debt: Seconds' worth of messages that it may be in debt; None for any number.
+            burst: Size of the bucket, seconds of messages at that rate.
+            most_debt: Largest debt, seconds of messages at that rate; None for no bound.
         """
         self._rate = rate
         self._most = rate * burst
@@ -28,17 +28,17 @@ class Pace:
         self._at = now
 
     def spend(self, now: float) -> float:
-        """Count one message; return for how many seconds not to listen to the next one."""
+        """Count one message at `now`; return the seconds to wait before the next one is read."""
         left = min(self._most, self._left + (now - self._at) * self._rate) - 1
         self._left, self._at = max(left, self._least), now
         return max(0.0, -left / self._rate)
 
     def debt(self, now: float) -> float:
-        """Return after how many seconds the bucket is not in debt any more."""
+        """Return the seconds from `now` until the debt is paid."""
         return max(0.0, -(self._left / self._rate + now - self._at))
 
     def take(self, now: float) -> bool:
-        """Count one message if it is within the rate; return whether it is."""
+        """Count one message at `now` if the bucket has room for it; return whether it has."""
         self._left = min(self._most, self._left + (now - self._at) * self._rate)
         self._at = now
         if self._left < 1:

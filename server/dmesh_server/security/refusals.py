@@ -1,4 +1,4 @@
-"""Log lines about those who were refused: enough to find them, never so many that they fill the log."""
+"""Rate-limited log lines about refused callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_PEERS = 1024
 
 
 class RefusalLog:
-    """Writes at most one line per peer and kind of refusal in an interval, with the number left out since."""
+    """Log of refusals: at most one line per peer and kind in an interval, with the number left out since."""
 
     def __init__(
         self,
@@ -21,12 +21,11 @@ class RefusalLog:
         most_peers: int = _MOST_PEERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a log that remembers nobody.
+        """Make an empty log.
 
         Args:
             interval: Seconds between two lines about the same peer.
-            most_peers: How many peers to remember. If more are refused at a time, all that are too many
-                share one line.
+            most_peers: Peers that are remembered. Beyond them, all peers together get one line.
             clock: Monotonic seconds.
         """
         self._interval = interval
@@ -44,8 +43,8 @@ class RefusalLog:
         Args:
             event: The event of the log line.
             peer: Host that was refused, without the port, which changes with each attempt.
-            keys: What else tells this refusal from others of the peer, e.g. who asked and for what.
-            fields: What else the line says. Never a token.
+            keys: Further parts of the refusal's identity, such as the token's fingerprint and the method.
+            fields: Further fields of the line. Never a token.
         """
         self.counts[event] += 1
         now = self._clock()
@@ -67,7 +66,7 @@ class RefusalLog:
 
 
 def host_of(peer: str) -> str:
-    """Return the host in what gRPC calls a peer: `ipv4:10.0.0.1:5000`, `ipv6:%5B::1%5D:5000`."""
+    """Return the host of a gRPC peer, such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
     family, _, address = peer.partition(":")
     if family not in ("ipv4", "ipv6"):
         return peer

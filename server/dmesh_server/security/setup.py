@@ -21,7 +21,7 @@ _REFRESH = 1.0
 
 
 class Refreshable(Protocol):
-    """Something that is read from files."""
+    """Settings read from files."""
 
     def refresh(self) -> None:
         """Read the files again if they have changed."""
@@ -39,7 +39,7 @@ def server_access(
     """Return the tokens that a standalone server accepts, and make one at the first start.
 
     Args:
-        token_file: What the command line says; if None, the environment or the default path says it.
+        token_file: File that the command line names; if None, the environment or the default path decides.
         environ: The environment.
         issued: Tokens that are accepted beside these; none if None.
 

@@ -1,7 +1,7 @@
 """Load shedding: requests without an accepted token have a small budget, in all and for each host.
 
-Whoever has a token does not compete with them. A host that goes on far beyond its budget is not even
-listened to, unless somebody with a token called from it lately: then its requests are looked at one by one.
+Requests with an accepted token do not count against it. New connections of a host far beyond its budget are
+not accepted, unless a request with a token came from that host lately; then each request is judged.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ V = TypeVar("V")
 
 _MOST_HOSTS = 4096
 _OVERDRAWN = 2.0
-"""Seconds of debt from which on a host is not listened to."""
+"""Debt from which on new connections of a host are not accepted, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Requests without a token."""
+    """Bounds on requests without a token, per second."""
 
     per_second: float = 100.0
     """From all hosts, on average."""
@@ -36,10 +36,10 @@ class Budget:
 
 
 class LoadShedder:
-    """Decides which requests and connections are served while there are too many."""
+    """Admission of requests and connections whose callers have shown no token."""
 
     def __init__(self, clock: Callable[[], float], budget: Budget | None = None) -> None:
-        """Make one with a full budget.
+        """Begin with a full budget.
 
         Args:
             clock: Monotonic seconds.
@@ -92,7 +92,7 @@ def _keep(table: OrderedDict[str, V], key: str, value: V) -> None:
 
 
 def _network(host: str) -> str:
-    """Return what stands for one host: of IPv6, the network of which one machine has all addresses."""
+    """Return the network that counts as one host: of IPv6 the /64, of which one machine has all addresses."""
     if ":" not in host:
         return host
     try:

@@ -1,4 +1,4 @@
-"""TLS of the server's two ports: certificates that are read again when they change, and who may come in."""
+"""TLS of the server's two ports: certificates, reloaded when they change, and the allowed client names."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class TlsSettings:
 
 
 class ServerTls:
-    """The server's side of TLS. A certificate that is replaced counts for new connections at once."""
+    """Server side of TLS. New connections use a replaced certificate at once."""
 
     def __init__(self, settings: TlsSettings, wall_clock: Callable[[], float] = time.time) -> None:
         """Read the files.
 
         Args:
-            settings: Which ones.
+            settings: Names of the files.
             wall_clock: Unix time.
 
         Raises:
@@ -76,11 +76,11 @@ class ServerTls:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Name of the clients that may come in; empty for all with a certificate."""
+        """Names of the allowed clients; empty for every client with a certificate."""
         return self._settings.allowed
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return what a gRPC port needs. TLS 1.2 or 1.3, as gRPC has it."""
+        """Return the credentials of a gRPC port: TLS 1.2 or 1.3, gRPC's default."""
         seen = self._loaded.configuration
 
         def latest() -> grpc.ServerCertificateConfiguration | None:
@@ -99,7 +99,7 @@ class ServerTls:
         )
 
     def context(self, *, ask_for_certificates: bool = True) -> ssl.SSLContext:
-        """Return what an HTTP port needs.
+        """Return the TLS context of an HTTP port.
 
         Args:
             ask_for_certificates: Ask clients for their certificates, if there is an authority for them.
@@ -116,7 +116,7 @@ class ServerTls:
         return first
 
     def refresh(self) -> None:
-        """Read the files again if they have changed. What cannot be used changes nothing."""
+        """Read the files again if they have changed. Files that cannot be used change nothing."""
         if not self._files.changed():
             return
         try:
@@ -139,7 +139,7 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """The files as they were at one moment."""
+    """Content of the files when they were last read."""
 
     configuration: grpc.ServerCertificateConfiguration
     asking: ssl.SSLContext
@@ -161,7 +161,7 @@ def _load(settings: TlsSettings) -> _Loaded:
 
 
 def is_allowed(names: Iterable[str], allowed: Iterable[str]) -> bool:
-    """Tell whether one of a certificate's names is allowed: as a whole, or by a prefix that ends in `/`."""
+    """Return whether one of a certificate's names is allowed: in full, or by a prefix that ends in `/`."""
     patterns = tuple(allowed)
     return any(
         name == pattern or (pattern.endswith("/") and name.startswith(pattern))
@@ -171,5 +171,5 @@ def is_allowed(names: Iterable[str], allowed: Iterable[str]) -> bool:
 
 
 def names_in(peer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the alternative names in what `SSLObject.getpeercert` says."""
+    """Return the alternative names in a result of `SSLObject.getpeercert`."""
     return tuple(str(name) for _, name in peer.get("subjectAltName", ()))

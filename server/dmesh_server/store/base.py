@@ -13,11 +13,11 @@ class StoreError(OSError):
 
 
 class StoreRefusedError(StoreError):
-    """The stored data must not be used as it is. Nothing of it was changed; a retry does not help."""
+    """The stored data cannot be used, and was not changed. A retry does not help."""
 
 
 class StoreDamagedError(StoreRefusedError):
-    """Something that was acknowledged is missing or altered. The message names the file and the offset."""
+    """Acknowledged data is missing or altered. The message names the file and the offset."""
 
 
 class StoreFormatError(StoreRefusedError):
@@ -32,7 +32,7 @@ class Store(Protocol):
 
     @property
     def blocking(self) -> bool:
-        """True if calls may take long, as a disk does, and so must stay off an event loop's thread."""
+        """True if calls may wait for a disk, so that they must not run on an event loop's thread."""
 
     @property
     def untidy(self) -> bool:
@@ -55,10 +55,10 @@ class Store(Protocol):
         """
 
     def maintain(self) -> None:
-        """Do what keeps the store small and quick, if there is something to do.
+        """Do pending maintenance, such as copying a long log into a database.
 
-        Called when no answer waits for it. What goes wrong shows at the next commit.
+        Called when no answer waits for it. A failure shows at the next commit.
         """
 
     def close(self) -> None:
-        """Let go of the store. Idempotent."""
+        """Release the store. Idempotent."""

@@ -1,9 +1,9 @@
-"""The commit marker: a small file beside the database that knows what was acknowledged.
+"""Commit marker: a small file beside the database that records which commits were acknowledged.
 
 Its first sector says how many commits were acknowledged and how far into the log they reach. It is
 overwritten, without a sync of its own, after every commit: the kernel keeps it when the process is killed,
-and when the power fails it is at worst too modest, never ahead of what is synced. So a log or a database that
-holds less than the commit marker says has lost something, however intact it looks.
+and after a power failure it may be behind the log, never ahead of it. A log or a database with fewer commits
+than the marker says has lost some, however intact it looks.
 
 Behind that are checksums of the database's pages, as of the latest checkpoint. They prove nothing that the
 checksums of the records do not prove; they tell *where* a database is damaged. Pages that the log has too are
@@ -33,13 +33,13 @@ class CommitMarker:
     """An open commit marker.
 
     Attributes:
-        commits: How many commits were acknowledged.
-        acknowledged: How far into the log.
-        fault: Why it cannot be trusted, so that nothing is known; None if it can.
+        commits: Number of acknowledged commits.
+        acknowledged: Acknowledged part of the log.
+        fault: Reason for which the marker cannot be trusted; None if it can.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the commit marker; if there is none, it is made when there is something to note.
+        """Open the commit marker; a missing one is made at the first commit.
 
         Raises:
             OSError: It cannot be opened.
@@ -52,12 +52,16 @@ class CommitMarker:
             self._open(0)
         except FileNotFoundError:
             self.fault: str | None = "there was none"
-            """Reason for which it is not trusted."""
         else:
             self.fault = self._read()
 
     def note(self, commits: int, salts: bytes, end: int) -> None:
-        """Note a commit that is synced: that many in all, in that generation of the log, up to `end`.
+        """Record a synced commit.
+
+        Args:
+            commits: Number of commits with this one.
+            salts: Generation of the log.
+            end: Offset in the log behind this commit, bytes.
 
         Raises:
             OSError: It cannot be written.
@@ -69,7 +73,7 @@ class CommitMarker:
         self.fault = None
 
     def note_pages(self, sums: Iterable[tuple[int, int]]) -> None:
-        """Note the checksums of pages, by number from 1, and sync the commit marker.
+        """Record the checksums of pages, by number from 1, and sync the commit marker.
 
         Raises:
             OSError: It cannot be written.
@@ -88,7 +92,7 @@ class CommitMarker:
         self.sync()
 
     def sync(self) -> None:
-        """Wait until all that was noted is on the disk.
+        """Wait until the commit marker is on the disk.
 
         Raises:
             OSError: It cannot be written.
@@ -96,7 +100,7 @@ class CommitMarker:
         os.fsync(self._opened())
 
     def note_all_pages(self, sums: dict[int, int]) -> None:
-        """Note the checksums of a database's pages, forget all others, and sync the commit marker.
+        """Replace all checksums by those of a database's pages, and sync the commit marker.
 
         Raises:
             OSError: It cannot be written.
@@ -105,11 +109,11 @@ class CommitMarker:
         self.note_pages(sums.items())
 
     def altered_pages(self, sums: dict[int, int], besides: Container[int]) -> list[int]:
-        """Return the pages, by number from 1, whose checksums are not as they were noted.
+        """Return the pages, by number from 1, whose checksums differ from the recorded ones.
 
         Args:
             sums: The checksums of a database's pages.
-            besides: Pages that need not be as noted, because the log has them.
+            besides: Pages that may differ, because the log has newer versions.
 
         Raises:
             OSError: The commit marker cannot be read.
@@ -126,7 +130,7 @@ class CommitMarker:
         ]
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

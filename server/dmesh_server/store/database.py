@@ -1,4 +1,4 @@
-"""The database's content: how it is laid out, and how it proves that nothing is missing.
+"""Layout of the database, and the checksums that show missing or altered records.
 
 SQLite protects a database against crashes, not against disks: a flipped bit in a value is read as another
 value, and a page that never reached the disk as what stood there before. So every record has a checksum, over
@@ -78,7 +78,7 @@ Address = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Everything that a database holds."""
+    """Content of a database."""
 
     records: list[Record]
     """In the order of their last writing."""
@@ -129,8 +129,8 @@ def create(path: Path, page_size: int, content: Content | None = None) -> None:
 
     Args:
         path: The file.
-        page_size: Of the database, bytes.
-        content: What it is to hold; nothing if None.
+        page_size: Size of its pages, bytes.
+        content: Content to write; none if None.
 
     Raises:
         sqlite3.Error: It cannot be written.
@@ -159,7 +159,7 @@ def create(path: Path, page_size: int, content: Content | None = None) -> None:
 
 
 def connect_to_look(path: Path) -> sqlite3.Connection:
-    """Open a database so that neither reading nor closing changes it or its log.
+    """Open a database read-only: neither reading nor closing changes it or its log.
 
     Raises:
         sqlite3.Error: It cannot be opened.
@@ -191,7 +191,7 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 
 def read(connection: sqlite3.Connection, path: Path) -> Content:
-    """Read everything, and proves that it is everything.
+    """Read and verify all records.
 
     Raises:
         StoreDamagedError: Something is missing or altered.
@@ -230,14 +230,14 @@ def write(
     written: int,
     commits: int,
 ) -> None:
-    """Put a change into the transaction under way.
+    """Write a change within a transaction.
 
     Args:
         connection: A connection that has begun a transaction.
-        gone: What is forgotten.
-        kept: What is kept, in order.
+        gone: Addresses of the records to delete.
+        kept: Records to write, in order.
         written: Place of the last record that was written before.
-        commits: How many commits there are with this one.
+        commits: Number of commits with this one.
 
     Raises:
         sqlite3.Error: It cannot be written.
@@ -261,7 +261,7 @@ def checksum(written: int, cluster: str, kind: str, key: str, value: bytes) -> i
 
 
 def describe(error: sqlite3.Error | OSError) -> str:
-    """Say what SQLite or the system complain of."""
+    """Return the message of an error of SQLite or the system."""
     if isinstance(error, OSError):
         return str(error.strerror or error)
     # "disk I/O error" has two dozen causes; the name tells which.
@@ -270,7 +270,7 @@ def describe(error: sqlite3.Error | OSError) -> str:
 
 
 def damaged(path: Path, offset: int | None, reason: str) -> StoreDamagedError:
-    """Make the error that refuses a file."""
+    """Return the refusal of a damaged file."""
     place = "" if offset is None else f" at offset {offset}"
     return StoreDamagedError(
         f"{path} is damaged{place}: {reason}. It is not used, and nothing was changed. Restore the directory "
@@ -303,7 +303,7 @@ def _is_right(row: tuple[object, ...]) -> bool:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Tell what is wrong with the content from what is wrong with the machine."""
+    """Return whether an error means damaged content, not a failing machine."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:  # a text that is none is found by Python, not by SQLite
         return True

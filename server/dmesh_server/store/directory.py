@@ -1,4 +1,4 @@
-"""The data directory: who may use it, and how what is in it survives a power failure."""
+"""The data directory: its lock, and files that survive a power failure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from dmesh_server.store.base import StoreError
 
 LOCK = "lock"
-"""Name of the file whose lock says that a server uses the directory; it holds the server's process id."""
+"""Name of the file that the server using the directory holds a lock on; it has the server's process id."""
 
 _PROBE = "space"
 _COPIES = 8
 
 
 def lock(directory: Path) -> int:
-    """Take the directory, making it if necessary, for this process.
+    """Lock the directory for this process, making it if necessary.
 
     Returns:
         The descriptor that holds the lock.
@@ -53,7 +53,7 @@ def lock(directory: Path) -> int:
 
 
 def _make(directory: Path) -> None:
-    """Make a directory and its parents, and sync the name of each: else a power failure takes all away."""
+    """Make a directory and its parents, and sync the name of each, so that a power failure removes none."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for made in missing:
@@ -61,7 +61,7 @@ def _make(directory: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Make a file, if there is none, that only the user can read; what is made beside it is the same.
+    """Make a file that only the user can read, unless it exists. SQLite gives its log the same mode.
 
     Raises:
         OSError: It cannot be made, or is a symbolic link.
@@ -83,7 +83,7 @@ def sync(path: Path) -> None:
 
 
 def probe(directory: Path, size: int) -> None:
-    """Find out whether `size` bytes can be written and synced in a directory.
+    """Check that `size` bytes can be written and synced in a directory.
 
     Raises:
         OSError: They cannot.

@@ -1,4 +1,4 @@
-"""A store that lives as long as its process."""
+"""Store in memory, which ends with its process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dmesh_server.core.effects import Record
 
 
 class MemoryStore:
-    """Keeps records in memory: enough where the server need not outlive its process."""
+    """Records in memory, for a server whose state need not outlive its process."""
 
     blocking = False
     """Calls return at once."""
     untidy = False
-    """There is nothing to tidy up."""
+    """Maintenance is never pending."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, str, str], Record] = {}
@@ -32,7 +32,7 @@ class MemoryStore:
                 self._records[address] = record
 
     def maintain(self) -> None:
-        """Do nothing: there is nothing to do."""
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing: the records can still be loaded, as a file's could."""

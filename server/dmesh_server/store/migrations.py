@@ -1,4 +1,4 @@
-"""Migrations: how the data of an earlier release becomes data of this one.
+"""Migrations of stored data from earlier formats to this one.
 
 A version of the format, once released, never changes. A change of the tables (`database`) or the encoding
 of records (`core.records`) is a new version, and needs a step here from the previous one. The oldest data

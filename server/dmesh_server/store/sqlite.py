@@ -44,13 +44,13 @@ _NAMED_PAGES = 8
 
 
 class SqliteStore:
-    """Keeps records in a directory that belongs to one server at a time."""
+    """Records in a directory that one server at a time uses."""
 
     blocking = True
     """Every commit waits for the disk."""
 
     def __init__(self, path: Path | str, *, page_size: int = _PAGE_SIZE, log_limit: int = _LOG_LIMIT) -> None:
-        """Open the directory, proves that what is in it is complete, and repair what a crash has torn.
+        """Open the directory, verify its data, and cut off a write that a crash left unfinished.
 
         Args:
             path: The data directory; made, for the user only, if it does not exist.
@@ -155,7 +155,7 @@ class SqliteStore:
         failpoints.hit("store.after_marker")
 
     def maintain(self) -> None:
-        """Copy the log into the database when it has grown long, so that it can begin anew."""
+        """Copy a log that has grown long into the database."""
         if not self.untidy or self._connection is None:
             return
         try:
@@ -188,9 +188,9 @@ class SqliteStore:
     def _drop_unacknowledged(self, marker: CommitMarker) -> None:
         """Cut off what a failed commit may have left in the log.
 
-        After a failed sync the kernel may hold as clean what never reached the disk. Read back, it looks
-        complete; but the next sync would not write it. So it goes, and is written anew. (If COMMIT did
-        return, and only the commit marker could not be written, what is there is synced and stays.)
+        After a failed sync the kernel may hold pages as clean that never reached the disk: they read back
+        complete, but the next sync would not write them. (If COMMIT returned, and only the commit marker
+        could not be written, the log is synced and stays.)
         """
         try:
             descriptor = os.open(self._log_path, os.O_RDWR | os.O_CLOEXEC)
@@ -222,7 +222,7 @@ class SqliteStore:
         failpoints.hit("store.after_create")
 
     def _open_database(self) -> Sequence[Record]:
-        """Check everything, open the database for writing, and return what is in it."""
+        """Verify the data, open the database for writing, and return the records."""
         assert self._marker is not None
         marker = self._marker
         os.close(os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -325,7 +325,7 @@ class SqliteStore:
         )
 
     def _note(self, commits: int) -> None:
-        """Note a commit that has just returned."""
+        """Record a commit that has just returned in the commit marker."""
         assert self._marker is not None
         if self._log < 0:
             self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -373,7 +373,10 @@ class SqliteStore:
         if free * self._page_size < _COMPACT_FROM or free * 2 < pages:
             return
         try:
-            self._compact(connection, content)
+            # A compact copy takes the database's place, atomically and durably.
+            directory.make_private(self._new_path)
+            connection.execute("VACUUM INTO ?", (str(self._new_path),))
+            self._take_place(content)
         except (sqlite3.Error, OSError) as error:
             # What is there is as good as ever, only larger than it need be.
             logs.warning("store_not_compacted", file=self._path, reason=database.describe(error))
@@ -384,16 +387,10 @@ class SqliteStore:
         if self._connection is None:
             self._connection = database.connect_to_write(self._path)
 
-    def _compact(self, connection: sqlite3.Connection, content: database.Content) -> None:
-        """Put a copy without gaps in the database's place, at once and for good."""
-        directory.make_private(self._new_path)
-        connection.execute("VACUUM INTO ?", (str(self._new_path),))
-        self._take_place(content)
-
     def _migrate(
         self, version: int, content: database.Content, steps: Sequence[migrations.Migration]
     ) -> database.Content:
-        """Put a database of this version in the place of an older one, which is kept beside it."""
+        """Replace a database of an older version, which is kept beside the new one."""
         for step in steps:
             content = replace(content, records=list(step.convert(content.records)))
         content = replace(content, written=len(content.records))
@@ -410,7 +407,7 @@ class SqliteStore:
         return content
 
     def _take_place(self, content: database.Content, kept: Path | None = None) -> None:
-        """Give the new database the name of the old one, when it is proven to hold `content`."""
+        """Verify that the new database holds `content`, and give it the old one's name."""
         assert self._marker is not None
         directory.sync(self._new_path)
         copy = database.connect_to_look(self._new_path)

@@ -1,4 +1,4 @@
-"""SQLite's write-ahead log, read before SQLite reads it.
+"""Check of SQLite's write-ahead log, before SQLite opens it.
 
 SQLite takes a log up to the last commit that precedes the first wrong frame, and silently drops the rest.
 That is right for a write that a crash has cut short. If acknowledged commits are dropped, the database holds
@@ -47,7 +47,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The part of a log that SQLite takes, and what it leaves out."""
+    """Result of the check: the part of a log that SQLite will use, and the rest."""
 
     salts: bytes = b""
     """Of its generation; empty if there is none."""
@@ -62,7 +62,7 @@ class Log:
 
 
 def inspect(path: Path, *, marked: bool) -> Log:
-    """Read a log.
+    """Check a log.
 
     Args:
         path: The log; it need not exist.
@@ -93,7 +93,7 @@ def inspect(path: Path, *, marked: bool) -> Log:
 
 
 def following_commit(descriptor: int, end: int, page_size: int) -> tuple[bytes, int]:
-    """Find the commit that was just written behind the one that ended at `end`, without any check.
+    """Find the commit that was just written behind the one that ended at `end`; nothing is checked.
 
     Args:
         descriptor: Of the log.
@@ -130,7 +130,7 @@ def latest_pages(descriptor: int, end: int, page_size: int) -> dict[int, bytes]:
 
 
 def damaged(path: Path, offset: int, reason: str) -> StoreDamagedError:
-    """Make the error that refuses a log."""
+    """Return the refusal of a damaged log."""
     return StoreDamagedError(
         f"{path} is damaged at offset {offset}: {reason}. Acknowledged changes are missing or altered, so it "
         "is not used, and nothing was changed. Restore the directory from a copy; or move it away to begin "
@@ -150,7 +150,7 @@ class _Reading:
     start: Checksum
 
     def judge(self, *, marked: bool) -> Log:
-        """Return the part that SQLite takes, unless a transaction follows behind it."""
+        """Return the part that SQLite will use; refuse the log if another transaction follows it."""
         chain, number, end = self.start, 0, 0
         pages: set[int] = set()
         unfinished: set[int] = set()
@@ -195,7 +195,7 @@ class _Reading:
         return page, size, right, (first, second)
 
     def _extent(self, right: int) -> int:
-        """Return where the bytes of this generation end; behind them may be those of earlier ones."""
+        """Return the end offset of this generation's bytes; those of earlier ones may follow."""
         extent, number = self._offset(right), right
         while (at := self._offset(number)) < len(self.content):
             salts = self.content[at + 8 : at + 16]
@@ -206,7 +206,7 @@ class _Reading:
         return min(extent, len(self.content))
 
     def _later_transaction(self, first: int) -> bool:
-        """Tell whether a frame that is right by itself follows a commit among those from `first` on."""
+        """Return whether, from frame `first` on, a correct frame follows a commit."""
         committed = False
         before = self._stored(first - 1) if first else self.start
         for number in range(first, self._frames):
