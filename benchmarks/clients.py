@@ -90,7 +90,7 @@ class Load:
         took, retries = [], 0
         for _ in range(times):
             started = time.monotonic()
-            retries = sum(answer["retries"] for answer in self.phase("reset"))
+            retries = sum(answer["retries"] for answer in self.phase("reset", title="reset"))
             took.append(round(time.monotonic() - started, 2))
             self.phase("barrier")
             self.phase("state", 0, 1)

@@ -16,6 +16,8 @@ import random
 import resource
 import secrets
 import shlex
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -126,12 +128,11 @@ class Client:
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat(self._interval))]
 
     async def reset(self, outage: float = 0.0) -> None:
-        """Lose the connection, and attach again as the SDK does: at once, then after growing waits.
+        """Attach again after the connection was reset, as the SDK does: at once, then after growing waits.
 
         Args:
             outage: Seconds for which there is no way to the server.
         """
-        self._check()
         await self._hang_up()
         await asyncio.sleep(outage)
         delay, deadline = 0.1, time.monotonic() + LIMIT
@@ -208,6 +209,12 @@ class Client:
         await self._stub.Leave(request, timeout=LIMIT, metadata=self._metadata)
         await self._hang_up()
 
+    def stop(self) -> None:
+        """Expect nothing more of the connection."""
+        self._check()
+        for task in self._tasks:
+            task.cancel()
+
     async def _hang_up(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -282,6 +289,11 @@ async def _run_share(address: str, total: int, share: range, pipe: Connection) -
     while (command := json.loads(await loop.run_in_executor(None, pipe.recv_bytes))) is not None:
         phase, chosen, arguments = command["phase"], command["clients"], command["arguments"]
         named = [index for index in share if chosen[0] <= index < chosen[1]]
+        if phase == "reset":
+            for index in named:
+                clients[index].stop()
+            await asyncio.sleep(0)
+            reset_connections(int(address.rpartition(":")[2]))
         actions = (getattr(clients[index], phase)(**arguments) for index in named)
         done = await asyncio.gather(*actions, return_exceptions=True)
         answer: dict[str, Any] = {
@@ -299,6 +311,18 @@ async def _run_share(address: str, total: int, share: range, pipe: Connection) -
         if phase == "heartbeats_over":
             answer["acknowledged"] = [round(one, 4) for index in named for one in clients[index].acknowledged]
         pipe.send_bytes(json.dumps(answer).encode())
+
+
+def reset_connections(port: int) -> None:
+    """Shut all of this process's connections to a port down."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the directory's own, closed by now
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            # A duplicate: gRPC closes its own when it notices.
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family == socket.AF_INET and connection.getpeername()[1] == port:
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class SimulatedClients:
