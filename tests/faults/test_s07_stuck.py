@@ -10,6 +10,7 @@ from tests.faults.processes import errors, eventually, results
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 STUCK_AFTER = 2.0
+"""Instead of 60 s, seconds: the time decides when the server asks, not whom it names."""
 SETTINGS = f"stuck_after={STUCK_AFTER}"
 HANG = """
 def hang_in_the_data_loader():

@@ -17,6 +17,7 @@ LIMIT = 4.0
 MARGIN = 6.0
 """Seconds for the last questions, and for a machine that is busy."""
 SILENCE = 2.0
+"""Instead of 60 s, seconds: all limits of these tests are multiples of it."""
 DIRECTIONS = ["both", "one way", "the other way"]
 CALLS = {
     "barrier": "dmesh.collectives.barrier(group=group, timeout={limit})",
