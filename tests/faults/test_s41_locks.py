@@ -140,6 +140,11 @@ def break_things(
         count["long_partition"] = 1
     else:
         inject([client_killed, client_frozen, partition, reset], LONG)
+    key = f"alive/{asleep}"
+    eventually(
+        lambda: any(line["key"] == key and line["value"] is None for line in clients[0].wrote("event")),
+        "the client that is frozen to be lost",
+    )
     sleeper.process.thaw()
     eventually(
         lambda: sleeper.fenced, "the client that was frozen for longer than its lease to be fenced", PATIENCE

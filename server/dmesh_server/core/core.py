@@ -31,6 +31,7 @@ from dmesh_server.core.deadlines import (
     LeaseDue,
     LivenessDue,
     NoticeDue,
+    RestoreDue,
     StuckDue,
     WaitDue,
 )
@@ -91,6 +92,7 @@ from dmesh_server.core.events import (
     Tick,
     WithdrawCluster,
 )
+from dmesh_server.core.key_restore import KeyCall
 from dmesh_server.core.model import Caller, ClusterState, DepartureCause, Limits, Liveness, MemberState
 from dmesh_server.core.operations import OperatorEvent, operate
 from dmesh_server.core.quotas import Quotas
@@ -189,6 +191,10 @@ class Core:
                 KvGet() | KvGetMany() | KvList() | KvWatch() | GetClusterState() | GetMember() | GetBarrier()
             ):
                 self._answer(event, transaction, self._read)
+            case KvSet() | KvDelete() | KvIncrement() | KvTransaction() if self._defers(event):
+                pass
+            case RevokeLease() | DropKey() | RestoreKeys() if self._defers(event):
+                pass
             case KvSet() | KvDelete() | KvIncrement():
                 self._write_keys(event, transaction, lambda cluster: cluster.store.write(event, transaction))
             case KvTransaction():
@@ -248,8 +254,7 @@ class Core:
     # Sessions.
 
     def _heartbeat(self, event: Heartbeat, transaction: Transaction) -> None:
-        found = self._seen(event.session, transaction)
-        if found is None:
+        if (found := self._seen(event.session, transaction)) is None:
             return
         cluster, slot = found
         if event.progress != slot.progress:
@@ -260,8 +265,7 @@ class Core:
     def _report(
         self, event: ReportStatus | ReportWaiting | ReportProcess | EndSession, transaction: Transaction
     ) -> None:
-        found = self._seen(event.session, transaction)
-        if found is None:
+        if (found := self._seen(event.session, transaction)) is None:
             return
         cluster, slot = found
         if isinstance(event, ReportStatus):
@@ -274,11 +278,8 @@ class Core:
             cluster.watchdog.report_waiting(slot, event.operation, event.tasks, event.age, transaction)
 
     def _enter_barrier(self, event: EnterBarrier, transaction: Transaction) -> None:
-        found = self._seen(event.session, transaction)
-        if found is None:
-            return
-        cluster, slot = found
-        cluster.barriers.enter(slot, event, transaction)
+        if (found := self._seen(event.session, transaction)) is not None:
+            found[0].barriers.enter(found[1], event, transaction)
 
     def _seen(self, session: int, transaction: Transaction) -> tuple[Cluster, TaskSlot] | None:
         """Return the member of a session, which has shown that it lives; end a session that has none."""
@@ -407,8 +408,9 @@ class Core:
             membership.tell_changes(cluster, transaction)
             cluster.watchdog.settle(transaction)
         elif cluster.name not in self._ended:
-            cluster.end(transaction)
             self._ended[cluster.name] = None
+            self._end_restore(cluster, _ended(cluster), transaction)
+            cluster.end(transaction)
 
     # Barriers and keys.
 
@@ -438,6 +440,16 @@ class Core:
         cluster, slot = self._reader(event, transaction)
         return reads.answer(cluster, slot, event, transaction)
 
+    def _defers(self, event: KeyCall) -> bool:
+        """Defer a call that would change keys, if keys are being restored; return whether it was."""
+        cluster = self._clusters.get(event.caller.cluster)
+        return cluster is not None and cluster.store.defers(event)
+
+    def _end_restore(self, cluster: Cluster, answer: Answer | None, transaction: Transaction) -> None:
+        """Answer a restore, if there is one and an answer, and make the calls that it has deferred."""
+        for event in cluster.store.end_restore(answer, transaction):
+            self._dispatch(event, transaction)
+
     # Requests in general.
 
     def _cluster(self, caller: Caller) -> Cluster:
@@ -451,7 +463,7 @@ class Core:
 
     def _operate(
         self, event: OperatorEvent | DeclareCluster | WithdrawCluster, transaction: Transaction
-    ) -> Answer:
+    ) -> Answer | None:
         if event.caller.task is not None:
             raise validation.invalid("members do not operate on their cluster from outside: name no task")
         validation.cluster_name(event.caller.cluster)
@@ -558,6 +570,9 @@ class Core:
                     self._clusters[name].barriers.time_out(barrier, transaction)
                 case WaitDue(token):
                     self._shared.waiting[token].time_out(token, transaction)
+                case RestoreDue(name):
+                    answer = self._clusters[name].store.step_restore(transaction)
+                    self._end_restore(self._clusters[name], answer, transaction)
                 case _:
                     assert_never(due)
 
@@ -566,6 +581,7 @@ class Core:
             return
         self.stopping = True
         for cluster in self._clusters.values():
+            self._end_restore(cluster, stopping(), transaction)
             cluster.dismiss_waiters(stopping(), transaction)
             sessions = dict(cluster.roster.sessions)
             for slot in sessions.values():

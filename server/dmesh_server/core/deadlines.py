@@ -49,7 +49,14 @@ class WaitDue:
     token: int
 
 
-Due = LeaseDue | NoticeDue | BarrierDue | StuckDue | LivenessDue | WaitDue
+@dataclass(frozen=True, slots=True)
+class RestoreDue:
+    """The next keys of a restore can be prepared."""
+
+    cluster: str
+
+
+Due = LeaseDue | NoticeDue | BarrierDue | StuckDue | LivenessDue | WaitDue | RestoreDue
 """Everything that can fall due."""
 
 _SLACK = 64

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from dmesh_server.core import records, validation
-from dmesh_server.core.deadlines import WaitDue
+from dmesh_server.core.deadlines import RestoreDue, WaitDue
 from dmesh_server.core.effects import (
+    Answer,
     KeysRestored,
     KvDeleted,
     KvIncremented,
@@ -35,8 +37,9 @@ from dmesh_server.core.events import (
 )
 from dmesh_server.core.key_changes import KeyChanges
 from dmesh_server.core.key_leases import KeyLeases
+from dmesh_server.core.key_restore import KeyCall, KeyRestore, Prepared
 from dmesh_server.core.messages import quote, seconds
-from dmesh_server.core.model import Condition, ConditionOperator, ConditionTarget, KeyValue
+from dmesh_server.core.model import Condition, ConditionOperator, ConditionTarget, KeyEvent, KeyValue
 from dmesh_server.core.ordered_keys import OrderedKeys
 from dmesh_server.core.roster import Roster, TaskSlot
 from dmesh_server.core.shared import Shared
@@ -66,6 +69,8 @@ class KeyValueStore:
         """Blocked reads and watches."""
         self.leases = KeyLeases(cluster, shared, roster, self._remove_all)
         """The leases of its keys."""
+        self.restore: KeyRestore | None = None
+        """Restore under way: meanwhile no call may change a key."""
 
     def write(
         self, event: KvSet | KvDelete | KvIncrement, transaction: Transaction
@@ -227,37 +232,64 @@ class KeyValueStore:
             transaction.persist(self._cluster, records.CHANGE, str(revision), None)
         self.leases.end(transaction)
 
-    def restore(
-        self, keys: Mapping[str, bytes], transaction: Transaction, *, keep: str, merge: bool
-    ) -> KeysRestored:
-        """Make these keys, which were checked, the store's, as one change.
+    def begin_restore(self, restore: KeyRestore, transaction: Transaction) -> None:
+        """Begin to restore keys; `step_restore` is due from now on."""
+        assert self.restore is None, "a restore is under way"
+        self.restore = restore
+        restore.begin(self.keys, self.revision + 1)
+        self._deadlines.set(RestoreDue(self._cluster), transaction.now)
 
-        Args:
-            keys: The keys and their values.
-            transaction: Collects what follows.
-            keep: Prefix of keys that are left alone.
-            merge: Leave all keys alone that are not among `keys`.
+    def defers(self, event: KeyCall) -> bool:
+        """Keep a call that would change keys, if keys are being restored, until that is over."""
+        if self.restore is not None:
+            self.restore.deferred.append(event)
+        return self.restore is not None
 
-        Raises:
-            CoreError: The store would become too large; nothing was changed.
+    def step_restore(self, transaction: Transaction) -> KeysRestored | CoreError | None:
+        """Prepare the next keys; when all are prepared, make them the store's, as one change.
+
+        Returns:
+            The answer, if it is over: an error if a key cannot be set or the store would become too large.
         """
-        changes = KeyChanges(self.keys, self.revision + 1)
-        gone = [] if merge else [key for key in self.keys.keys() if key not in keys]  # noqa: SIM118 - not a dict
-        deleted = [key for key in gone if not key.startswith(keep)]
-        set_ = 0
+        assert self.restore is not None, "no restore is under way"
         try:
-            for key in deleted:
-                changes.remove(key)
-            for key, value in keys.items():
-                old = self.keys.get(key)
-                if old is None or old.value != value:
-                    self._put(key, value, changes)
-                    set_ += 1
-        except CoreError:
-            changes.undo()
-            raise
-        self._commit(changes, transaction)
-        return KeysRestored(set_, len(deleted), self.revision)
+            if self.restore.step():
+                return self._restored(self.restore.prepared, transaction)
+        except CoreError as error:
+            return error
+        # Not at this same time, or the server would do nothing else in between.
+        self._deadlines.set(RestoreDue(self._cluster), math.nextafter(transaction.now, math.inf))
+        return None
+
+    def end_restore(self, answer: Answer | None, transaction: Transaction) -> Iterable[KeyCall]:
+        """Answer a restore, if there is one and an answer; return the calls that were deferred for it."""
+        if self.restore is None or answer is None:
+            return []
+        ended, self.restore = self.restore, None
+        self._deadlines.cancel(RestoreDue(self._cluster))
+        transaction.reply(ended.token, answer)
+        return ended.deferred
+
+    def _restored(self, prepared: Prepared, transaction: Transaction) -> KeysRestored:
+        events = tuple(prepared.events)
+        growth = prepared.keys.size - self.keys.size
+        self._quotas.check_write(self._owner, len(prepared.keys) - len(self.keys), growth)
+        if growth > 0 and prepared.keys.size > self._limits.max_store_bytes:
+            raise CoreError(
+                ErrorKind.LIMIT_EXCEEDED,
+                f"the keys cannot be restored: the keys and values of cluster {quote(self._cluster)} would "
+                f"have {prepared.keys.size} bytes, and the server's limit is {self._limits.max_store_bytes}. "
+                "Delete keys that are no longer needed.",
+            )
+        if events:
+            self.keys, self.revision = prepared.keys, prepared.revision
+            transaction.persist_all(prepared.records)
+            self._publish(events, b"".join(prepared.change), prepared.size, transaction)
+            for key, lease in prepared.detached:
+                self.leases.detach(key, lease, transaction)
+            for key in self.waiters.wanted():
+                self._answer_reads(key, transaction)
+        return KeysRestored(len(events) - prepared.deleted, prepared.deleted, self.revision)
 
     def advance(self, revision: int, transaction: Transaction) -> None:
         """Let revisions go on behind one that an earlier store has used; no watch can start before it."""
@@ -267,8 +299,9 @@ class KeyValueStore:
             transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
         self.history = History(self._limits.watch_history, self._limits.watch_history_bytes)
         self.revision = revision
-        self.history.append(revision, ())
+        self.history.append(revision, (), 0)
         transaction.persist(self._cluster, records.CHANGE, str(revision), records.NO_EVENTS)
+        self._changed()
 
     def _holds(self, condition: Condition) -> bool:
         kv = self.keys.get(condition.key)
@@ -371,21 +404,38 @@ class KeyValueStore:
             kv = event.kv
             value = None if event.deleted else records.encode_key(kv)
             transaction.persist(self._cluster, records.KEY, kv.key, value)
-        transaction.persist(self._cluster, records.CHANGE, str(self.revision), records.encode_change(events))
         for key, before, now in changes.leases():
             if before:
                 self.leases.detach(key, before, transaction)
             if now:
                 self.leases.attach(key, now, transaction)
-        for forgotten in self.history.append(self.revision, events):
-            transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
         for event in events:
-            if not event.deleted:
-                for read in self.waiters.reads_of(event.kv.key):
-                    self.dismiss(read.token, None, transaction)
-                    transaction.reply(read.token, event.kv)
+            self._answer_reads(event.kv.key, transaction)
+        size = sum(event.size for event in events)
+        self._publish(events, records.encode_change(events), size, transaction)
+        self._changed()
+
+    def _publish(
+        self, events: tuple[KeyEvent, ...], encoded: bytes, size: int, transaction: Transaction
+    ) -> None:
+        """Add the changes of the present revision to the history, and tell the watches."""
+        transaction.persist(self._cluster, records.CHANGE, str(self.revision), encoded)
+        for forgotten in self.history.append(self.revision, events, size):
+            transaction.persist(self._cluster, records.CHANGE, str(forgotten), None)
         for watch, told in self.waiters.watching(events):
             transaction.watch_push(WatchPush(watch.token, self.revision, told))
+
+    def _answer_reads(self, key: str, transaction: Transaction) -> None:
+        """Answer those who wait for a key, if it is there."""
+        kv = self.keys.get(key)
+        if kv is not None:
+            for read in self.waiters.reads_of(key):
+                self.dismiss(read.token, None, transaction)
+                transaction.reply(read.token, kv)
+
+    def _changed(self) -> None:
+        if self.restore is not None:
+            self.restore.begin(self.keys, self.revision + 1)
 
     def _read(self, found: Iterable[KeyValue], what: str, revision: int | None) -> KvRead:
         kvs, size = [], 0

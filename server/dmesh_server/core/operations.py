@@ -10,9 +10,10 @@ from __future__ import annotations
 from dmesh_server.core import membership, messages, validation
 from dmesh_server.core.barriers import check_barrier
 from dmesh_server.core.cluster import Cluster
-from dmesh_server.core.effects import Answer, KeySnapshot, KeysRestored, Operated
+from dmesh_server.core.effects import Answer, KeySnapshot, Operated
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import DropKey, Evict, RestoreKeys, SnapshotKeys, StopBarrier
+from dmesh_server.core.key_restore import KeyRestore
 from dmesh_server.core.model import DepartureCause, MemberState
 from dmesh_server.core.transaction import Transaction
 
@@ -22,8 +23,8 @@ RESERVED = "dmesh/"
 """Beginning of the keys that belong to the processes of the cluster and to nobody else."""
 
 
-def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) -> Answer:
-    """Do what an operator asks for.
+def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) -> Answer | None:
+    """Do what an operator asks for; None: the answer comes later.
 
     Raises:
         CoreError: It was refused.
@@ -38,7 +39,8 @@ def operate(cluster: Cluster, event: OperatorEvent, transaction: Transaction) ->
         case SnapshotKeys():
             return snapshot_keys(cluster)
         case RestoreKeys():
-            return restore_keys(cluster, event, transaction)
+            restore_keys(cluster, event, transaction)
+            return None
 
 
 def stop_barrier(cluster: Cluster, event: StopBarrier, transaction: Transaction) -> Operated:
@@ -110,11 +112,11 @@ def snapshot_keys(cluster: Cluster) -> KeySnapshot:
     return KeySnapshot(cluster.generation.incarnation, kvs, cluster.store.revision)
 
 
-def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction) -> KeysRestored:
-    """Give the cluster the keys of a backup: all of them, or none if one is refused.
+def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction) -> None:
+    """Begin to give the cluster the keys of a backup: all of them, or none if one is refused.
 
     Raises:
-        CoreError: The cluster has ended, a key cannot be set, or all of them would be too large.
+        CoreError: The cluster has ended.
     """
     if cluster.ended:
         raise CoreError(
@@ -122,9 +124,15 @@ def restore_keys(cluster: Cluster, event: RestoreKeys, transaction: Transaction)
             f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those of the "
             "next ones. Restore them when the first of these has registered.",
         )
-    for key, value in event.keys.items():
+
+    def check(key: str, value: bytes) -> None:
         validation.key(key, cluster.limits)
         validation.value(value, key, cluster.limits)
         if key.startswith(RESERVED):
             raise validation.invalid(f"key {messages.quote(key)} is dmesh's own and cannot be restored")
-    return cluster.store.restore(event.keys, transaction, keep=RESERVED, merge=event.merge)
+
+    def spared(key: str) -> bool:
+        return event.merge or key.startswith(RESERVED)
+
+    restore = KeyRestore(event.token, cluster.name, event.keys, check, spared)
+    cluster.store.begin_restore(restore, transaction)

@@ -79,7 +79,7 @@ def _restore(name: str, kinds: dict[str, list[Record]], now: float, shared: Serv
         cluster.store.keys.put(records.decode_key(record))
     _restore_leases(cluster, kinds, now)
     for revision, events in sorted(map(records.decode_change, kinds.get(records.CHANGE, ()))):
-        cluster.store.history.append(revision, events)
+        cluster.store.history.append(revision, events, sum(event.size for event in events))
         cluster.store.revision = revision
     for record in kinds.get(records.BARRIER, ()):
         cluster.table.finished[record.key] = records.decode_barrier(record)

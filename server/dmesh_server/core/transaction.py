@@ -49,6 +49,11 @@ class Transaction:
         else:
             self._records[address] = LazyRecord(cluster, kind, key, value)
 
+    def persist_all(self, records: dict[tuple[str, str, str], Record]) -> None:
+        """Keep records durably, given by their addresses; this event has kept none of these yet."""
+        self._lazy = False
+        self._records |= records
+
     def reply(self, token: int, answer: Answer) -> None:
         """Answer a request."""
         self._effects.append(Reply(token, answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,10 +24,9 @@ class History:
     def __len__(self) -> int:
         return len(self._changes)
 
-    def append(self, revision: int, events: tuple[KeyEvent, ...]) -> list[int]:
+    def append(self, revision: int, events: tuple[KeyEvent, ...], size: int) -> list[int]:
         """Add the changes of the next revision; return the old revisions that are forgotten for it."""
         self._changes[revision] = events
-        size = sum(event.size for event in events)
         self._sizes.append(size)
         self._size += size
         forgotten = []
@@ -123,14 +123,23 @@ class Waiters:
                     del self._prefix_lengths[len(waiter.prefix)]
         return waiter
 
+    def wanted(self) -> list[str]:
+        """Return the keys for which reads are blocked."""
+        return list(self._reads)
+
     def reads_of(self, key: str) -> list[BlockedRead]:
         """Return the blocked reads of the key, in order."""
         return list(self._reads.get(key, {}).values())
 
     def watching(self, events: tuple[KeyEvent, ...]) -> list[tuple[Watch, tuple[KeyEvent, ...]]]:
-        """Return the watches of any changed key, each with the changes for it."""
-        if not self._watches:
-            return []
+        """Return the watches of any changed key, each with the changes for it, which are sorted by key."""
+        if len(events) > len(self._watches):
+            return [
+                (watch, some)
+                for prefix, watches in self._watches.items()
+                if (some := _with_prefix(events, prefix))
+                for watch in watches.values()
+            ]
         told: dict[int, list[KeyEvent]] = {}
         for event in events:
             for length in self._prefix_lengths:
@@ -151,3 +160,9 @@ class Waiters:
     def tokens(self) -> list[int]:
         """Return all tokens, in order of arrival."""
         return list(self._by_token)
+
+
+def _with_prefix(events: tuple[KeyEvent, ...], prefix: str) -> tuple[KeyEvent, ...]:
+    start = bisect_left(events, prefix, key=lambda event: event.kv.key)
+    stop = bisect_left(events, True, start, key=lambda event: not event.kv.key.startswith(prefix))
+    return events[start:stop]
