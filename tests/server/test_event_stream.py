@@ -20,7 +20,7 @@ from dmesh.security import tokens
 from dmesh_server.event_log import EventLog, ServerNote
 from dmesh_server.runtime import Runtime
 from dmesh_server.store.memory import MemoryStore
-from dmesh_server.web import event_stream
+from dmesh_server.web import event_stream, overview
 from dmesh_server.web.listener import HttpLimits
 
 PATH = "/api/v1/events/stream"
@@ -155,7 +155,7 @@ async def test_who_comes_later_is_told_for_how_long_a_cluster_has_waited_by_then
 
 
 async def test_clusters_that_look_different_are_told(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "_LOOK", 0.01)
+    monkeypatch.setattr(overview, "_LOOK", 0.01)
     await join_all(web.runtime, 1, "a")
     async with web.client() as http, following(http) as stream, following(http, cluster="b") as other:
         first = (await stream.next("clusters")).data
@@ -225,7 +225,7 @@ async def test_it_ends_when_the_server_stops_and_says_so(web: Web) -> None:
 
 
 async def test_there_are_only_so_many_readers(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "MOST_STREAMS", 2)
+    monkeypatch.setattr(overview, "MOST_STREAMS", 2)
     async with web.client() as http, following(http) as one, following(http) as two:
         await one.next("hello")
         await two.next("hello")

@@ -46,9 +46,10 @@ from dmesh_server.web.api.answers import refusals as refused
 from dmesh_server.web.api.event_views import CURSOR, place, wanted
 from dmesh_server.web.api.events import EventCursor
 from dmesh_server.web.api.server import Facts
-from dmesh_server.web.event_stream import MOST_STREAMS, EventStream, Overview
+from dmesh_server.web.event_stream import EventStream
 from dmesh_server.web.gate import HttpGate, covers, port_of, remote_of
 from dmesh_server.web.logins import Logins, cookie_name
+from dmesh_server.web.overview import MOST_STREAMS, Overview
 from dmesh_server.web.pacer import Pacer, Steps
 from dmesh_server.web.pages import login_page, status_page
 from dmesh_server.web.schemas import Status

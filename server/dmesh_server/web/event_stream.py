@@ -24,120 +24,26 @@ from typing import Any
 
 from starlette.responses import Response
 
-from dmesh_server.core.errors import CoreError
-from dmesh_server.core.views import Summary
 from dmesh_server.event_log import Entry, Feed, Filter
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
-from dmesh_server.telemetry import logs
-from dmesh_server.web.api.answers import encode
-from dmesh_server.web.api.clusters import view_summary
 from dmesh_server.web.api.event_views import cursor_of, encode_event
 from dmesh_server.web.gate import token_of
+from dmesh_server.web.overview import Look, Overview
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-MOST_STREAMS = 128
-"""Readers at a time."""
 _STILL_HERE = 15.0
 """Seconds without a message after which a comment shows the reader, and proxies in between, that the
 stream lives."""
 _PACE = 0.1
 """Minimum seconds between two writes to one reader: changes meanwhile are sent together."""
-_LOOK = 1.0
-"""Seconds between two looks at the numbers of the clusters."""
 _PAGE = 500
 _STOPPING = "the server is shutting down"
 _MOST_CLUSTERS = 100
 """Clusters that one block names."""
-
-
-class _Told:
-    """A cluster's look as all readers get it, encoded once for all of them."""
-
-    __slots__ = ("_at", "_encoded", "summary")
-
-    def __init__(self, summary: Summary, at: float) -> None:
-        self.summary = summary
-        self._at = at
-        self._encoded: bytes | None = None
-
-    def refresh(self, now: float) -> None:
-        """Update the waiting time for new readers; a cluster may look the same for hours."""
-        if self.summary.oldest is not None and now - self._at >= _LOOK:
-            self._at = now
-            self._encoded = None
-
-    def encode(self) -> bytes:
-        """Return it as JSON, as of when it was looked at."""
-        if self._encoded is None:
-            self._encoded = encode(view_summary(self.summary, self._at))
-        return self._encoded
-
-
-class Overview:
-    """Looks at the numbers of all clusters, once for all readers, as long as there are any."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        """Make an idle overview; it looks while it has readers.
-
-        Args:
-            runtime: The server's state.
-        """
-        self._runtime = runtime
-        self._readers: set[Reader] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._seen: dict[str, _Told] = {}
-
-    @property
-    def full(self) -> bool:
-        """True if there are as many readers as allowed."""
-        return len(self._readers) >= MOST_STREAMS
-
-    def join(self, reader: Reader) -> None:
-        """Send a reader all clusters, and then the changed ones. Pair with `leave`."""
-        if not self._readers:
-            self._seen = self._look()
-            self._task = asyncio.get_running_loop().create_task(self._watch(), name="dmesh-overview")
-        self._readers.add(reader)
-        now = self._runtime.now()
-        for told in self._seen.values():
-            told.refresh(now)
-        reader.tell(self._seen.values(), ())
-
-    def leave(self, reader: Reader) -> None:
-        """Tell a reader nothing more."""
-        self._readers.discard(reader)
-        if not self._readers and self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    def _look(self) -> dict[str, _Told]:
-        """Return the clusters as they look now; an unchanged look is the same object."""
-        views, now = self._runtime.views, self._runtime.now()
-        found: dict[str, _Told] = {}
-        for name in views.names():
-            summary, seen = views.summary(name), self._seen.get(name)
-            found[name] = _Told(summary, now) if seen is None or seen.summary != summary else seen
-        return found
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK)
-            try:
-                found = self._look()
-            except CoreError:  # the server stops, which the readers learn
-                return
-            except Exception:  # noqa: BLE001 -- a bug, but without a look no reader would see another change
-                logs.error("overview_failed", exc_info=True)
-                continue
-            changed = [one for name, one in found.items() if self._seen.get(name) is not one]
-            gone = self._seen.keys() - found.keys()
-            self._seen = found
-            for reader in self._readers if changed or gone else ():
-                reader.tell(changed, gone)
 
 
 class Reader:
@@ -150,11 +56,11 @@ class Reader:
             feed: The events that the reader asked for.
         """
         self.feed = feed
-        self._changed: dict[str, _Told | None] = {}
+        self._changed: dict[str, Look | None] = {}
         self._news = asyncio.Event()
         feed.send_queue.on_news = self._news.set
 
-    def tell(self, changed: Iterable[_Told], gone: Iterable[str]) -> None:
+    def tell(self, changed: Iterable[Look], gone: Iterable[str]) -> None:
         """Note which clusters look different now; of each, the latest look counts."""
         only = self.feed.keep.cluster
         self._changed |= {one.summary.name: one for one in changed if only in (None, one.summary.name)}
@@ -255,7 +161,7 @@ class EventStream(Response):
         reader = Reader(event_log.subscribe(self._keep))
         try:
             begin = event_log.last
-            self._overview.join(reader)
+            self._overview.join(reader.tell)
             await say(b"retry: 2000\n\n" + _block("hello", {"cursor": cursor_of(incarnation, begin)}))
             await self._catch_up(say, begin)
             while True:
@@ -272,7 +178,7 @@ class EventStream(Response):
                     return _STOPPING
                 await asyncio.sleep(_PACE)
         finally:
-            self._overview.leave(reader)
+            self._overview.leave(reader.tell)
             event_log.unsubscribe(reader.feed)
 
     async def _catch_up(self, say: Callable[[bytes], Awaitable[None]], begin: int) -> None:
