@@ -269,14 +269,14 @@ async def test_dashboards_share_what_members_said(web: Web, monkeypatch: pytest.
     for index in range(4):
         tell(web, index, issued=3)
     compared = 0
-    compare = collectives._compare_all
+    compare = collectives.compare_all
 
     async def counting(*arguments):
         nonlocal compared
         compared += 1
         return await compare(*arguments)
 
-    monkeypatch.setattr(collectives, "_compare_all", counting)
+    monkeypatch.setattr(collectives, "compare_all", counting)
     async with web.client() as http:
         path = "/api/v1/clusters/big/collectives?recent=16"
         answers = await asyncio.gather(*(http.get(path) for _ in range(30)))

@@ -5,40 +5,23 @@ All of it comes from the members' own reports, a few seconds old: for display, n
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh_server.core.model import Task
-from dmesh_server.core.views import MemberRecord
-from dmesh_server.progress import GroupBrief, MemberProgress
+from dmesh_server.progress import CallReport
 from dmesh_server.runtime import Runtime
 from dmesh_server.web.api.answers import ClusterName, age, encode, encoded, hexadecimal, refusals
-from dmesh_server.web.api.reports import all_said
-from dmesh_server.web.api.sharing import Shared, freshness
+from dmesh_server.web.api.comparison import MOST_STRAGGLERS, Comparison, Comparisons, Row, compare_all
+from dmesh_server.web.api.sharing import Shared
 from dmesh_server.web.pacer import Pacer, Steps
 
-_MOST_STRAGGLERS = 16
 _MOST_NAMED = 16
 _MOST_ROWS = 4_000
 _GOOD = 1.0
 """Minimum lifetime of a page in seconds."""
-
-
-class CallView(BaseModel):
-    """A call of a collective, under way or over."""
-
-    sequence: int = Field(description="its number in the group, from 1")
-    call: str = Field(description="operation, dtype, shape and arguments")
-    bytes: int = Field(description="bytes of the larger of input and output")
-    state: str = Field(description="QUEUED, RUNNING, WAITING, DONE, FAILED or UNKNOWN")
-    elapsed: float = Field(description="seconds it took, or has taken up to the report")
-    waited: float | None = Field(description="of these, seconds spent waiting for others; null if unknown")
-    waits_for: list[str] = Field(description=f"members that it waits for, at most {_MOST_NAMED}")
-    error: str = Field(description="error it failed with; empty otherwise")
 
 
 class PastCallView(BaseModel):
@@ -51,6 +34,13 @@ class PastCallView(BaseModel):
     age: float = Field(description="seconds since it was called")
     elapsed: float = Field(description="seconds it took, or has taken up to the report")
     waited: float | None = Field(description="of these, seconds spent waiting for others; null if unknown")
+
+
+class CallView(PastCallView):
+    """A call of a collective, under way or over."""
+
+    waits_for: list[str] = Field(description=f"members that it waits for, at most {_MOST_NAMED}")
+    error: str = Field(description="error it failed with; empty otherwise")
 
 
 class RankView(BaseModel):
@@ -82,7 +72,7 @@ class GroupView(BaseModel):
     latest: int = Field(description="largest number of a call made by any rank")
     stragglers: list[str] = Field(
         description="members that block others, the worst first: they have not made a call that others have, "
-        f"or others wait for them; at most {_MOST_STRAGGLERS}"
+        f"or others wait for them; at most {MOST_STRAGGLERS}"
     )
     members: list[RankView] = Field(description="furthest behind first")
 
@@ -107,7 +97,8 @@ class CollectivesPage(BaseModel):
                                     "report_age": 0.7,
                                     "last": {
                                         "sequence": 41, "call": "all_reduce(sum) of float64 (1000,)",
-                                        "bytes": 8000, "state": "WAITING", "elapsed": 12.4, "waited": 12.4,
+                                        "bytes": 8000, "state": "WAITING", "age": 12.5, "elapsed": 12.4,
+                                        "waited": 12.4,
                                         "waits_for": ["/job:worker/task:2"], "error": "",
                                     },
                                 }
@@ -135,8 +126,8 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
         pacer: Schedules long work in steps.
     """
     routes = APIRouter(tags=["collectives"])
-    comparisons: Shared[str, _Comparisons] = Shared(
-        runtime.now, lambda cluster: _compare_all(runtime, pacer, cluster)
+    comparisons: Shared[str, Comparisons] = Shared(
+        runtime.now, lambda cluster: compare_all(runtime, pacer, cluster)
     )
     pages: Shared[_Asked, bytes] = Shared(
         runtime.now, lambda asked: _page(runtime, pacer, comparisons, asked)
@@ -171,100 +162,8 @@ class _Asked(NamedTuple):
     recent: int
 
 
-class _Row(NamedTuple):
-    """Progress of a member in a group, and its sources."""
-
-    holder: MemberRecord
-    said: MemberProgress
-    at: GroupBrief
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """Comparison of a group's members."""
-
-    first: GroupBrief
-    """Report of the first member, for the fields that all members share."""
-    behind: list[_Row]
-    """Members furthest behind first."""
-    latest: int
-    stragglers: list[Task]
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparisons:
-    """Comparison of all members of a cluster."""
-
-    reported: int
-    present: int
-    """Number of reporting members that have not departed."""
-    groups: list[_Comparison]
-    """The largest first."""
-
-
-async def _compare_all(runtime: Runtime, pacer: Pacer, cluster: str) -> tuple[_Comparisons, float]:
-    """Compare the members, and say for how long that is good."""
-    steps, reported, present = Steps(pacer), 0, 0
-    found: dict[tuple[int, int], list[_Row]] = {}
-    async for holder, said in all_said(runtime, cluster, steps):
-        groups = said.brief()
-        if groups is not None:
-            reported += 1
-            present += holder.present
-            for at in groups:
-                found.setdefault((at.id, at.generation), []).append(_Row(holder, said, at))
-    order = sorted(found, key=lambda key: (-found[key][0].at.size, found[key][0].at.name, key))
-    compared = [await _compare(found[key], steps) for key in order]
-    return _Comparisons(reported, present, compared), freshness(reported)
-
-
-async def _compare(rows: list[_Row], steps: Steps) -> _Comparison:
-    """Compare the members of a group; their rows are sorted by task."""
-    first, latest = rows[0].at, max(row.at.issued for row in rows)
-    waited_for = _waited_for(rows)
-    await steps.pause()
-    stragglers = _stragglers(rows, waited_for, latest)
-    await steps.pause()
-    # The sort is stable: equal members stay sorted by task.
-    if waited_for:
-        behind = sorted(rows, key=lambda row: (row.at.issued, row.at.finished, -waited_for[row.said.task]))
-    else:
-        behind = sorted(rows, key=lambda row: (row.at.issued, row.at.finished))
-    await steps.pause()
-    return _Comparison(first, behind, latest, stragglers)
-
-
-def _waited_for(rows: list[_Row]) -> Counter[Task]:
-    """Return how many members wait for each one."""
-    return Counter(
-        Task(row.said.task.job, rank)
-        for row in rows
-        for rank in (row.at.last.waits_for if row.at.last.pending else ())
-    )
-
-
-def _stragglers(rows: list[_Row], waited_for: Counter[Task], latest: int) -> list[Task]:
-    """Return the stragglers; a rank that is itself waiting is not counted as late."""
-    suspects = set(waited_for)
-    suspects.update(row.said.task for row in rows if row.at.issued < latest)
-    if not suspects:
-        return []
-    issued = {row.said.task: row.at.issued for row in rows}
-    suspects.difference_update(
-        row.said.task
-        for row in rows
-        if row.at.issued == latest and (not row.at.last.pending or row.at.last.waits_for)
-    )
-    ranked = sorted(suspects, key=lambda task: (issued.get(task, 0), -waited_for[task], _order(task)))
-    return ranked[:_MOST_STRAGGLERS]
-
-
-def _order(task: Task) -> tuple[str, int]:
-    return task.job, task.index
-
-
 async def _page(
-    runtime: Runtime, pacer: Pacer, comparisons: Shared[str, _Comparisons], asked: _Asked
+    runtime: Runtime, pacer: Pacer, comparisons: Shared[str, Comparisons], asked: _Asked
 ) -> tuple[bytes, float]:
     """Return a page as JSON, and for how long it is good."""
     known = await comparisons.of(asked.cluster)
@@ -287,7 +186,7 @@ async def _page(
     return encode(page), max(_GOOD, known.reported / 1000)
 
 
-async def _view(group: _Comparison, rows: list[_Row], now: float, recent: int, steps: Steps) -> GroupView:
+async def _view(group: Comparison, rows: list[Row], now: float, recent: int, steps: Steps) -> GroupView:
     members = list[RankView]()
     for row in rows:
         members.append(_view_rank(row, now, recent))
@@ -305,12 +204,13 @@ async def _view(group: _Comparison, rows: list[_Row], now: float, recent: int, s
     )
 
 
-def _view_rank(row: _Row, now: float, recent: int) -> RankView:
+def _view_rank(row: Row, now: float, recent: int) -> RankView:
     report = row.said.read(recent=recent > 0)
     assert report is not None, "what was compared can be read"
     key = row.at.id, row.at.generation
     group = next(one for one in report.groups if (one.id, one.generation) == key)
     last, task = group.last, row.said.task
+    past = [call for call in report.recent if call.group == group.id][-recent:] if recent else []
     return RankView(
         task=str(task),
         condition=row.holder.condition,
@@ -319,34 +219,29 @@ def _view_rank(row: _Row, now: float, recent: int) -> RankView:
         last=None
         if last is None
         else CallView(
-            sequence=last.sequence,
-            call=last.call,
-            bytes=last.nbytes,
-            state=last.state.name,
-            elapsed=round(last.elapsed, 6),
-            waited=None if last.waited is None else round(last.waited, 6),
+            **_call(last, now),
             waits_for=[str(Task(task.job, rank)) for rank in last.waits_for[:_MOST_NAMED]],
             error=last.error,
         ),
         counted=group.counted,
         waited=round(group.waited, 6),
         transferred=round(max(0.0, group.elapsed - group.waited), 6),
-        recent=[
-            PastCallView(
-                sequence=call.sequence,
-                call=call.call,
-                bytes=call.nbytes,
-                state=call.state.name,
-                age=age(now, call.called_at),
-                elapsed=round(call.elapsed, 6),
-                waited=None if call.waited is None else round(call.waited, 6),
-            )
-            for call in (
-                [call for call in report.recent if call.group == group.id][-recent:] if recent else ()
-            )
-        ],
+        recent=[PastCallView(**_call(call, now)) for call in past],
         failure=group.failure,
         where=report.where,
         idle=age(now, report.progressed_at),
         report_age=age(now, row.said.received_at),
     )
+
+
+def _call(call: CallReport, now: float) -> dict[str, Any]:
+    """Return the fields of a `PastCallView`."""
+    return {
+        "sequence": call.sequence,
+        "call": call.call,
+        "bytes": call.nbytes,
+        "state": call.state.name,
+        "age": age(now, call.called_at),
+        "elapsed": round(call.elapsed, 6),
+        "waited": None if call.waited is None else round(call.waited, 6),
+    }

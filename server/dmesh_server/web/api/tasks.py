@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -73,7 +73,10 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
         pacer: Schedules long work in steps.
     """
     routes = APIRouter(tags=["members"])
-    charts = _Charts()
+
+    @lru_cache(_MOST_KEPT)
+    def chart(version: tuple[int, int], cluster: str, begin: int, limit: int) -> _Chart:
+        return _draw(runtime.views, cluster, begin, limit)
 
     @routes.get("/clusters/{cluster}/tasks", response_model=TaskPage, responses=refusals(404))
     async def list_tasks(
@@ -88,7 +91,8 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
         """Show the holders of all task slots in columns: a tenth of the size of the list of members."""
         await pacer.wait()  # so much takes as long as all that a request takes beside it
         views = runtime.views
-        return answer(_view(views, charts.of(views, cluster, after, limit), runtime.now()))
+        known = chart(views.version(cluster), cluster, after, limit)
+        return answer(_view(views, known, runtime.now()))
 
     return routes
 
@@ -97,28 +101,10 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
 class _Chart:
     """Part of a page of task slots that stays the same until a member joins or departs."""
 
-    version: tuple[int, int]
     page: TaskPage
     """The page with all held slots CONNECTED and just heard of."""
     places: tuple[tuple[int, int], ...]
     """Of task slots that have been taken: the place among these, and on the page."""
-
-
-class _Charts:
-    """Makes charts, and keeps the latest ones."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, int, int], _Chart] = OrderedDict()
-
-    def of(self, views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
-        asked, version = (cluster, begin, limit), views.version(cluster)
-        chart = self._kept.get(asked)
-        if chart is None or chart.version != version:
-            chart = self._kept[asked] = _draw(views, cluster, begin, limit)
-        self._kept.move_to_end(asked)
-        while len(self._kept) > _MOST_KEPT:
-            self._kept.popitem(last=False)
-        return chart
 
 
 def _draw(views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
@@ -160,7 +146,7 @@ def _draw(views: ClusterViews, cluster: str, begin: int, limit: int) -> _Chart:
         next=begin + size if begin + size < total else None,
         total=total,
     )
-    return _Chart(views.version(cluster), page, tuple(places))
+    return _Chart(page, tuple(places))
 
 
 def _view(views: ClusterViews, chart: _Chart, now: float) -> TaskPage:
