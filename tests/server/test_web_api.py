@@ -313,6 +313,8 @@ async def test_an_admin_cancels_a_barrier_and_deletes_a_key(
     assert "cancelled by an operator" in (await stream.result()).error.message
     query["instance"] = 1
     assert (await admin.delete("/api/v1/clusters/train/barriers", params=query)).status_code == 409
+    query["name"] = "a\x0eb"
+    assert (await admin.delete("/api/v1/clusters/train/barriers", params=query)).status_code == 409
     await set_key(client, "k", b"1")
     await set_key(client, "k", b"2")
     path = "/api/v1/clusters/train/keys"

@@ -7,7 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import StopBarrier
+from dmesh_server.core.messages import quote
 from dmesh_server.core.model import Caller, Member
 from dmesh_server.core.views import BarrierView, condition_of
 from dmesh_server.runtime import Runtime
@@ -112,6 +114,9 @@ def router(runtime: Runtime) -> APIRouter:
 
         Names the instance, so that a repeated request never hits the next one.
         """
+        if not name.isprintable():
+            message = f"no barrier is called {quote(name)}: their names are printable"
+            raise CoreError(ErrorKind.BARRIER_MISMATCH, message)
         event = StopBarrier(runtime.next_number(), Caller(cluster), asker(request), name, instance)
         return answer(
             await operate(runtime, request, event, "cancel_barrier", f"{name} (instance {instance})")
