@@ -94,20 +94,29 @@ def browse(served: Served, token: str) -> httpx.Response:
         return browser.get("/")
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-async def test_they_are_rendered_inert(served: Served, token: str, kind: str) -> None:
-    name = HOSTILE[kind]
-    client = RawClient(served.grpc, 0, cluster=f"c{list(HOSTILE).index(kind)}", size=2, token=token)
+async def register(served: Served, token: str, cluster: str, name: str) -> RawClient:
+    client = RawClient(served.grpc, 0, cluster=cluster, size=2, token=token)
     process = common_pb2.Process(host=name, boot_id=name, program=name, dmesh_version=name)
     devices = [common_pb2.Device(type="CPU", index=1, description=name)]
     request = client.registration(process=process, devices=devices)
     await client.coordination.Register(request, timeout=PATIENCE)
+    return client
+
+
+async def report(client: RawClient, name: str) -> None:
+    request = coordination_pb2.ReportErrorRequest(
+        caller=client.caller, request_id=client.request_id(), message=f"because of {name}"
+    )
+    await client.coordination.ReportError(request, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_they_are_rendered_inert(served: Served, token: str, kind: str) -> None:
+    name = HOSTILE[kind]
+    client = await register(served, token, f"c{list(HOSTILE).index(kind)}", name)
     stream = await client.attach()
     entered = name if name.isprintable() and len(name) <= 256 else f"refused {kind}"
     await stream.enter(entered, timeout_ms=600_000)
-    report = coordination_pb2.ReportErrorRequest(
-        caller=client.caller, request_id=client.request_id(), message=f"because of {name}"
-    )
 
     answer = browse(served, token)
     page = Page(answer.text)
@@ -119,7 +128,7 @@ async def test_they_are_rendered_inert(served: Served, token: str, kind: str) ->
     assert visible(entered) in page.text
     assert all(c.isprintable() or c in "\n\u00a0" for c in page.text)
 
-    await client.coordination.ReportError(report, timeout=PATIENCE)
+    await report(client, name)
     page = Page(browse(served, token).text)
     assert page.foreign == []
     assert visible(f"because of {name}") in page.text
@@ -159,8 +168,12 @@ async def test_ten_kilobytes_are_no_name(served: Served, token: str, field: str)
     await client.channel.close()
 
 
-def test_a_line_of_the_log_stays_a_line(served: Served) -> None:
-    """After all of the above: each line is one of the server's own, whole and of plain characters."""
+async def test_a_line_of_the_log_stays_a_line(served: Served, token: str) -> None:
+    """Each line is one of the server's own, whole and of plain characters."""
+    for number, name in enumerate(HOSTILE.values()):
+        client = await register(served, token, f"l{number}", name)
+        await report(client, name)
+        await client.channel.close()
     lines = served.log.splitlines()
     assert len([line for line in lines if "because of" in line]) >= len(HOSTILE)
     for line in lines:
