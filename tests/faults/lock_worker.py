@@ -23,7 +23,14 @@ from lock_history import PLACES  # beside this script
 from dmesh.coordination import Election, Increment, Lock, Put, Semaphore
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
-from dmesh.errors import ClientIdTakenError, DMeshError, FencedError, LockLostError, LockTimeoutError
+from dmesh.errors import (
+    ClientIdTakenError,
+    CoordinatorUnavailableError,
+    DMeshError,
+    FencedError,
+    LockLostError,
+    LockTimeoutError,
+)
 
 
 def write(what: str, **told: object) -> None:
@@ -80,7 +87,12 @@ def give_up(error: DMeshError) -> None:
 def follow() -> None:
     with agent.watch("", 1) as watching:
         write("journal")
-        for event in watching:
+        while True:
+            try:
+                event = next(watching)
+            except CoordinatorUnavailableError as error:  # the watch goes on where it stopped
+                give_up(error)
+                continue
             value = None if event.value is None else event.value.decode()
             write("event", revision=event.revision, key=event.key, value=value)
             if event.key == "end":

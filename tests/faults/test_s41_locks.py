@@ -178,6 +178,7 @@ def test_no_more_hold_than_there_are_places(make_server, clients, artefacts, cha
     finally:
         for proxy in proxies:
             proxy.close()
+    assert any(line["key"] == "end" for line in clients[0].wrote("event")), clients[0].process.err[-4000:]
     found = check(load(sorted(artefacts.glob("client-*.jsonl"))))
     for name, number in (injected | found).items():
         figures.add(name, number, "")

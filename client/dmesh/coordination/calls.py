@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,7 +19,7 @@ from dmesh.coordination.retry import Patience
 from dmesh.coordination.session import Session
 from dmesh.coordination.store_loss import LossWitness
 from dmesh.coordination.tracing import Span
-from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError
+from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError, LimitExceededError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 
@@ -31,6 +32,8 @@ _METHODS = {
 }
 """The RPC that each kind of question stands for."""
 _IN_SESSION = {"dmesh.in_session": True}
+_MOST_CHANGES = 64
+"""Calls outside of the session that may be unanswered at a time: the server keeps the latest 64 answers."""
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
@@ -58,6 +61,7 @@ class Calls:
         self.patience = patience
         """Limits, intervals and retries."""
         self._announce = announce
+        self._changes = threading.BoundedSemaphore(_MOST_CHANGES)
         self.witness = LossWitness(session, settle)
         """Tells who calls that the coordinator has lost its store."""
 
@@ -90,8 +94,30 @@ class Calls:
         Raises:
             CoordinatorUnavailableError: The coordinator does not answer. Whether a change took effect is
                 unknown.
+            LimitExceededError: Too many calls that change something are unanswered already.
             DMeshError: The server refused.
         """
+        if not mutates:
+            return self._call(method, request, doing, timeout, mutates, needs_task)
+        if not self._changes.acquire(blocking=False):
+            raise LimitExceededError(
+                f"{_MOST_CHANGES} calls of this process that change something outside of its session are "
+                f"unanswered: {doing} could be done twice if its answer were lost. Wait for some of them."
+            )
+        try:
+            return self._call(method, request, doing, timeout, mutates, needs_task)
+        finally:
+            self._changes.release()
+
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        doing: str,
+        timeout: float | None,
+        mutates: bool,
+        needs_task: bool,
+    ) -> _Response:
         limit = self.patience.call if timeout is None else timeout
         started = time.monotonic()
         delays = self.patience.retry.delays()

@@ -17,7 +17,7 @@ from typing import overload
 from dmesh.coordination import transactions
 from dmesh.coordination.calls import Calls
 from dmesh.coordination.store_loss import OwnedKeys
-from dmesh.coordination.transactions import Condition, Operation, TransactionResult
+from dmesh.coordination.transactions import Condition, Delete, Get, Operation, TransactionResult
 from dmesh.coordination.values import (
     Snapshot,
     Value,
@@ -93,8 +93,8 @@ class KeyValueMethods:
             if self._owned is not None and owned:
                 self._owned.forget(key)
             raise
-        if self._owned is not None and not owned:
-            self._owned.forget(key)
+        if not owned:
+            self._disown(key)
         return revision
 
     @overload
@@ -177,8 +177,7 @@ class KeyValueMethods:
             is_prefix=bool(is_prefix),
         )
         deleted = self._calls.ask("delete", lambda: request, doing=f"deleting key {key!r}").delete.deleted
-        if self._owned is not None:
-            self._owned.forget(key, is_prefix=is_prefix)
+        self._disown(key, is_prefix=is_prefix)
         return deleted
 
     def key_value_increment(self, key: str, amount: int = 1) -> int:
@@ -186,9 +185,9 @@ class KeyValueMethods:
         request = pb.IncrementRequest(
             request_id=next(self._request_ids), key=encode_key(key), amount=encode_amount(amount)
         )
-        return self._calls.ask(
-            "increment", lambda: request, doing=f"incrementing key {key!r}"
-        ).increment.value
+        response = self._calls.ask("increment", lambda: request, doing=f"incrementing key {key!r}").increment
+        self._disown(key)
+        return response.value
 
     def key_value_compare_and_set(
         self, key: str, expected: Value | None, value: Value
@@ -204,6 +203,7 @@ class KeyValueMethods:
             "compare_and_set", lambda: request, doing=f"setting key {key!r}"
         ).compare_and_set
         if response.succeeded:
+            self._disown(key)
             return CompareAndSetResult(True, request.value, response.revision)
         current = response.current.value if response.HasField("current") else None
         return CompareAndSetResult(False, current, response.revision)
@@ -215,6 +215,15 @@ class KeyValueMethods:
         otherwise: Iterable[Operation] = (),
     ) -> TransactionResult:
         """Change several keys at one revision, or none: see `dmesh.coordination.transaction`."""
+        then, otherwise = list(then), list(otherwise)
         request = transactions.request(next(self._request_ids), compare, then, otherwise)
         reply = self._calls.ask("transaction", lambda: request, doing="changing keys in a transaction")
+        for operation in then if reply.transaction.succeeded else otherwise:
+            if not isinstance(operation, Get):
+                self._disown(operation.key, is_prefix=isinstance(operation, Delete) and operation.is_prefix)
         return transactions.result(reply.transaction)
+
+    def _disown(self, key: str, *, is_prefix: bool = False) -> None:
+        """Note that a key was changed otherwise: it is not set again after a loss of the store."""
+        if self._owned is not None:
+            self._owned.forget(key, is_prefix=is_prefix)

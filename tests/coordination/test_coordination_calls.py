@@ -1,0 +1,59 @@
+"""Bounds on calls outside of a session, and what changes that others make mean for owned keys."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dmesh.coordination import Delete, Get, Increment, Put
+from dmesh.coordination.calls import _MOST_CHANGES
+from dmesh.errors import LimitExceededError
+
+SECONDS = 60.0
+
+
+def test_no_more_calls_are_unanswered_than_the_server_keeps_answers(
+    server, limits, join, background, monkeypatch
+) -> None:
+    assert limits.replies_per_member == _MOST_CHANGES
+    agent = join(server.address, 0, 1)
+    attempt, go, begun = agent._link.attempt, threading.Event(), threading.Semaphore(0)
+
+    def slow(*arguments):
+        begun.release()
+        assert go.wait(SECONDS)
+        return attempt(*arguments)
+
+    monkeypatch.setattr(agent._link, "attempt", slow)
+    calls = [background(agent.cancel_barrier, f"b{number}") for number in range(_MOST_CHANGES)]
+    for _ in calls:
+        assert begun.acquire(timeout=SECONDS)
+    with pytest.raises(LimitExceededError, match=r"64 calls .* cancelling barrier 'one more'"):
+        agent.cancel_barrier("one more")
+    agent.key_value_set("k", "v")  # within the session
+    go.set()
+    for call in calls:
+        call.exception(SECONDS)  # there is no such barrier
+    with pytest.raises(Exception, match="one more") as refused:
+        agent.cancel_barrier("one more")
+    assert not isinstance(refused.value, LimitExceededError)
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (lambda agent: agent.key_value_increment("a/1"), {"a/2", "b"}),
+        (lambda agent: agent.key_value_compare_and_set("a/1", "1", "2"), {"a/2", "b"}),
+        (lambda agent: agent.key_value_compare_and_set("a/1", "x", "2"), {"a/1", "a/2", "b"}),
+        (lambda agent: agent.key_value_delete("a/", is_prefix=True), {"b"}),
+        (lambda agent: agent.transaction((), [Put("a/1", "2"), Increment("b"), Get("a/2")]), {"a/2"}),
+        (lambda agent: agent.transaction(then=iter([Delete("a/", is_prefix=True)])), {"b"}),
+    ],
+)
+def test_a_key_that_is_changed_otherwise_is_owned_no_longer(server, join, change, left) -> None:
+    agent = join(server.address, 0, 1)
+    for key in ("a/1", "a/2", "b"):
+        agent.key_value_set(key, "1", owned=True)
+    change(agent)
+    assert set(agent._owned._values) == left
