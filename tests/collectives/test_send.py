@@ -88,3 +88,11 @@ def test_the_receiver_finds_a_small_send_of_something_else(ranks, count):
             group.recv(np.zeros(3, "f8"), 0)
 
     assert [type(error) for error in ranks.run(body)] == [CollectiveMismatchError] * 2
+
+
+def test_a_failed_group_refuses_the_first_transfers_of_a_pair_again_and_again(ranks):
+    ranks.run(lambda c: c.world.broadcast(np.zeros(2 + c.rank)))
+    x = np.zeros(3)
+    for call in (lambda c: c.world.send(x, 1 - c.rank), lambda c: c.world.recv(x, 1 - c.rank, timeout=10)):
+        for _ in range(3):
+            assert [type(error) for error in ranks.run(call)] == [CollectiveMismatchError] * 2

@@ -139,8 +139,8 @@ class Group(ProcessGroup):
         try:
             with generation.lock:
                 refusal = generation.failure
-                stream = generation.streams.get(pair) or generation.add_stream(pair)
                 if refusal is None:
+                    stream = generation.streams.get(pair) or generation.add_stream(pair)
                     before = stream.issued
                     number = stream.issue()
                     work = Work(generation, stream, number, request, request.text, request.nbytes, seconds)
