@@ -66,7 +66,8 @@ def test_a_forked_child_cannot_use_its_parents_group(way):
 def test_a_forked_child_leaves_no_region_in_its_parents_name():
     """Its garbage collector finalizes the parent's groups: that is not the parent's leave."""
     with cluster(2, shm=("native",)) as ranks:
-        ranks.all(lambda c: c.world.barrier())
+        groups = ranks.all(lambda c: c.new_group([0, 1]))
+        ranks.all(lambda c: groups[c.rank].barrier())
         shared = ranks.communicators[1].shared_memory
         assert shared is not None
         [offset] = shared._regions
@@ -75,8 +76,25 @@ def test_a_forked_child_leaves_no_region_in_its_parents_name():
         before = bytes(shared._segment.memory[word : word + 8])
 
         def body() -> None:
-            ranks.communicators.clear()
+            groups.clear()
             gc.collect()
 
         in_child(body)
         assert bytes(shared._segment.memory[word : word + 8]) == before
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+@pytest.mark.skipif(native.core() is None, reason="no native core")
+def test_a_forked_child_takes_nothing_that_was_sent_to_its_parent():
+    """Its garbage collector finalizes the parent's groups, whose connections it shares."""
+    with cluster(2, shm=("dedicated",)) as ranks:
+        groups = ranks.all(lambda c: c.new_group([0, 1]))
+        ranks.all(lambda c: groups[c.rank].barrier())
+        groups[0].send(np.arange(3), 1)
+
+        def body() -> None:
+            groups.clear()
+            gc.collect()
+
+        in_child(body)
+        assert groups[1].recv(np.empty(3, int), 0, timeout=10).tolist() == [0, 1, 2]

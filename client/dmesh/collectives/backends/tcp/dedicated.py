@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
 import struct
 import time
@@ -172,8 +173,9 @@ def discard_from(sockets: Iterable[socket]) -> None:
                     break
 
 
-def _leave(sockets: Iterable[socket]) -> None:
-    discard_from(sockets)
+def _leave(sockets: Iterable[socket], process: int) -> None:
+    if os.getpid() == process:  # a forked child would read what is sent to its parent
+        discard_from(sockets)
     close_all(sockets)
 
 
@@ -182,7 +184,8 @@ class _TransferSockets:
 
     def __init__(self, sockets: Sockets) -> None:
         self.sockets = sockets
-        weakref.finalize(self, _leave, list(itertools.chain(*sockets.values()))).atexit = False
+        used = list(itertools.chain(*sockets.values()))
+        weakref.finalize(self, _leave, used, os.getpid()).atexit = False
 
 
 class TcpEndpoints:
