@@ -279,3 +279,18 @@ def test_descriptors_belong_to_the_port():
 def test_ends_that_cannot_be_are_refused(arguments):
     with pytest.raises(ValueError, match="no connection"):
         core.Endpoint.over_sockets(*arguments)
+
+
+def test_an_aborted_call_does_not_succeed_even_if_all_bytes_seem_to_have_come():
+    """The group that fails has dropped some of them, perhaps, and these are others."""
+    sockets = socket.socketpair(), socket.socketpair()
+    sender, receiver = pipe(
+        *([sock.fileno() for sock in side] for side in zip(*sockets, strict=True)), owns=False
+    )
+    out = np.zeros(8)
+    assert receiver.recv(out, out) is receiver
+    receiver.abort()
+    sender.send(np.ones(8))
+    assert receiver.progress(0.0) is receiver
+    for sock in chain(*sockets):
+        sock.close()

@@ -311,8 +311,8 @@ enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline) {
             tcp->copy.nbytes = 0;
         }
         const int progressed = fold(tcp) | moved;
-        if (is_done(tcp))
-            return DMESH_OK;
+        if (is_done(tcp)) /* in a group that fails, `discard_from` may have taken some of the bytes, and others follow */
+            return atomic_load_explicit(&tcp->stop, memory_order_relaxed) ? DMESH_ABORTED : DMESH_OK;
         if (progressed) {
             idle = 0;
             if (++moves % LOOKS)
