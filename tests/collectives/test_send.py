@@ -9,7 +9,7 @@ import pytest
 from tests.collectives.ranks import cluster
 
 from dmesh.collectives.tuning import SEND_BUFFER
-from dmesh.errors import CollectiveMismatchError, CollectiveTimeoutError
+from dmesh.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 MEDIA = {
     "messages": {},
@@ -96,3 +96,17 @@ def test_a_failed_group_refuses_the_first_transfers_of_a_pair_again_and_again(ra
     for call in (lambda c: c.world.send(x, 1 - c.rank), lambda c: c.world.recv(x, 1 - c.rank, timeout=10)):
         for _ in range(3):
             assert [type(error) for error in ranks.run(call)] == [CollectiveMismatchError] * 2
+
+
+@pytest.mark.parametrize("nbytes", [8, SEND_BUFFER + 1])
+@pytest.mark.parametrize("used", [False, True], ids=["first", "later"])
+def test_a_send_to_a_rank_that_has_left_is_an_error(ranks, nbytes, used):
+    if used:
+        ranks.all(exchange(8))
+    group, other = (c.world for c in ranks.communicators)
+    other.send(np.ones(3), 0)
+    ranks.communicators[1].close(linger=0.0)
+    assert ranks.wait_until(lambda: group.current.departed)
+    assert group.recv(np.empty(3), 1).tolist() == [1.0] * 3
+    with pytest.raises(PeerLostError, match="it has left the cluster.*during send"):
+        group.send(np.ones(nbytes, "u1"), 1, timeout=10.0)

@@ -442,6 +442,7 @@ class Work(Future[Any]):
             connecting = self.generation.connects(self.text)
             self.drive(connecting)
             connecting.revoke()
+        self._refuse_departed(request)
         backend = self._choose(request)
         buffers = request.allocate()
         self.drive(backend.start(request, buffers, self))
@@ -452,6 +453,18 @@ class Work(Future[Any]):
             if backend.supports(request, self.stream, self.sequence):
                 return backend
         raise AssertionError(f"no backend supports {self.text}")
+
+    def _refuse_departed(self, request: Request) -> None:
+        """Fail a send to a member that has left: it would be lost, and with it what that member has sent.
+
+        The member's host answers data for a closed connection with a reset.
+        """
+        pair, generation = self.stream.pair, self.generation
+        if pair is not None and request.contributes:
+            receiver = generation.members.ranks[pair[1]]
+            if (reason := generation.departed.get(receiver)) is not None:
+                generation.lose(receiver, reason)
+                self._check()
 
     def _await_turn(self, *, alone: bool) -> None:
         """Wait until earlier calls of the stream are over, as far as that is necessary; the time runs."""
