@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
+from dmesh.collectives.backends import registered
+from dmesh.collectives.backends.base import Backend
+from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.inquiry import Inquiry
 from dmesh.collectives.request import Reduction
@@ -632,3 +635,54 @@ def test_a_call_notices_the_failure_of_its_group_without_being_aborted(monkeypat
         thread.join()
         assert type(error) is CollectiveError
         assert "rank 1 gave up" in str(error)
+
+
+class Closed(Backend):
+    """A program's own backend, which takes no calls and notes how it is closed."""
+
+    name = "closed"
+    capabilities = MessageBackend.capabilities
+
+    def __init__(self, notes, problem=None):
+        self.notes, self.problem = notes, problem
+
+    def supports(self, request, stream, sequence):
+        return False
+
+    def start(self, request, buffers, call):
+        raise AssertionError
+
+    def close(self, *, orderly):
+        self.notes.append(orderly)
+        if self.problem is not None:
+            raise self.problem
+
+
+def test_a_backend_that_a_group_gets_as_it_fails_is_closed(monkeypatch):
+    notes = []
+
+    def make(place):
+        group = ranks.communicators[place.position].world
+        group.fail(Failure(Cause.BROKEN, "the test fails it"))
+        return Closed(notes)
+
+    monkeypatch.setitem(registered.factories, "closed", make)
+    with cluster(2) as ranks:
+        errors = ranks.run(lambda c: c.world.barrier())
+        assert ["the test fails it" in str(error) for error in errors] == [True] * 2
+        assert notes in ([False], [False] * 2)  # whoever hears of it in time does not choose
+
+
+def test_a_backend_that_cannot_be_closed_does_not_keep_other_groups_from_failing(monkeypatch, caplog):
+    notes = []
+    monkeypatch.setitem(
+        registered.factories, "closed", lambda place: Closed(notes, RuntimeError("the test raises it"))
+    )
+    with cluster(2) as ranks:
+        groups = ranks.all(lambda c: [c.world, *(c.new_group([0, 1]) for _ in range(3))])
+        ranks.all(lambda c: [group.barrier() for group in groups[c.rank]])
+        ranks.network.kill(1)
+        assert ranks.wait_until(lambda: all(group.failure for group in groups[0]))
+        assert notes
+    assert "the backend 'closed' could not be closed" in caplog.text
+    assert "the test raises it" in caplog.text

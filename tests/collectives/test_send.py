@@ -108,5 +108,5 @@ def test_a_send_to_a_rank_that_has_left_is_an_error(ranks, nbytes, used):
     ranks.communicators[1].close(linger=0.0)
     assert ranks.wait_until(lambda: group.current.departed)
     assert group.recv(np.empty(3), 1).tolist() == [1.0] * 3
-    with pytest.raises(PeerLostError, match="it has left the cluster.*during send"):
+    with pytest.raises(PeerLostError, match=r"it has left the cluster.*during send"):
         group.send(np.ones(nbytes, "u1"), 1, timeout=10.0)

@@ -319,7 +319,7 @@ def text_from(
 
 @lru_cache(maxsize=512)
 def describe_dtype(dtype: np.dtype[np.generic]) -> str:
-    """Returns a dtype as text; equal texts mean equal memory."""
+    """Return a dtype as text; equal texts mean equal memory."""
     if dtype.kind in "SUV" and dtype.type.__module__ == "numpy":
         return str(dtype)  # the name of a structured dtype says nothing of its fields
     swapped = sys.byteorder == "big" and dtype.itemsize > 1
@@ -336,7 +336,7 @@ def text_of(descriptor: Descriptor) -> str:
 
 
 def hash_of(descriptor: Descriptor) -> int:
-    """Returns the 64 bits by which members see whether they agree; see `dmesh_signature` in `call.c`."""
+    """Return the 64 bits that members compare; the same as `dmesh_descriptor_hash` in `collective.h`."""
     number = 0x9E3779B97F4A7C15
     for word in (
         descriptor.kind | descriptor.op << 32,
@@ -350,7 +350,7 @@ def hash_of(descriptor: Descriptor) -> int:
 
 
 def as_called(text: str, is_sender: bool | None) -> str:
-    """A signature as its caller wrote it: a transfer is a `send` at one end, a `recv` at the other."""
+    """Return a call's text as its caller wrote it: a transfer is a `send` or a `recv`."""
     if is_sender is None or not text.startswith(TRANSFER + "("):
         return text
     return ("send" if is_sender else "recv") + text[len(TRANSFER) :]

@@ -10,13 +10,14 @@ import hashlib
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from typing import Any, Protocol
 
+from dmesh._log import logger
 from dmesh.collectives.backends.base import Backend, Operation
 from dmesh.collectives.control_messages import Abort, Position
 from dmesh.collectives.failure import Cause, Failure
@@ -270,9 +271,12 @@ class Generation:
             self.backends[:0] = connection.backends
             for stream in self.streams.values():
                 self._settle(stream, connection)
-            if self.failure is not None or self.departed:
+            has_failed = self.failure is not None
+            if has_failed or self.departed:
                 for endpoint in self.endpoints:
                     endpoint.close()
+        if has_failed:
+            _close_all(connection.backends, orderly=False)
 
     def _settle(self, stream: Stream, connection: Connection) -> None:
         opener, pair = connection.endpoints, stream.pair
@@ -318,6 +322,7 @@ class Generation:
                 with self.lock:
                     streams = list(self.streams.values())
                     calls = [call for stream in streams for call in stream.calls.values()]
+                    backends = list(self.backends)  # later ones are closed by `settle`
                     self.failure = failure
                     for endpoint in self.endpoints:
                         endpoint.abort()
@@ -327,8 +332,7 @@ class Generation:
             call.abort(failure)
         for stream in streams:
             stream.wake()
-        for backend in self.backends:
-            backend.close(orderly=failure.cause is Cause.CLOSED and not calls)
+        _close_all(backends, orderly=failure.cause is Cause.CLOSED and not calls)
 
     def tell_of(self, failure: Failure) -> None:
         """Tell the other members why, unless they know: they may wait for a call that fails or is refused."""
@@ -359,6 +363,14 @@ class Generation:
             self.departed[rank] = reason
             for endpoint in self.endpoints:
                 endpoint.close()
+
+
+def _close_all(backends: Iterable[Backend], *, orderly: bool) -> None:
+    for backend in backends:
+        try:
+            backend.close(orderly=orderly)
+        except Exception:  # noqa: BLE001 -- a program's own backend must not keep other groups from failing
+            logger.exception("the backend %r could not be closed", backend.name)
 
 
 def _open_transfers(
@@ -455,15 +467,12 @@ class Work(Future[Any]):
         raise AssertionError(f"no backend supports {self.text}")
 
     def _refuse_departed(self, request: Request) -> None:
-        """Fail a send to a member that has left: it would be lost, and with it what that member has sent.
-
-        The member's host answers data for a closed connection with a reset.
-        """
-        pair, generation = self.stream.pair, self.generation
-        if pair is not None and request.contributes:
-            receiver = generation.members.ranks[pair[1]]
-            if (reason := generation.departed.get(receiver)) is not None:
-                generation.lose(receiver, reason)
+        """Fail a send to a member that has left: over TCP, the reset in reply would drop what it has sent."""
+        pair, departed = self.stream.pair, self.generation.departed
+        if departed and pair is not None and request.contributes:
+            receiver = self.generation.members.ranks[pair[1]]
+            if receiver in departed:
+                self.generation.lose(receiver, departed[receiver])
                 self._check()
 
     def _await_turn(self, *, alone: bool) -> None:
