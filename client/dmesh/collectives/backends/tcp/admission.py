@@ -14,7 +14,8 @@ from dmesh.collectives.backends.tcp.connecting import Opening, TcpOptions
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Acceptor, Credentials, Refused, Status
 from dmesh.collectives.backends.tcp.sockets import tune
-from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, claimed_rank, explain, speaks_tls
+from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, claimed_rank, explain
+from dmesh.security.secure_socket import speaks_tls
 
 _ACCEPTS_AT_ONCE: Final = 32
 _ACCEPT_PAUSE: Final = 0.2

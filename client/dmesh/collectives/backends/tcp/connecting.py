@@ -25,7 +25,8 @@ from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
 from dmesh.collectives.backends.tcp.handshake import Acceptor, Credentials, Dialer, Refused, Status
 from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT
 from dmesh.collectives.backends.tcp.sockets import bound_flight, is_silent, tune
-from dmesh.collectives.backends.tcp.tls import CLOSED, PeerTls, SecureSocket, Stream, Unencrypted, explain
+from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, explain
+from dmesh.security.secure_socket import CLOSED, SecureSocket, Unencrypted
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25

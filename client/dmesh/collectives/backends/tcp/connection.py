@@ -23,8 +23,9 @@ from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, HEADER, VERSION, Frame, Kind
 from dmesh.collectives.backends.tcp.message_queue import FrameReader, MessageQueue, ReadResult
 from dmesh.collectives.backends.tcp.sockets import is_silent
-from dmesh.collectives.backends.tcp.tls import SecureSocket, Stream
+from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.errors import CollectiveError
+from dmesh.security.secure_socket import SecureSocket
 
 _DISCARD_SIZE: Final = 256 * 1024
 _FRAMES_AT_ONCE: Final = 16
