@@ -7,6 +7,7 @@ knows:
 2. Sessions carry the calls of the key-value store; liveness, settings of the cluster, passed barriers.
 3. Calls of sessions name reply slots. Passed barriers are presented in calls of their own.
 4. Callers show the credential with which they registered: knowing an incarnation proves nothing.
+5. Sessions have TCP connections of their own, which a call of gRPC opens and keeps (KeepSession).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-VERSION = 4
+VERSION = 5
 """Version of the protocol that this side speaks."""
 OLDEST_CLIENT = 1
 """The oldest version of clients that a server of `VERSION` serves."""

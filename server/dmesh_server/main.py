@@ -112,7 +112,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
             access=access,
             tls=tls,
             peer_limits=settings.peer_limits,
-            express_port=settings.express_port,
+            session_port=settings.session_port,
             health=settings.health,
             reflection=settings.reflection,
             traces=traces,

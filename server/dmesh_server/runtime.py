@@ -223,7 +223,7 @@ class Runtime:
         for sink in pending.values():
             sink(CoreError(ErrorKind.SHUTTING_DOWN, SHUTTING_DOWN))
         for session in self._sessions.values():
-            session.send_queue.close()
+            session.end()
         for watch in self._watches.values():
             watch.send_queue.close()
 
@@ -367,7 +367,7 @@ class Runtime:
     def close_session(self, session: Session) -> None:
         """Note that a session's stream has ended. Idempotent."""
         if self._sessions.pop(session.number, None) is not None:
-            session.send_queue.close()
+            session.end()
             self.measures.sessions_dropped += session.dropped
             self._apply(SessionClosed(session.number, session.remote))
             logs.debug("session_closed", **describe_caller(session.caller), session=session.number)

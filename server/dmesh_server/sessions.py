@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dmesh.security.tokens import Token
-from dmesh_server.core.effects import HeartbeatAck, Message, SessionEnd, WatchPush
+from dmesh_server.core.effects import Message, SessionEnd, WatchPush
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller
 from dmesh_server.security.pace import Pace
@@ -33,8 +33,7 @@ class Session:
         number: Names the session to the core.
         caller: Whose it is.
         remote: Address from which it came; empty if it is not known.
-        send_queue: What the client is to be told: messages, and answers that are encoded already.
-        express: A faster way for all but acknowledged heartbeats and the session's end, once there is one.
+        send_queue: Messages and encoded answers for the client, unless they are written at once.
         fault: Why the server ends the session, if it does.
         dropped: It was, because its client does not read.
         token: Token with which it was opened; None if nobody has to show one.
@@ -55,7 +54,8 @@ class Session:
         self.caller = caller
         self.remote = remote
         self.send_queue: SendQueue[OutgoingMessage | bytes] = SendQueue(queue_limit, max_bytes)
-        self.express: Callable[[OutgoingMessage | bytes], None] | None = None
+        self._write: Callable[[OutgoingMessage | bytes], None] | None = None
+        self._on_over: Callable[[], None] | None = None
         self.fault: CoreError | None = None
         self.dropped = False
         self.token: Token | None = None
@@ -66,25 +66,38 @@ class Session:
         """Queue a message; the last one closes the queue."""
         if self.on_told is not None:
             self.on_told(outgoing.message)
-        if self.express is not None and not isinstance(outgoing.message, HeartbeatAck | SessionEnd):
-            self.express(outgoing)
-            return
         self._put(outgoing, 0)
         if isinstance(outgoing.message, SessionEnd):
-            self.send_queue.close()
+            self.end()
 
     def answer(self, encoded: bytes) -> None:
         """Queue an answer to a call."""
-        if self.express is not None:
-            self.express(encoded)
-        else:
-            self._put(encoded, len(encoded))
+        self._put(encoded, len(encoded))
+
+    def carry(self, write: Callable[[OutgoingMessage | bytes], None], on_over: Callable[[], None]) -> None:
+        """Have the queued messages and all later ones written at once.
+
+        Args:
+            write: Takes a message; does not wait.
+            on_over: Called when the session ends; perhaps more than once.
+        """
+        for item in self.send_queue.take_all():
+            write(item)
+        self._write, self._on_over = write, on_over
+        if self.send_queue.closed:
+            on_over()
 
     def fail(self, fault: CoreError | None = None) -> None:
         """End the session after the queued messages; the client may come back."""
         if self.fault is None:
             self.fault = fault
+        self.end()
+
+    def end(self) -> None:
+        """End the session after the messages so far. Idempotent."""
         self.send_queue.close()
+        if self._on_over is not None:
+            self._on_over()
 
     def drop(self) -> None:
         """End the session of a client that does not read its messages."""
@@ -100,6 +113,9 @@ class Session:
         )
 
     def _put(self, item: OutgoingMessage | bytes, size: int) -> None:
+        if self._write is not None:
+            self._write(item)
+            return
         had_overflowed = self.send_queue.overflowed
         self.send_queue.put(item, size)
         if self.send_queue.overflowed and not had_overflowed:

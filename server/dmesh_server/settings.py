@@ -51,8 +51,9 @@ class ServerSettings:
     """Address for clients (gRPC); port 0 for any free one."""
     http: Address | None = field(default_factory=lambda: Address.parse(DEFAULT_HTTP, "--http"))
     """Address for operators (HTTP); None for no HTTP."""
-    express_port: int | None = 0
-    """Port for express connections on the host of `listen`; 0 for any free port, None to offer none."""
+    session_port: int | None = 0
+    """Port for sessions' own connections on the host of `listen`; 0 for any free port, None to have all
+    sessions over gRPC."""
     data_dir: Path | None = None
     """Directory in which state is kept across restarts; None: in memory only."""
     insecure: bool = False
@@ -135,7 +136,7 @@ class ServerSettings:
             http=None
             if flags.no_http
             else Address.parse(DEFAULT_HTTP if flags.http is None else flags.http, "--http"),
-            express_port=_express_port(flags.express_port),
+            session_port=_session_port(flags.session_port),
             data_dir=None if flags.data_dir is None else Path(flags.data_dir),
             tls=_tls(flags),
             peer_limits=_peer_limits(flags, limits),
@@ -187,7 +188,7 @@ class ServerSettings:
 
 
 _FLAGS = {
-    "listen": "listen", "http": "http", "express_port": "express_port", "data_dir": "data_dir",
+    "listen": "listen", "http": "http", "session_port": "session_port", "data_dir": "data_dir",
     "insecure": "insecure", "tls": "tls_cert", "http_client_certs": "http_no_client_certs",
     "http_connections": "max_http_connections", "http_connections_per_host": "max_http_connections_per_host",
     "allowed_hosts": "allowed_host", "token_file": "token_file", "reflection": "reflection",
@@ -205,13 +206,13 @@ _FLAGS = {
 """Flag of each setting, by the names of `argparse`."""
 
 
-def _express_port(text: str | None) -> int | None:
+def _session_port(text: str | None) -> int | None:
     if text is None:
-        return ServerSettings.express_port
+        return ServerSettings.session_port
     if text == "off":
         return None
     if not (text.isascii() and text.isdigit()) or int(text[:6]) > 65535:
-        raise ConfigurationError(f"--express-port is {text!r}; expected a port, 0 for any free one, or off")
+        raise ConfigurationError(f"--session-port is {text!r}; expected a port, 0 for any free one, or off")
     return int(text)
 
 

@@ -15,13 +15,14 @@ from dmesh import errors
 from dmesh.coordination import faults
 from dmesh.coordination.barriers import Barriers, participant_tasks, timeout_ms
 from dmesh.coordination.calls import Announcer
+from dmesh.coordination.carrier import Heartbeats
 from dmesh.coordination.channel import Contact, channel_options
 from dmesh.coordination.dispatcher import EventDispatcher
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.members import Member, MemberState, Process, Task
 from dmesh.coordination.process import new_incarnation, started_at, this_process
 from dmesh.coordination.retry import RetryPolicy
-from dmesh.coordination.send_queue import SendQueue
+from dmesh.coordination.stream import GrpcStream
 from dmesh.v1 import common_pb2, coordination_pb2
 
 WORKER = Task("worker", 0)
@@ -421,45 +422,59 @@ def test_bad_names_are_refused(name: object) -> None:
 # Heartbeats
 
 
-def drawn(send_queue: SendQueue) -> coordination_pb2.SessionRequest:
-    return coordination_pb2.SessionRequest.FromString(next(send_queue))
+def beat(heartbeats: Heartbeats) -> coordination_pb2.Heartbeat | None:
+    encoded = heartbeats.take()
+    return encoded and coordination_pb2.SessionRequest.FromString(encoded).heartbeat
 
 
-def test_heartbeats_come_on_time_and_before_what_waits() -> None:
+def test_heartbeats_come_on_time() -> None:
     clock = Clock()
-    send_queue = SendQueue(3.0, lambda: 7, clock)
-    send_queue.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
-    assert drawn(send_queue).WhichOneof("kind") == "attach"
-    send_queue.start_heartbeats()
-    send_queue.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="a")))
-    clock.now += 3
-    assert drawn(send_queue).heartbeat == coordination_pb2.Heartbeat(sequence=1, progress=7)
-    assert drawn(send_queue).enter_barrier.name == "a", "a heartbeat that is due comes before what waits"
+    heartbeats = Heartbeats(3.0, lambda: 7, clock)
+    heartbeats.start()
+    assert beat(heartbeats) is None
+    clock.now += 2
+    assert heartbeats.left == 1
+    clock.now += 1
+    assert beat(heartbeats) == coordination_pb2.Heartbeat(sequence=1, progress=7)
+    assert beat(heartbeats) is None
     clock.now += 30
-    assert drawn(send_queue).heartbeat.sequence == 2
-    send_queue.put(coordination_pb2.SessionRequest(enter_barrier=coordination_pb2.EnterBarrier(name="b")))
-    assert drawn(send_queue).enter_barrier.name == "b", "ten missed heartbeats are one"
+    assert beat(heartbeats).sequence == 2
+    assert beat(heartbeats) is None, "ten missed heartbeats are one"
 
 
 def test_no_heartbeat_before_the_session_is_attached() -> None:
     clock = Clock()
-    send_queue = SendQueue(3.0, lambda: 0, clock)
-    send_queue.put(coordination_pb2.SessionRequest(attach=coordination_pb2.Attach()))
+    heartbeats = Heartbeats(3.0, lambda: 0, clock)
     clock.now += 3
-    assert drawn(send_queue).WhichOneof("kind") == "attach"
+    assert beat(heartbeats) is None
+    assert heartbeats.left == 3
 
 
-def test_a_closed_outbox_ends_whoever_draws_from_it() -> None:
-    send_queue = SendQueue(3600.0, lambda: 0)
+class NoLink:
+    address = "nowhere:1"
+
+
+def test_heartbeats_go_before_what_waits_for_the_stream() -> None:
+    clock = Clock()
+    stream = GrpcStream(NoLink(), Heartbeats(3.0, lambda: 7, clock))
+    stream.heartbeats.start()
+    stream.enter_barrier(coordination_pb2.EnterBarrier(name="a"))
+    clock.now += 3
+    drawn = [coordination_pb2.SessionRequest.FromString(next(stream)) for _ in range(2)]
+    assert [request.WhichOneof("kind") for request in drawn] == ["heartbeat", "enter_barrier"]
+
+
+def test_a_closed_stream_ends_whoever_draws_from_it() -> None:
+    stream = GrpcStream(NoLink(), Heartbeats(3600.0, lambda: 0))
     drawn: list[object] = []
-    thread = threading.Thread(target=lambda: drawn.extend(send_queue))
+    thread = threading.Thread(target=lambda: drawn.extend(stream))
     thread.start()
-    send_queue.put(coordination_pb2.SessionRequest(heartbeat=coordination_pb2.Heartbeat(sequence=9)))
-    send_queue.close()
+    stream.put(coordination_pb2.SessionRequest(heartbeat=coordination_pb2.Heartbeat(sequence=9)))
+    stream.close()
     thread.join(60)
     assert not thread.is_alive()
-    send_queue.put(coordination_pb2.SessionRequest())
-    assert list(send_queue) == []
+    stream.put(coordination_pb2.SessionRequest())
+    assert list(stream) == []
 
 
 # Notices

@@ -53,14 +53,13 @@ dmesh.shutdown_accelerator_system()
 
 def path(calls: list[tuple[str, str]]) -> set[str]:
     """Returns the modules of a barrier with both arrivals, the server's until it has sent the last result."""
-    sent = max(
-        (at for at, call in enumerate(calls) if call == ("dmesh_server.rpc.express", "send")), default=0
-    )
+    sends = [at for at, call in enumerate(calls) if call == ("dmesh_server.rpc.session_server", "_send")]
+    sent = max(sends, default=0)
     arrivals = calls[:sent].count(("dmesh_server.rpc.session_input", "take"))
     found = {
         module for at, (module, _) in enumerate(calls) if at <= sent or not module.startswith("dmesh_server.")
     }
-    return found if arrivals == 2 and "dmesh.coordination.express" in found else set()
+    return found if arrivals == 2 else set()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         walks = [path([(module, name) for module, name in calls]) for calls in json.loads(found.read_text())]
     finally:
         launch.end()
-    # The first barriers come before the express connection; heartbeats come into some of the others.
+    # Heartbeats come into some of them.
     return min(filter(None, walks), key=len)
 
 

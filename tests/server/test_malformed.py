@@ -27,7 +27,7 @@ SERVICES = [
 ]
 METHODS = [method for service in SERVICES for method in service.methods]
 SESSION = next(method for method in METHODS if method.name == "Session")
-UNARY = [method for method in METHODS if method.name not in ("Session", "Watch")]
+UNARY = [method for method in METHODS if method.name not in ("KeepSession", "Session", "Watch")]
 DEADLINE = 60.0
 
 numbers = itertools.count()

@@ -46,9 +46,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add("--no-http", action="store_true", help="do not serve HTTP")
     add(
-        "--express-port",
+        "--session-port",
         metavar="PORT",
-        help="where busy clients take a faster way than gRPC; off: nowhere (default: any free one)",
+        help="for the connections of clients' sessions; off: all over gRPC, slower (default: any free one)",
     )
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--data-dir", metavar="DIR", help="keep state here, across restarts")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,13 @@ from dmesh._log import logger
 from dmesh.coordination.channel import ChannelOptions
 from dmesh.errors import ConfigurationError
 from dmesh.security import tokens
-from dmesh.security.certificates import IdentityFiles, check_identity, read_pem
+from dmesh.security.certificates import (
+    IdentityFiles,
+    check_identity,
+    load_authority,
+    load_identity,
+    read_pem,
+)
 from dmesh.security.tokens import TokenSource
 from dmesh.security.watched_files import WatchedFiles
 
@@ -77,6 +84,19 @@ class ClientTls:
         check_identity(self.identity, "DMESH_TLS_CERT/DMESH_TLS_KEY")
         cert, key = self.identity.cert.read_bytes(), self.identity.key.read_bytes()
         return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the same for connections that are not gRPC's.
+
+        Raises:
+            ConfigurationError: A file cannot be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        load_authority(context, self.ca, "DMESH_TLS_CA")
+        if self.identity is not None:
+            load_identity(context, self.identity, "DMESH_TLS_CERT/DMESH_TLS_KEY")
+        return context
 
 
 class Credentials:

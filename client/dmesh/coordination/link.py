@@ -6,26 +6,27 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from dmesh.coordination import faults
 from dmesh.coordination.channel import Contact, channel_options
-from dmesh.coordination.credentials import Credentials, name_of
+from dmesh.coordination.credentials import ClientTls, Credentials, name_of
 from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
-from dmesh.coordination.stream import Stream, open_stream
 from dmesh.coordination.tls_diagnosis import diagnose
 from dmesh.coordination.tracing import NO_TRACING, Carried, Tracing
 from dmesh.coordination.waiting import SerialExecutor, take
+from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1.coordination_pb2_grpc import CoordinationServiceStub
 from dmesh.v1.key_value_pb2_grpc import KeyValueServiceStub
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
 
+_SESSION = "/dmesh.v1.CoordinationService/Session"
 _LOOK = 0.5
 """Seconds between two looks at the state of the session while a call is under way."""
 _DIAGNOSE_AGAIN = 5.0
@@ -46,6 +47,7 @@ class Link:
         tracing: Makes spans of the calls.
         coordination: Stub for membership and barriers.
         key_value: Stub for the key-value store.
+        use_proxy: True if the proxies of the environment are used.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Link:
         # gRPC's own remarks (a server that says goodbye is one) would stand between the program's lines.
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         self._credentials = Credentials.of_environment() if credentials is None else credentials
-        self._use_proxy = use_proxy
+        self.use_proxy = use_proxy
         self._diagnose_at = 0.0
         self._channel = self._credentials.channel(address, channel_options(patience, use_proxy=use_proxy))
         self.coordination = CoordinationServiceStub(self._channel)
@@ -76,24 +78,25 @@ class Link:
         return self.address.rpartition(":")[0].strip("[]")
 
     @property
-    def express_port(self) -> int:
-        """The coordinator's port for `Attach`; 0 if there should be no express connection.
-
-        It would be neither encrypted, should something before the server end the encryption, nor go through
-        a proxy.
-        """
-        if self._credentials.tls is not None or self._use_proxy:
-            return 0
+    def port(self) -> int:
+        """The coordinator's port, as this process has connected to it."""
         port = self.address.rpartition(":")[2]
         return int(port) if port.isdigit() else 0
 
-    def open_session(self, requests: Iterator[bytes]) -> Stream:
-        """Open a session stream, for requests that are encoded already.
+    @property
+    def tls(self) -> ClientTls | None:
+        """Encryption of connections; None for none."""
+        return self._credentials.tls
+
+    def open_stream(self, requests: Iterator[bytes]) -> grpc._CallIterator[pb.SessionResponse]:
+        """Open a session over gRPC, for requests that are encoded already.
 
         Raises:
             ValueError: The channel is closed.
         """
-        return open_stream(self._channel.current(), requests, self._channel.metadata())
+        method: Any = self._channel.current().stream_stream(_SESSION, None, pb.SessionResponse.FromString)
+        stream: grpc._CallIterator[pb.SessionResponse] = method(requests, metadata=self._channel.metadata())
+        return stream
 
     def attempt(
         self,
@@ -163,7 +166,7 @@ class Link:
         self._diagnose_at = time.monotonic() + _DIAGNOSE_AGAIN
         return diagnose(self.address, self._credentials.tls)
 
-    def cancel(self, call: grpc.Call | Stream) -> None:
+    def cancel(self, call: grpc.Call) -> None:
         """End a call; its reader gets the status CANCELLED."""
         self._executor.submit(call.cancel)
 

@@ -5,30 +5,29 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import grpc
 
 from dmesh import protocol
 from dmesh._log import logger
-from dmesh.coordination import express, faults
-from dmesh.coordination.express import Express
-from dmesh.coordination.faults import CHANNEL_CLOSED, Fault
+from dmesh.coordination import faults, framed_connection
+from dmesh.coordination.carrier import Carrier, Heartbeats, NoCarrier
+from dmesh.coordination.faults import Fault
+from dmesh.coordination.framed_connection import FramedConnection
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
 from dmesh.coordination.neighbors import NeighborWatch
 from dmesh.coordination.registration import Registration, request_task, too_old
 from dmesh.coordination.retry import Patience
-from dmesh.coordination.send_queue import SendQueue
+from dmesh.coordination.session_listener import SessionListener
 from dmesh.coordination.store_loss import loss_between, refused_by, revision_of
-from dmesh.coordination.stream import Stream
+from dmesh.coordination.stream import GrpcStream
 from dmesh.coordination.waiting import Bell, Worker
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError, StoreLostError
 from dmesh.v1 import common_pb2, coordination_pb2
 from dmesh.v1 import coordination_pb2 as pb
-from dmesh.v1.progress_pb2 import ProgressReport
 
 _JOIN = 10.0
 """Seconds that the thread may take to end."""
@@ -36,8 +35,10 @@ _ENDING = 1.0
 """Seconds for the coordinator to hear that this process ends its session without leaving."""
 _SETTLED = 1.0
 """Seconds after which a session that breaks counts as having worked: its successor is tried for at once."""
-_EXPRESS_AGAIN = 10.0
-"""Seconds without express connections after a session that ended with one: it may have been the reason."""
+_SLOW = 1.0
+"""Seconds from which on the failure of a connection is not waited for at every attempt."""
+_AGAIN = 60.0
+"""Seconds after such a failure for which sessions go over gRPC without an attempt."""
 
 # Refusals that no patience changes. Everything else may be over in a moment, and a session is worth trying
 # for.
@@ -54,56 +55,10 @@ _FINAL = frozenset(
 )
 
 
-class SessionListener(Protocol):
-    """Listeners to a session, called on the session's thread; they must not block for long."""
-
-    def on_registered(self, cluster_incarnation: int) -> None:
-        """The task slot is taken, in this generation of the cluster."""
-
-    def on_store_lost(self) -> None:
-        """The server's store lacks what this process was told; called before `on_registered`."""
-
-    def reconcile(self, server_incarnation: int) -> Fault | None:
-        """The session is attached to this server, which is told what it may have forgotten; or why not."""
-
-    def progress(self) -> int:
-        """Asked at every heartbeat, on any thread: a number that changes whenever the program gets on."""
-
-    def report(self) -> ProgressReport | None:
-        """Asked at every heartbeat, on its thread: what this process does, for people; None for nothing."""
-
-    def on_attached(self, send_queue: SendQueue, *, again: bool) -> None:
-        """The session is attached; what the server must know again can be sent."""
-
-    def on_detached(self) -> None:
-        """The session broke."""
-
-    def on_departed(self, epoch: int, members: Sequence[Member]) -> None:
-        """Members are gone."""
-
-    def on_rejoined(self, epoch: int, members: Sequence[Member]) -> None:
-        """Task slots of departed members have new holders."""
-
-    def on_liveness(self, members: Sequence[Member]) -> None:
-        """Members have become blocked or stuck, or live again."""
-
-    def on_status_request(self) -> common_pb2.Activity:
-        """The server asks what this process is doing; the answer is sent."""
-
-    def on_barrier(self, result: pb.BarrierResult) -> None:
-        """A barrier is over."""
-
-    def on_reply(self, reply: pb.KeyValueReply) -> None:
-        """A call of the key-value store is answered."""
-
-    def on_failure(self, error: CoordinationError, *, final: bool) -> None:
-        """The process was fenced (final), or the coordinator has been gone for too long (not final)."""
-
-
 class Session:
-    """Keeps this process's task slot: one background thread, one stream at a time.
+    """Keeps this process's task slot: one background thread, one session at a time.
 
-    A stream that breaks is opened again at once, then with growing waits. A server that does not know the
+    A session that breaks is opened again at once, then with growing waits. A server that does not know the
     caller any more (it was restarted without its store) is registered with again, with the same incarnation.
     Only fencing ends the session for good; a coordinator that stays away longer than lease and margin is
     reported, once per absence, and looked for all the same.
@@ -135,10 +90,10 @@ class Session:
         self._closed = False
         self._leaving = False
         self._failure: Callable[[], CoordinationError] | None = None
-        self._stream: tuple[SendQueue, Stream] | None = None
-        self._express: Express | None = None
-        self._express_from = 0.0
-        self._settled = False
+        self._carrier: Carrier | None = None
+        self._framed_from = 0.0
+        self._failures = 0
+        self._slower = ""
         self._worker = Worker(self._run, "dmesh-session")
         self._last_words = "nothing was tried yet"
 
@@ -195,7 +150,7 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """Count the streams that were attached."""
+        """Count the sessions that were attached."""
         with self._lock:
             return self._generation
 
@@ -301,7 +256,7 @@ class Session:
         return self.generation > 0
 
     def leave(self) -> bool:
-        """Note that the slot is about to be given up: the stream's end is not to be repaired or reported.
+        """Note that the slot is about to be given up: the session's end is not to be repaired or reported.
 
         Returns whether there is a task slot to give up.
         """
@@ -313,27 +268,26 @@ class Session:
         return True
 
     def close(self) -> None:
-        """End the session; `hang_up` ends its stream. Idempotent.
+        """End the session; `hang_up` ends its connection. Idempotent.
 
         A server that hears of it need not find out by itself that nobody will come back.
         """
         with self._lock:
             goodbye = self._attached and not (self._closed or self._leaving or self._failure)
             self._closed = True
-            stream = self._stream
+            carrier = self._carrier
         self._bell.ring()
-        if stream is not None and goodbye:
-            stream[0].put(pb.SessionRequest(ending=pb.Ending()))
+        if carrier is not None and goodbye:
+            carrier.put(pb.SessionRequest(ending=pb.Ending()))
 
     def hang_up(self) -> None:
-        """End the stream of a closed session, after a moment for the server to end it. Idempotent."""
+        """End the connection of a closed session, after a moment for the server to end it. Idempotent."""
         with self._lock:
-            stream, heard = self._stream, self._attached and not (self._leaving or self._failure)
-        if stream is not None:
+            carrier, heard = self._carrier, self._attached and not (self._leaving or self._failure)
+        if carrier is not None:
             if heard:
                 self._worker.join(_ENDING)
-            stream[0].close()
-            self._link.cancel(stream[1])
+            carrier.close()
 
     def join(self) -> None:
         """Wait for the thread to end; return at once when called on that thread."""
@@ -346,11 +300,10 @@ class Session:
             if self._failure is not None or self._closed or self._leaving:
                 return
             self._failure = lambda: cls(message, members)
-            stream = self._stream
+            carrier = self._carrier
         self._bell.ring()
-        if stream is not None:
-            stream[0].close()
-            self._link.cancel(stream[1])
+        if carrier is not None:
+            carrier.close()
         self._listener.on_failure(error, final=True)
 
     # The thread ---------------------------------------------------------------------------------------------
@@ -361,13 +314,13 @@ class Session:
         while not self._over():
             fault: Fault | None
             if registered:
-                opened, self._settled = time.monotonic(), False
-                fault = self._serve_stream()
-                self._settled = self._settled or time.monotonic() - opened >= _SETTLED
+                opened = time.monotonic()
+                fault = self._serve()
+                settled = time.monotonic() - opened >= _SETTLED
             else:
                 # The same id in all attempts of one registration, another one for the next.
                 request_id = request_id or secrets.token_hex(16)
-                fault, self._settled = self.register(request_id, self._patience.attempt), False
+                fault, settled = self.register(request_id, self._patience.attempt), False
             if self._over():
                 return
             if fault is None:  # only a registration succeeds for good
@@ -391,59 +344,65 @@ class Session:
                 self._listener.on_failure(self.unavailable("keeping the session"), final=False)
             if not self.gone:
                 told = False
-            if self._settled:
+            if settled:
                 delays, registrations = self._patience.retry.delays(), 0
                 continue
             self.pause(next(delays), self.generation)
 
-    def _serve_stream(self) -> Fault:
-        """Open a stream, attach, and read until it ends; return why it did."""
-        send_queue = SendQueue(
-            self.registration.heartbeat_interval, self._listener.progress, report=self._listener.report
-        )
-        attach = pb.Attach(caller=self._caller, last_told=self.last_told())
-        if express.AVAILABLE and time.monotonic() >= self._express_from:
-            attach.port = self._link.express_port
-        send_queue.put(pb.SessionRequest(attach=attach))
-        end: Fault | None = None
-        try:
-            call = self._link.open_session(send_queue)
-        except ValueError:
-            return CHANNEL_CLOSED
+    def _serve(self) -> Fault:
+        """Open a session in the fastest way there is, and serve it until it ends; return why it did."""
+        if not framed_connection.AVAILABLE:
+            self._slower = "this system has no `poll`"
+        elif self._link.use_proxy:
+            self._slower = "the environment's proxy is used"
+        elif (begun := time.monotonic()) >= self._framed_from:
+            try:
+                fault = self._carry(FramedConnection(self._link, self._caller, self._heartbeats()))
+            except NoCarrier as reason:
+                self._slower, self._failures = str(reason), self._failures + 1
+                if time.monotonic() - begun >= _SLOW:
+                    self._framed_from = time.monotonic() + _AGAIN
+                elif (
+                    not reason.certain and self._failures == 1
+                ):  # the network may be about to break, or to heal
+                    return self._ended(Fault(0, self._slower, code=grpc.StatusCode.UNAVAILABLE))
+            else:
+                self._failures = 0
+                return fault
+        return self._carry(GrpcStream(self._link, self._heartbeats()))
+
+    def _heartbeats(self) -> Heartbeats:
+        interval = self.registration.heartbeat_interval
+        return Heartbeats(interval, self._listener.progress, report=self._listener.report)
+
+    def _carry(self, carrier: Carrier) -> Fault:
+        """Attach, and serve the session until it ends; return why it did."""
         with self._lock:
-            self._stream = (send_queue, call)
+            self._carrier = carrier
             stale = self._closed or self._failure is not None
         if stale:
-            call.cancel()
+            carrier.close()
+        attach = pb.Attach(caller=self._caller, last_told=self.last_told())
+        encoded = pb.SessionRequest(attach=attach).SerializeToString()
         try:
-            for response in call:
-                end = self._receive(response, send_queue) or end
-        except grpc.RpcError as error:
-            end = end or faults.from_rpc(error)
+            end = carrier.serve(encoded, lambda response: self._receive(response, carrier))
         finally:
-            if end is not None and end.from_server and self._express is not None and not self._over():
-                # It says so itself, so it has said all else before. Who was cut off hurries back instead.
-                self._express.hear_out()
             with self._lock:
-                self._stream = None
+                self._carrier = None
                 was_attached, self._attached = self._attached, False
             self._link.contact.disconnected(sum(self._patience.pings))
-            send_queue.close()
-            self._end_express()
-            call.cancel()
+            carrier.close()
             if was_attached:
                 self._listener.on_detached()
-        end = end or Fault(0, "the coordinator ended the session", code=grpc.StatusCode.UNAVAILABLE)
+        return self._ended(end)
+
+    def _ended(self, end: Fault) -> Fault:
         self._link.note(end)
         self._say(end)
         return end
 
-    def _receive(self, response: pb.SessionResponse, send_queue: SendQueue) -> Fault | None:
-        """Handle one message of the stream; return the reason if it says that the session is over."""
-        self._link.contact.heard()
-        return self._handle(response, send_queue)
-
-    def _handle(self, response: pb.SessionResponse, send_queue: SendQueue) -> Fault | None:
+    def _receive(self, response: pb.SessionResponse, carrier: Carrier) -> Fault | None:
+        """Handle one message; return the reason if it says that the session is over."""
         kind = response.WhichOneof("kind")
         if kind == "key_value_reply":
             self.note_revision(revision_of(response.key_value_reply))
@@ -451,14 +410,15 @@ class Session:
         elif kind == "barrier_result":
             self._listener.on_barrier(response.barrier_result)
         elif kind == "attached":
-            return self._on_attached(response.attached, send_queue)
+            return self._on_attached(response.attached, carrier)
         elif kind == "heartbeat_ack":
+            self._link.contact.heard()
             self.note_epoch(response.heartbeat_ack.epoch)
         elif kind == "status_request":
             status = pb.Status(id=response.status_request.id, activity=self._listener.on_status_request())
-            send_queue.put(pb.SessionRequest(status=status))
+            carrier.put(pb.SessionRequest(status=status))
         elif kind == "process_query":
-            self._neighbors.ask(response.process_query, send_queue.put)
+            self._neighbors.ask(response.process_query, carrier.put)
         elif kind == "liveness_change":
             self._listener.on_liveness([Member.from_proto(m) for m in response.liveness_change.members])
         elif kind == "membership_change":
@@ -472,28 +432,22 @@ class Session:
                 self._listener.on_rejoined(
                     change.epoch, [Member.from_proto(member) for member in change.rejoined]
                 )
-        elif kind == "express_begins":
-            if self._express is not None:
-                mark = pb.SessionRequest(express_begins=pb.ExpressBegins())
-                send_queue.divert(mark, self._express.send)
-                self._express.begin()
         elif kind == "session_end":
             return faults.from_error(response.session_end.error)
         return None
 
-    def _on_attached(self, attached: coordination_pb2.Attached, send_queue: SendQueue) -> Fault | None:
-        send_queue.start_heartbeats()
+    def _on_attached(self, attached: coordination_pb2.Attached, carrier: Carrier) -> Fault | None:
+        self._link.contact.heard()
+        carrier.heartbeats.start()
         if (fault := self._listener.reconcile(attached.server_incarnation)) is not None:
-            self._cancel_stream(send_queue)
             return fault
-        if attached.HasField("express"):
-            self._express = Express(
-                self._link.host,
-                attached.express,
-                lambda response: self._receive_express(response, send_queue),
-                lambda: self._cancel_stream(send_queue),
+        if isinstance(carrier, GrpcStream):
+            logger.info(
+                "the session with the coordinator at %s goes over gRPC, which is slower than a connection of "
+                "its own: %s",
+                self._link.address,
+                self._slower,
             )
-            send_queue.when_busy(self._express.start)
         self._link.contact.connected()
         with self._lock:
             self._attached = True
@@ -505,40 +459,12 @@ class Session:
             self._epoch = max(self._epoch, attached.epoch)
         if again:
             logger.warning("the session with the coordinator at %s is attached again", self._link.address)
-        self._listener.on_attached(send_queue, again=again)
+        self._listener.on_attached(carrier, again=again)
         with self._lock:
             # Only now: whoever waited for the session finds everything in place.
             self._generation += 1
         self._bell.ring()
         return None
-
-    def _receive_express(self, response: pb.SessionResponse, send_queue: SendQueue) -> None:
-        """Handle a message of the express connection, unless the session that it belongs to is over.
-
-        It is no sign of life: the stream is, on which every heartbeat is acknowledged.
-        """
-        with self._lock:
-            stream = self._stream
-        if stream is not None and stream[0] is send_queue:
-            self._handle(response, send_queue)
-
-    def _cancel_stream(self, send_queue: SendQueue) -> None:
-        """End the stream if it is still the session's. What was on its way is said again on the next one."""
-        with self._lock:
-            stream = self._stream
-        if stream is not None and stream[0] is send_queue:
-            self._link.cancel(stream[1])
-
-    def _end_express(self) -> None:
-        """The session is over. That it had an express connection shows that it had worked."""
-        if self._express is None:
-            return
-        self._express.close()
-        self._express.join()
-        if self._express.carrying:
-            self._express_from = time.monotonic() + _EXPRESS_AGAIN
-            self._settled = True
-        self._express = None
 
     def _over(self) -> bool:
         with self._lock:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dmesh.coordination.activity import ActivityTracker
 from dmesh.coordination.barrier_reconciliation import BarrierReconciliation
 from dmesh.coordination.barriers import Barriers
+from dmesh.coordination.carrier import Carrier
 from dmesh.coordination.dispatcher import EventDispatcher
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.identity import Identity
@@ -18,7 +19,6 @@ from dmesh.coordination.liveness import LivenessBoard
 from dmesh.coordination.members import Member, Task
 from dmesh.coordination.pending_calls import PendingCalls
 from dmesh.coordination.reports import Reports
-from dmesh.coordination.send_queue import SendQueue
 from dmesh.errors import CoordinationError
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
@@ -28,7 +28,7 @@ _LONGEST_OPERATION = 200
 
 
 class SessionEvents:
-    """The listener of an agent's session: see `session.SessionListener`.
+    """The listener of an agent's session: see `session_listener.SessionListener`.
 
     Args:
         own: Who this agent is.
@@ -75,21 +75,21 @@ class SessionEvents:
         self._on_over = on_over
         self._on_store_lost = on_store_lost
         self._lock = threading.Lock()
-        self._send_queue: SendQueue | None = None
+        self._carrier: Carrier | None = None
         self._wait: pb.Waiting | None = None
         self.told_epoch = 0
         """Epoch up to which all departures are known; 0 if they never were."""
 
     # What the session calls ---------------------------------------------------------------------------------
 
-    def on_attached(self, send_queue: SendQueue, *, again: bool) -> None:
+    def on_attached(self, carrier: Carrier, *, again: bool) -> None:
         """The session is attached: what the server must know again is sent."""
-        self._waiting.attach(send_queue.enter_barrier)
-        self._pending_calls.attach(send_queue.send)
+        self._waiting.attach(carrier.enter_barrier)
+        self._pending_calls.attach(carrier.send)
         with self._lock:
-            self._send_queue = send_queue
+            self._carrier = carrier
             if self._wait is not None:
-                send_queue.put(pb.SessionRequest(waiting=self._wait))
+                carrier.put(pb.SessionRequest(waiting=self._wait))
         if again:
             # Departures are pushed to attached sessions only: ask for those of the time between.
             self._catch_up(self.told_epoch)
@@ -97,7 +97,7 @@ class SessionEvents:
     def on_detached(self) -> None:
         """The session broke."""
         with self._lock:
-            self._send_queue = None
+            self._carrier = None
         self._waiting.detach()
         self._pending_calls.detach()
 
@@ -170,5 +170,5 @@ class SessionEvents:
         with self._lock:
             over = not tasks and self._wait is None
             self._wait = report if tasks else None
-            if self._send_queue is not None and not over:
-                self._send_queue.put(pb.SessionRequest(waiting=report))
+            if self._carrier is not None and not over:
+                self._carrier.put(pb.SessionRequest(waiting=report))

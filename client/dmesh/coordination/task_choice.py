@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from dmesh import _log
 from dmesh.coordination import joining
+from dmesh.coordination.carrier import Carrier
 from dmesh.coordination.credentials import Credentials
 from dmesh.coordination.identity import Identity
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import Member
 from dmesh.coordination.retry import DEFAULT_PATIENCE, Patience
-from dmesh.coordination.send_queue import SendQueue
 from dmesh.coordination.session import Session
 from dmesh.coordination.tracing import NO_TRACING, Tracing
 from dmesh.errors import CoordinationError
@@ -93,7 +93,7 @@ class _NullListener:
 
     def report(self) -> None: ...
 
-    def on_attached(self, send_queue: SendQueue, *, again: bool) -> None: ...
+    def on_attached(self, carrier: Carrier, *, again: bool) -> None: ...
 
     def on_detached(self) -> None: ...
 

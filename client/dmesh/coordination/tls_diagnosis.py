@@ -13,7 +13,7 @@ import ssl
 from dmesh.config.addresses import split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.errors import ConfigurationError
-from dmesh.security.certificates import check_identity, load_identity, reason
+from dmesh.security.certificates import check_identity, reason
 
 _TIMEOUT = 3.0
 
@@ -54,12 +54,8 @@ def _expects_tls(host: str, port: int) -> str | None:
 
 
 def _try(host: str, port: int, tls: ClientTls) -> str | None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(tls.ca)
+    context = tls.context()
     context.set_alpn_protocols(["h2"])
-    if tls.identity is not None:
-        load_identity(context, tls.identity, "DMESH_TLS_CERT/DMESH_TLS_KEY")
     with socket.create_connection((host, port), _TIMEOUT) as raw:
         try:
             with context.wrap_socket(raw, server_hostname=tls.server_name or host) as connection:

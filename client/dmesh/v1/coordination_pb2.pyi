@@ -3,8 +3,10 @@
 isort:skip_file
 Membership, sessions and barriers.
 
-A client registers, then opens one session stream and keeps it open for life. A session that breaks may be
-opened again by the same incarnation: a closed connection is a suspicion, no verdict.
+A client registers, then opens one session and keeps it open for life. A session that breaks may be opened again by
+the same incarnation: a closed connection is a suspicion, no verdict. The first request of a session is `attach`;
+barriers are entered there and their results come back there, so that a client that reconnects presents what it still
+waits for.
 """
 
 from collections import abc as _abc
@@ -244,6 +246,67 @@ class RegisterResponse(_message.Message):
 Global___RegisterResponse: _TypeAlias = RegisterResponse  # noqa: Y015
 
 @_typing.final
+class KeepSessionRequest(_message.Message):
+    """Opens a session over a TCP connection of its own.
+
+    The client connects to `session_port` of the server's host, with TLS if its gRPC connection has it, and sends the
+    ticket's bytes. What follows in each direction are frames: the length of a message in 4 bytes, most significant first,
+    and the message, a SessionRequest or SessionResponse. A server that ends the session says why with `session_end`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def caller(self) -> _common_pb2.Caller:
+        """Whose session it will be; must be registered when it attaches."""
+
+    def __init__(
+        self,
+        *,
+        caller: _common_pb2.Caller | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepSessionRequest: _TypeAlias = KeepSessionRequest  # noqa: Y015
+
+@_typing.final
+class KeepSessionResponse(_message.Message):
+    """How to open the session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_PORT_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    GRPC_PORT_FIELD_NUMBER: _builtins.int
+    session_port: _builtins.int
+    """The port; 0: this server offers none, use Session."""
+    ticket: _builtins.bytes
+    """Shows whose connection it is: 32 random bytes, good for one connection, soon after they were told."""
+    grpc_port: _builtins.int
+    """The server's gRPC port. If the client has connected to another one, something stands between the two that does not
+    know of further ports.
+    """
+    def __init__(
+        self,
+        *,
+        session_port: _builtins.int = ...,
+        ticket: _builtins.bytes = ...,
+        grpc_port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_port", b"grpc_port", "session_port", b"session_port", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepSessionResponse: _TypeAlias = KeepSessionResponse  # noqa: Y015
+
+@_typing.final
 class SessionRequest(_message.Message):
     """From client to server."""
 
@@ -256,12 +319,11 @@ class SessionRequest(_message.Message):
     ABANDON_CALL_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
-    EXPRESS_BEGINS_FIELD_NUMBER: _builtins.int
     PROCESS_REPORT_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach:
-        """First message of a stream, and only there."""
+        """First message of a session, and only there."""
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
@@ -288,12 +350,6 @@ class SessionRequest(_message.Message):
         """Waits for other members outside of the server's sight."""
 
     @_builtins.property
-    def express_begins(self) -> Global___ExpressBegins:
-        """Answers the server's: what the client says from here on, but for heartbeats, comes through the express
-        connection.
-        """
-
-    @_builtins.property
     def process_report(self) -> Global___ProcessReport:
         """Answers `process_query`."""
 
@@ -311,15 +367,14 @@ class SessionRequest(_message.Message):
         abandon_call: Global___AbandonCall | None = ...,
         status: Global___Status | None = ...,
         waiting: Global___Waiting | None = ...,
-        express_begins: Global___ExpressBegins | None = ...,
         process_report: Global___ProcessReport | None = ...,
         ending: Global___Ending | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "ending", b"ending", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "process_report", b"process_report", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "ending", b"ending", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "process_report", b"process_report", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "ending", b"ending", "enter_barrier", b"enter_barrier", "express_begins", b"express_begins", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "process_report", b"process_report", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon_call", b"abandon_call", "attach", b"attach", "ending", b"ending", "enter_barrier", b"enter_barrier", "heartbeat", b"heartbeat", "key_value_call", b"key_value_call", "kind", b"kind", "process_report", b"process_report", "status", b"status", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier", "key_value_call", "abandon_call", "status", "waiting", "express_begins", "process_report", "ending"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "heartbeat", "enter_barrier", "key_value_call", "abandon_call", "status", "waiting", "process_report", "ending"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -327,18 +382,13 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):
-    """Binds the stream to the caller's task slot."""
+    """Binds the session to the caller's task slot."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLER_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
-    PORT_FIELD_NUMBER: _builtins.int
     LAST_TOLD_FIELD_NUMBER: _builtins.int
-    port: _builtins.int
-    """The port that the caller has connected to; 0: it does not want an express connection. If it is not the server's
-    own, something stands between the two that does not know of other ports.
-    """
     @_builtins.property
     def caller(self) -> _common_pb2.Caller:
         """Who attaches; must be registered."""
@@ -356,67 +406,15 @@ class Attach(_message.Message):
         *,
         caller: _common_pb2.Caller | None = ...,
         passed: _abc.Iterable[Global___PassedBarrier] | None = ...,
-        port: _builtins.int = ...,
         last_told: _common_pb2.LastTold | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "last_told", b"last_told"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "last_told", b"last_told", "passed", b"passed", "port", b"port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "last_told", b"last_told", "passed", b"passed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attach: _TypeAlias = Attach  # noqa: Y015
-
-@_typing.final
-class Express(_message.Message):
-    """An express connection carries the messages of one session as frames of TCP, for less processor time than gRPC
-    takes. The stream goes on: its end is the session's, and the end of the express connection is the stream's.
-
-    The client connects to `port` of the server's host and sends the ticket's bytes. The server says `express_begins` on
-    the stream, as the last message there but for HeartbeatAck and SessionEnd; the client answers with its own
-    `express_begins` on the stream, as its last message there but for Heartbeat. What follows in each direction is on the
-    express connection: the length of a message in 4 bytes, most significant first, and the message, a SessionRequest or
-    SessionResponse.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PORT_FIELD_NUMBER: _builtins.int
-    TICKET_FIELD_NUMBER: _builtins.int
-    port: _builtins.int
-    """Where to connect."""
-    ticket: _builtins.bytes
-    """Shows whose connection it is: 32 random bytes, good for one connection as long as the session lives."""
-    def __init__(
-        self,
-        *,
-        port: _builtins.int = ...,
-        ticket: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "ticket", b"ticket"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Express: _TypeAlias = Express  # noqa: Y015
-
-@_typing.final
-class ExpressBegins(_message.Message):
-    """What follows comes through the express connection."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ExpressBegins: _TypeAlias = ExpressBegins  # noqa: Y015
 
 @_typing.final
 class PassedBarrier(_message.Message):
@@ -464,7 +462,7 @@ class Heartbeat(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Counts up from 1 within a stream."""
+    """Counts up from 1 within a session."""
     progress: _builtins.int
     """Grows whenever the program gets on: at every barrier, collective and progress mark."""
     @_builtins.property
@@ -764,7 +762,6 @@ class SessionResponse(_message.Message):
     KEY_VALUE_REPLY_FIELD_NUMBER: _builtins.int
     STATUS_REQUEST_FIELD_NUMBER: _builtins.int
     LIVENESS_CHANGE_FIELD_NUMBER: _builtins.int
-    EXPRESS_BEGINS_FIELD_NUMBER: _builtins.int
     PROCESS_QUERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached:
@@ -784,7 +781,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def session_end(self) -> Global___SessionEnd:
-        """The session is over for good; the stream ends after it."""
+        """The session is over; nothing comes after it."""
 
     @_builtins.property
     def key_value_reply(self) -> Global___KeyValueReply:
@@ -797,10 +794,6 @@ class SessionResponse(_message.Message):
     @_builtins.property
     def liveness_change(self) -> Global___LivenessChange:
         """Members have become blocked or stuck, or live again."""
-
-    @_builtins.property
-    def express_begins(self) -> Global___ExpressBegins:
-        """What the server says from here on, but for HeartbeatAck and SessionEnd, comes through the express connection."""
 
     @_builtins.property
     def process_query(self) -> Global___ProcessQuery:
@@ -817,14 +810,13 @@ class SessionResponse(_message.Message):
         key_value_reply: Global___KeyValueReply | None = ...,
         status_request: Global___StatusRequest | None = ...,
         liveness_change: Global___LivenessChange | None = ...,
-        express_begins: Global___ExpressBegins | None = ...,
         process_query: Global___ProcessQuery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "process_query", b"process_query", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "process_query", b"process_query", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "express_begins", b"express_begins", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "process_query", b"process_query", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "barrier_result", b"barrier_result", "heartbeat_ack", b"heartbeat_ack", "key_value_reply", b"key_value_reply", "kind", b"kind", "liveness_change", b"liveness_change", "membership_change", b"membership_change", "process_query", b"process_query", "session_end", b"session_end", "status_request", b"status_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end", "key_value_reply", "status_request", "liveness_change", "express_begins", "process_query"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attached", "heartbeat_ack", "membership_change", "barrier_result", "session_end", "key_value_reply", "status_request", "liveness_change", "process_query"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -919,31 +911,25 @@ Global___ProcessReport: _TypeAlias = ProcessReport  # noqa: Y015
 
 @_typing.final
 class Attached(_message.Message):
-    """The stream is bound."""
+    """The session is bound."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVER_INCARNATION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    EXPRESS_FIELD_NUMBER: _builtins.int
     server_incarnation: _builtins.int
     """As in RegisterResponse."""
     epoch: _builtins.int
     """As in RegisterResponse."""
-    @_builtins.property
-    def express(self) -> Global___Express:
-        """How to speak with less effort; unset if this server, or this connection, does not offer that."""
-
     def __init__(
         self,
         *,
         server_incarnation: _builtins.int = ...,
         epoch: _builtins.int = ...,
-        express: Global___Express | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["express", b"express"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "express", b"express", "server_incarnation", b"server_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "server_incarnation", b"server_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1207,14 +1193,14 @@ Global___Participant: _TypeAlias = Participant  # noqa: Y015
 
 @_typing.final
 class SessionEnd(_message.Message):
-    """The session is over for good."""
+    """The session is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """FENCED: do not come back. SHUTTING_DOWN: the server will stop; reconnect to its successor, if any."""
+        """Why. FENCED: do not come back. SHUTTING_DOWN: the server will stop; reconnect to its successor, if any."""
 
     def __init__(
         self,

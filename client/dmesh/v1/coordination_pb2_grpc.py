@@ -41,6 +41,11 @@ class CoordinationServiceStub:
                 request_serializer=dmesh_dot_v1_dot_coordination__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=dmesh_dot_v1_dot_coordination__pb2.RegisterResponse.FromString,
                 _registered_method=True)
+        self.KeepSession = channel.unary_stream(
+                '/dmesh.v1.CoordinationService/KeepSession',
+                request_serializer=dmesh_dot_v1_dot_coordination__pb2.KeepSessionRequest.SerializeToString,
+                response_deserializer=dmesh_dot_v1_dot_coordination__pb2.KeepSessionResponse.FromString,
+                _registered_method=True)
         self.Session = channel.stream_stream(
                 '/dmesh.v1.CoordinationService/Session',
                 request_serializer=dmesh_dot_v1_dot_coordination__pb2.SessionRequest.SerializeToString,
@@ -105,9 +110,17 @@ class CoordinationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepSession(self, request, context):
+        """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
+        as the session: its connection answers pings although the client's interpreter does not run, and the end of either
+        is the end of both.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Session(self, request_iterator, context):
-        """The client's life line. The first request is `attach`; barriers are entered here and their results come back
-        here, so that a client that reconnects presents what it still waits for.
+        """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,6 +196,11 @@ def add_CoordinationServiceServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=dmesh_dot_v1_dot_coordination__pb2.RegisterRequest.FromString,
                     response_serializer=dmesh_dot_v1_dot_coordination__pb2.RegisterResponse.SerializeToString,
+            ),
+            'KeepSession': grpc.unary_stream_rpc_method_handler(
+                    servicer.KeepSession,
+                    request_deserializer=dmesh_dot_v1_dot_coordination__pb2.KeepSessionRequest.FromString,
+                    response_serializer=dmesh_dot_v1_dot_coordination__pb2.KeepSessionResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
@@ -263,6 +281,33 @@ class CoordinationService:
             '/dmesh.v1.CoordinationService/Register',
             dmesh_dot_v1_dot_coordination__pb2.RegisterRequest.SerializeToString,
             dmesh_dot_v1_dot_coordination__pb2.RegisterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dmesh.v1.CoordinationService/KeepSession',
+            dmesh_dot_v1_dot_coordination__pb2.KeepSessionRequest.SerializeToString,
+            dmesh_dot_v1_dot_coordination__pb2.KeepSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

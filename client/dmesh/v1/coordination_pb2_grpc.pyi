@@ -3,8 +3,10 @@
 isort:skip_file
 Membership, sessions and barriers.
 
-A client registers, then opens one session stream and keeps it open for life. A session that breaks may be
-opened again by the same incarnation: a closed connection is a suspicion, no verdict.
+A client registers, then opens one session and keeps it open for life. A session that breaks may be opened again by
+the same incarnation: a closed connection is a suspicion, no verdict. The first request of a session is `attach`;
+barriers are entered there and their results come back there, so that a client that reconnects presents what it still
+waits for.
 """
 
 from collections import abc as _abc
@@ -42,10 +44,13 @@ class CoordinationServiceStub:
     """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
     its task; the response has the slot.
     """
-    Session: _grpc.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]
-    """The client's life line. The first request is `attach`; barriers are entered here and their results come back
-    here, so that a client that reconnects presents what it still waits for.
+    KeepSession: _grpc.UnaryStreamMultiCallable[_coordination_pb2.KeepSessionRequest, _coordination_pb2.KeepSessionResponse]
+    """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
+    as the session: its connection answers pings although the client's interpreter does not run, and the end of either
+    is the end of both.
     """
+    Session: _grpc.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]
+    """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost."""
     CancelBarrier: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.CancelBarrierRequest, _coordination_pb2.CancelBarrierResponse]
     """Ends an unfinished barrier instance for all its participants. Idempotent."""
     PresentBarriers: _grpc.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]
@@ -74,10 +79,13 @@ class CoordinationServiceAsyncStub(CoordinationServiceStub):
     """Takes a task slot. Idempotent for one incarnation. A caller that takes any slot of its job gives -1 as the index of
     its task; the response has the slot.
     """
-    Session: _aio.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]  # type: ignore[assignment]
-    """The client's life line. The first request is `attach`; barriers are entered here and their results come back
-    here, so that a client that reconnects presents what it still waits for.
+    KeepSession: _aio.UnaryStreamMultiCallable[_coordination_pb2.KeepSessionRequest, _coordination_pb2.KeepSessionResponse]  # type: ignore[assignment]
+    """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
+    as the session: its connection answers pings although the client's interpreter does not run, and the end of either
+    is the end of both.
     """
+    Session: _aio.StreamStreamMultiCallable[_coordination_pb2.SessionRequest, _coordination_pb2.SessionResponse]  # type: ignore[assignment]
+    """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost."""
     CancelBarrier: _aio.UnaryUnaryMultiCallable[_coordination_pb2.CancelBarrierRequest, _coordination_pb2.CancelBarrierResponse]  # type: ignore[assignment]
     """Ends an unfinished barrier instance for all its participants. Idempotent."""
     PresentBarriers: _aio.UnaryUnaryMultiCallable[_coordination_pb2.PresentBarriersRequest, _coordination_pb2.PresentBarriersResponse]  # type: ignore[assignment]
@@ -111,14 +119,23 @@ class CoordinationServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def KeepSession(
+        self,
+        request: _coordination_pb2.KeepSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordination_pb2.KeepSessionResponse], _abc.AsyncIterator[_coordination_pb2.KeepSessionResponse]]:
+        """Opens a session over a TCP connection of its own, to which the response has the ticket. The call stays open for as long
+        as the session: its connection answers pings although the client's interpreter does not run, and the end of either
+        is the end of both.
+        """
+
+    @_abc_1.abstractmethod
     def Session(
         self,
         request_iterator: _MaybeAsyncIterator[_coordination_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordination_pb2.SessionResponse], _abc.AsyncIterator[_coordination_pb2.SessionResponse]]:
-        """The client's life line. The first request is `attach`; barriers are entered here and their results come back
-        here, so that a client that reconnects presents what it still waits for.
-        """
+        """A session over gRPC, for clients that cannot have the other kind: the same messages, at a greater cost."""
 
     @_abc_1.abstractmethod
     def CancelBarrier(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -17,23 +17,19 @@ from dmesh_server.core.effects import BarrierProgress, Done, Registered
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller, ClusterState, Member
 from dmesh_server.rpc import convert
-from dmesh_server.rpc.admission import Admission
 from dmesh_server.rpc.callers import caller_of
 from dmesh_server.rpc.delivery import until_first_done
-from dmesh_server.rpc.express import ExpressServer
-from dmesh_server.rpc.handlers import Context, Reader, two_way_stream, unary
+from dmesh_server.rpc.handlers import Context, Reader, server_stream, two_way_stream, unary
 from dmesh_server.rpc.job_lists import JobLists
 from dmesh_server.rpc.member_table import MemberTable
-from dmesh_server.rpc.session_input import SessionInput
+from dmesh_server.rpc.session_input import SessionInput, SessionOpener
+from dmesh_server.rpc.session_server import SessionServer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import CALL_RATE, CALLER
 from dmesh_server.security.limits import PeerLimits
 from dmesh_server.security.refusals import host_of
 from dmesh_server.sessions import Session, describe_caller
 from dmesh_server.telemetry import logs
-
-if TYPE_CHECKING:
-    from dmesh_server.telemetry.tracing import Traces
 
 SERVICE = "dmesh.v1.CoordinationService"
 
@@ -48,30 +44,32 @@ class CoordinationServicer:
         self,
         runtime: Runtime,
         limits: PeerLimits,
-        express: ExpressServer | None = None,
-        traces: Traces | None = None,
+        opener: SessionOpener,
+        sessions: SessionServer | None = None,
     ) -> None:
         """Make a servicer.
 
         Args:
             runtime: Answers the requests.
             limits: Bounds on the use by peers.
-            express: Takes express connections; None if there are none.
-            traces: Makes spans of calls in sessions; None for none.
+            opener: Opens sessions.
+            sessions: Has the sessions with connections of their own; None if there are none.
         """
         self._runtime = runtime
-        self._traces = traces
-        self._express = express
+        self._opener = opener
+        self._sessions = sessions
         self._limits = limits
+        self.port = 0
+        """Port of gRPC."""
         self._table = MemberTable()
         self._jobs = JobLists()
-        self._admission = Admission()
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handler of each method."""
         desk = self._runtime
         return {
             "Register": unary(pb.RegisterRequest, self.register, desk),
+            "KeepSession": server_stream(pb.KeepSessionRequest, self.keep_session, desk),
             "Session": two_way_stream(pb.SessionRequest, self.session, desk),
             "CancelBarrier": unary(pb.CancelBarrierRequest, self.cancel_barrier, desk),
             "PresentBarriers": unary(pb.PresentBarriersRequest, self.present_barriers, desk),
@@ -104,14 +102,14 @@ class CoordinationServicer:
             convert.last_told(request),
             owner="" if token is None else token.id,
         )
-        await self._admission.enter(caller)
+        await self._opener.admission.enter(caller)
         try:
             answer = await runtime.request(event, Registered)
         except BaseException:
-            self._admission.leave(caller)
+            self._opener.admission.leave(caller)
             raise
         if answer.task != caller.task:  # it will come again, as its new self
-            self._admission.leave(caller)
+            self._opener.admission.leave(caller)
             caller = replace(caller, task=answer.task)
         logs.info(
             "registered",
@@ -237,8 +235,24 @@ class CoordinationServicer:
             )
         )
 
+    async def keep_session(self, request: pb.KeepSessionRequest, context: Context) -> None:
+        """Offer a session with a connection of its own, and wait for its end.
+
+        The end of this call is the session's: a client that is killed or frozen, or whose connection breaks,
+        cancels it.
+        """
+        caller, sessions = caller_of(request), self._sessions
+        if sessions is None or sessions.crowded:
+            await context.write(pb.KeepSessionResponse(grpc_port=self.port))
+            return
+        with sessions.offer(caller, host_of(context.peer())) as offer:
+            await context.write(
+                pb.KeepSessionResponse(session_port=sessions.port, ticket=offer.ticket, grpc_port=self.port)
+            )
+            await offer.over.wait()
+
     async def session(self, read: Reader[pb.SessionRequest], context: Context) -> None:
-        """Serve a client's life line until either side ends it.
+        """Serve a session over gRPC until either side ends it.
 
         A client that is killed, or whose connection breaks, cancels this call at once; the session is closed
         on every way out.
@@ -246,29 +260,18 @@ class CoordinationServicer:
         attach = await self._read_attach(read)
         caller = caller_of(attach)
         await self._present(caller, attach.passed)
-        session, attached = await self._runtime.open_session(
-            caller, convert.last_told(attach), host_of(context.peer())
-        )
+        said = await self._opener.open(attach, caller, host_of(context.peer()))
+        session = said.session
         session.token, session.call_rate = CALLER.get(), CALL_RATE.get()
-        self._admission.leave(caller)
-        said = SessionInput(self._runtime, session, self._limits.messages_per_second, self._traces)
         try:
-            answer = pb.Attached(server_incarnation=self._runtime.server_incarnation, epoch=attached.epoch)
-            if self._express is not None:
-                said.express = self._express.offer(session, said, attach.port)
-                if said.express is not None:
-                    answer.express.CopyFrom(said.express.offer)
-            await context.write(pb.SessionResponse(attached=answer))
+            await context.write(said.attached)
             await until_first_done(
                 session.send_queue, self._speak(session, context), self._listen(read, said)
             )
             if session.fault is not None:
                 raise session.fault
         finally:
-            try:
-                said.close()
-            finally:
-                self._runtime.close_session(session)
+            said.close()
 
     async def _listen(self, read: Reader[pb.SessionRequest], said: SessionInput) -> None:
         while (request := await read()) is not None:

@@ -13,9 +13,10 @@ from dmesh_server.listening import Address, bind
 from dmesh_server.rpc import coordination, key_value, session_calls
 from dmesh_server.rpc.connections import ConnectionGuard
 from dmesh_server.rpc.coordination import CoordinationServicer
-from dmesh_server.rpc.express import ExpressServer
 from dmesh_server.rpc.interceptors import IdentityGate, TokenGate
 from dmesh_server.rpc.key_value import KeyValueServicer
+from dmesh_server.rpc.session_input import SessionOpener
+from dmesh_server.rpc.session_server import SessionServer
 from dmesh_server.rpc.tracing import CallTracer
 from dmesh_server.runtime import Runtime
 from dmesh_server.security.access import Access
@@ -89,7 +90,7 @@ class RpcServer:
         access: Access | None = None,
         tls: ServerTls | None = None,
         peer_limits: PeerLimits | None = None,
-        express_port: int | None = 0,
+        session_port: int | None = 0,
         health: bool = False,
         reflection: bool = False,
         traces: Traces | None = None,
@@ -102,8 +103,8 @@ class RpcServer:
             access: Roles of the accepted tokens; None to accept callers without a token.
             tls: Encryption of connections; None for plaintext.
             peer_limits: Bounds on the use by peers; the defaults if None.
-            express_port: Where express connections are taken, if connections are not encrypted; 0 for any
-                free port, None for not at all.
+            session_port: Port for sessions with a connection of their own; 0 for any free port, None to have
+                all sessions over gRPC.
             health: Offer `grpc.health.v1` (needs the server extra).
             reflection: Offer server reflection (needs the server extra).
             traces: Makes spans of calls; None for none.
@@ -129,10 +130,11 @@ class RpcServer:
         self._server = grpc.aio.server(interceptors=gates, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
         self._guarding: asyncio.Task[None] | None = None
-        # Frames are not encrypted: with TLS, sessions stay with gRPC.
-        self._express = None if express_port is None or tls is not None else ExpressServer(runtime, bounds)
-        self._express_port = express_port
-        coordination_handlers = CoordinationServicer(runtime, bounds, self._express, traces).handlers()
+        opener = SessionOpener(runtime, bounds, traces)
+        self._sessions = None if session_port is None else SessionServer(opener, bounds, tls)
+        self._session_port = session_port
+        self._coordination = CoordinationServicer(runtime, bounds, opener, self._sessions)
+        coordination_handlers = self._coordination.handlers()
         key_value_handlers = KeyValueServicer(runtime, audit_log).handlers()
         session_calls.count(runtime.measures)
         self._server.add_generic_rpc_handlers(
@@ -156,8 +158,9 @@ class RpcServer:
         port = address.port
         for ip in _usable_ips(address):
             port = self._listen(address, Address(ip, port))
-        if self._express is not None and self._express_port is not None:
-            await self._express.start(bind(Address(address.host, self._express_port)), port)
+        self._coordination.port = port
+        if self._sessions is not None and self._session_port is not None:
+            await self._sessions.start(bind(Address(address.host, self._session_port)))
         await self._server.start()
         if self._guard is not None:
             self._guarding = asyncio.create_task(self._guard.run(port), name="dmesh-connections")
@@ -170,9 +173,11 @@ class RpcServer:
         """Refuse new calls at once, and end calls under way after `grace` seconds."""
         if self._guarding is not None:
             self._guarding.cancel()
+        if self._sessions is not None:
+            self._sessions.withdraw()
         await self._server.stop(grace)
-        if self._express is not None:
-            await self._express.stop()
+        if self._sessions is not None:
+            await self._sessions.stop()
         for task in list(self._tasks):
             with contextlib.suppress(asyncio.CancelledError):
                 await task

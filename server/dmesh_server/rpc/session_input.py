@@ -1,4 +1,4 @@
-"""Input of a session: a client's messages, from the stream or from the express connection."""
+"""A session's opening and input: a client's messages, whatever carries them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh_server.core import events
+from dmesh_server.core.model import Caller
 from dmesh_server.rpc import convert
+from dmesh_server.rpc.admission import Admission
 from dmesh_server.rpc.barrier_spans import BarrierSpans
-from dmesh_server.rpc.express import Express
 from dmesh_server.rpc.session_calls import SessionCalls
 from dmesh_server.runtime import Runtime
+from dmesh_server.security.limits import PeerLimits
 from dmesh_server.security.pace import Pace
 from dmesh_server.sessions import Session
 
@@ -24,28 +26,75 @@ _MANY_BYTES = 1 << 20
 """Bytes of unread answers from which on no more is read from a client: it could pile up large ones."""
 
 
+class SessionOpener:
+    """Opens the sessions of both carriers, connections of their own and streams of gRPC.
+
+    Attributes:
+        now: Returns the time, monotonic seconds.
+        measures: Counts and durations of the server.
+        admission: Clients that have registered and not attached yet.
+    """
+
+    def __init__(self, runtime: Runtime, limits: PeerLimits, traces: Traces | None = None) -> None:
+        """Make an opener.
+
+        Args:
+            runtime: Holds the sessions.
+            limits: Bounds on the use by peers.
+            traces: Makes spans of calls in sessions; None for none.
+        """
+        self.now = runtime.now
+        self.measures = runtime.measures
+        self.admission = Admission()
+        self._runtime = runtime
+        self._rate = limits.messages_per_second
+        self._traces = traces
+
+    async def open(self, attach: pb.Attach, caller: Caller, remote: str) -> SessionInput:
+        """Attach a session. Close the result.
+
+        Args:
+            attach: The client's first message.
+            caller: Who it comes from.
+            remote: Address from which it comes.
+
+        Raises:
+            CoreError: The task slot is not the caller's.
+        """
+        runtime = self._runtime
+        session, attached = await runtime.open_session(caller, convert.last_told(attach), remote)
+        self.admission.leave(caller)
+        answer = pb.Attached(server_incarnation=runtime.server_incarnation, epoch=attached.epoch)
+        encoded = pb.SessionResponse(attached=answer).SerializeToString()
+        return SessionInput(runtime, session, encoded, self._rate, self._traces)
+
+
 class SessionInput:
     """Takes the messages of one session.
 
     Attributes:
-        express: The session's express connection, if it was offered one.
+        session: The session.
+        attached: The first message to the client, encoded.
     """
 
-    def __init__(self, runtime: Runtime, session: Session, rate: float, traces: Traces | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, session: Session, attached: bytes, rate: float, traces: Traces | None = None
+    ) -> None:
         """Begin without messages.
 
         Args:
             runtime: Takes the events.
             session: The session of the messages.
+            attached: The first message to the client, encoded.
             rate: Messages per second that the client may send.
             traces: Makes spans of its calls; None for none.
         """
+        self.session = session
+        self.attached = attached
         self._pace = Pace(rate, runtime.now())
         self._runtime = runtime
-        self._session = session
         self._calls = SessionCalls(runtime, session, traces)
         self._barriers = None if traces is None else BarrierSpans(traces, session)
-        self.express: Express | None = None
         self._interval = runtime.views.heartbeat_interval(session.caller.cluster)
         self._beat_at = runtime.now()
 
@@ -55,7 +104,7 @@ class SessionInput:
         Raises:
             CoreError: It says nothing that may be said: the session ends.
         """
-        runtime, number = self._runtime, self._session.number
+        runtime, number = self._runtime, self.session.number
         match request.WhichOneof("kind"):
             case "key_value_call":
                 self._calls.begin(request.key_value_call)
@@ -66,7 +115,7 @@ class SessionInput:
                 beat = request.heartbeat
                 runtime.send(events.Heartbeat(number, beat.sequence, beat.progress))
                 if beat.HasField("report"):
-                    runtime.progress.note(self._session.caller, beat.report.SerializeToString())
+                    runtime.progress.note(self.session.caller, beat.report.SerializeToString())
             case "abandon_call":
                 self._calls.abandon(request.abandon_call.id)
             case "status":
@@ -81,8 +130,6 @@ class SessionInput:
                 runtime.send(events.EndSession(number))
             case "waiting":
                 runtime.send(convert.waiting(number, request.waiting))
-            case "express_begins" if self.express is not None:
-                self.express.begin()
             case "attach":
                 raise convert.invalid("this session is attached already; `attach` comes first and only once")
             case _:
@@ -94,19 +141,20 @@ class SessionInput:
     @property
     def crowded(self) -> bool:
         """True if the client should read some of its answers before more is read from it."""
-        return self._session.send_queue.size > _MANY_BYTES
+        return self.session.send_queue.size > _MANY_BYTES
 
     async def room(self) -> None:
         """Wait until the client has read most of its answers."""
-        await self._session.send_queue.drained(_MANY_BYTES)
+        await self.session.send_queue.drained(_MANY_BYTES)
 
     def close(self) -> None:
-        """Answer nothing any more: the session is over."""
-        if self.express is not None:
-            self.express.close()
-        self._calls.close()
-        if self._barriers is not None:
-            self._barriers.close()
+        """Close the session, and answer nothing any more."""
+        try:
+            self._calls.close()
+            if self._barriers is not None:
+                self._barriers.close()
+        finally:
+            self._runtime.close_session(self.session)
 
     def _note_beat(self, now: float) -> None:
         self._runtime.measures.lateness.observe(max(0.0, now - self._beat_at - self._interval))
@@ -122,6 +170,6 @@ class SessionInput:
             self._barriers.arrived(request.name, request.trace_context)
         self._runtime.send(
             events.EnterBarrier(
-                self._session.number, request.name, request.instance, participants, timeout, request.alive
+                self.session.number, request.name, request.instance, participants, timeout, request.alive
             )
         )

@@ -49,14 +49,14 @@ class PeerLimits:
             raise ValueError(f"connections must be positive, or 0 for as many as fit, not {self.connections}")
 
     @property
-    def express_connections(self) -> int:
-        """Express connections in all: each is the second one of its client."""
-        return self.connections or _as_many_as_fit() // 4
+    def session_connections(self) -> int:
+        """Connections of sessions in all: each is the second one of its client."""
+        return self.connections or _as_many_as_fit() // 2
 
     @property
     def grpc_connections(self) -> int:
         """Connections to the gRPC port in all."""
-        return self.connections or _as_many_as_fit() - self.express_connections
+        return self.connections or _as_many_as_fit() - self.session_connections
 
     def options(self) -> tuple[tuple[str, Any], ...]:
         """Return the limits as options of a gRPC server."""

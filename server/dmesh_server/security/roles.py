@@ -10,7 +10,15 @@ from dmesh.security.tokens import Role
 _COORDINATION = "/dmesh.v1.CoordinationService/"
 _KEY_VALUE = "/dmesh.v1.KeyValueService/"
 _VIEWERS_CALLS = ("GetClusterState", "GetMember", "GetBarrier", "GetProgress", "ListClusters")
-_MEMBERS_CALLS = ("Register", "Session", "PresentBarriers", "CancelBarrier", "Leave", "ReportError")
+_MEMBERS_CALLS = (
+    "Register",
+    "KeepSession",
+    "Session",
+    "PresentBarriers",
+    "CancelBarrier",
+    "Leave",
+    "ReportError",
+)
 _KEY_VALUE_CALLS = (
     "Set", "Get", "GetMany", "List", "Delete", "Increment", "CompareAndSet", "Transaction", "Watch",
     "GrantLease", "RenewLease", "RevokeLease",
