@@ -20,7 +20,7 @@ from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1 import key_value_pb2 as kv
 from dmesh_server import event_loop
 from dmesh_server.core.errors import CoreError, ErrorKind
-from dmesh_server.core.model import Caller
+from dmesh_server.core.model import Caller, Limits
 from dmesh_server.listening import Address
 from dmesh_server.rpc import session_server
 from dmesh_server.rpc.server import RpcServer
@@ -236,7 +236,10 @@ async def test_the_end_of_the_call_ends_the_session(session, served):
             await asyncio.sleep(0.001)
 
 
-async def test_the_end_of_the_connection_ends_the_call_and_the_member_may_come_back(make_client, attach):
+@pytest.mark.parametrize("limits", [Limits(lease=600.0, suspicion=PATIENCE)])
+async def test_the_end_of_the_connection_ends_the_call_and_the_member_may_come_back(
+    limits, make_client, attach
+):
     client = make_client()
     await client.register()
     for _ in range(3):
