@@ -321,7 +321,7 @@ def reset_connections(port: int) -> None:
                 continue
             # A duplicate: gRPC closes its own when it notices.
             with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family == socket.AF_INET and connection.getpeername()[1] == port:
+                if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
