@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import psutil
@@ -375,12 +375,20 @@ class SimulatedClients:
 class Server:
     """A real `dmesh serve`."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
         assert process.stdout is not None
+        self._log = log
         self.address = process.stdout.readline().split("grpc=")[1].split()[0]
         self.process = psutil.Process(process.pid)
         self.complaints: list[str] = []
         """Errors in its log, once it has ended."""
+
+    def departures(self) -> list[float]:
+        """Return when members departed, by its log and the monotonic clock."""
+        log = self._log.fileno()
+        # Not read(): the server writes where this file stands.
+        lines = os.pread(log, os.fstat(log).st_size, 0).decode().splitlines()
+        return [float(line.split("monotonic=")[1]) for line in lines if " member_departed " in line]
 
     def cpu(self) -> float:
         """Return the processor time used so far, seconds."""
@@ -406,7 +414,7 @@ def serving(arguments: str = "", data_dir: str | None = None, profile: str | Non
             [*command, *store, *shlex.split(arguments)], stdout=subprocess.PIPE, stderr=log, text=True
         )
         try:
-            server = Server(process)
+            server = Server(process, log)
             yield server
         finally:
             process.terminate()
