@@ -116,8 +116,9 @@ ROWS = (
     Row("s40", "a tenant beyond its quotas of calls, keys, bytes, tasks and clusters; tokens bound to other clusters, "
         "revoked ones", "refused with an error that names the quota; the neighbours' calls are served as before; nothing "
         "of another cluster is seen"),
-    Row("s41", "ephemeral keys and locks while holders are killed and frozen, connections cut and the server killed; "
-        "recorded", "a lock has one holder at every instant, and fencing tokens only grow"),
+    Row("s41", "ephemeral keys, a lock, a semaphore and an election while holders are killed and frozen (one for longer "
+        "than its lease), connections cut and the server killed; recorded", "at every instant one holder, one leader, and "
+        "no more holders of the semaphore than places; fencing tokens only grow"),
     Row("s42", "the server restarted with a store that is empty, an older copy, or another cluster's",
         "every call under way, watch and next call raises `StoreLostError`; nothing that was under way takes effect "
         "in the new store; owned keys are set again; epochs and revisions never go back"),
