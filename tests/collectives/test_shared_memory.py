@@ -370,8 +370,8 @@ def test_transfers_of_all_sizes_in_both_directions_at_once(medium, count):
             group.barrier()
             return {
                 pair
-                for pair, lane in group._generation.streams.items()
-                if pair is not None and lane.endpoint is not None
+                for pair, stream in group._generation.streams.items()
+                if pair is not None and stream.endpoint is not None
             }
 
         for rank, pairs in enumerate(ranks.all(body)):

@@ -101,7 +101,7 @@ def collective(function: F) -> F:
     try:
         core = native.core()
     except NativeCoreError:
-        return function  # whoever starts the collectives hears of it
+        return function  # the caller that starts the collectives gets the reason
     if core is None or function.__name__ in _PYTHON_ONLY:
         return function
     return cast(F, core.FastPath(function.__name__, function, resolve))
@@ -186,7 +186,7 @@ def all_reduce(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduces the arrays of all ranks element by element; every rank gets the result.
+    """Reduce the arrays of all ranks element by element; every rank gets the result.
 
     The contributions are folded in the order of ranks, once for every element: the result has the same bits
     on all ranks and in every run. Large arrays of several ranks on each of several hosts are folded host by
@@ -224,7 +224,7 @@ def reduce(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduces the arrays of all ranks element by element; the root gets the result.
+    """Reduce the arrays of all ranks element by element; the root gets the result.
 
     The bits are those of `all_reduce`.
 
@@ -258,7 +258,7 @@ def reduce_scatter(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduces the arrays of all ranks; each rank gets its own part of the result.
+    """Reduce the arrays of all ranks; each rank gets its own part of the result.
 
     The bits are those of `all_reduce`.
 
@@ -281,5 +281,5 @@ def barrier(**options: Unpack[Async]) -> Future[None]: ...
 def barrier(
     *, group: ProcessGroup | None = None, timeout: float | None = None, async_op: bool = False
 ) -> Any:
-    """Waits until all ranks have come."""
+    """Wait until all ranks have called it."""
     return resolve(group).perform(timeout, async_op, "barrier")

@@ -80,7 +80,7 @@ def all_reduce_many(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduces each of many arrays as `all_reduce` does, but in as few collectives as possible.
+    """Reduce each of many arrays as `all_reduce` does, but in as few collectives as possible.
 
     The results have the same bits, but where several clients on each of several hosts fold large arrays row
     by row (see docs/tcp.md): together they may be large enough for that, and one by one not.
@@ -89,7 +89,7 @@ def all_reduce_many(
         arrays: This rank's contributions: any number, of any shapes and dtypes; equal in number, shapes and
             dtypes on all ranks, and in the same order.
         op: As for `all_reduce`.
-        group: Who takes part; None for all clients.
+        group: Ranks that take part; None for all clients.
         out: Arrays for the results, one for each; None for new ones. Results that share a bucket then share
             one piece of memory, which lives as long as any of them.
         bucket_bytes: Bytes that are sent together at most; an array that is larger is sent by itself. Must be

@@ -85,7 +85,7 @@ class ControlHandler:
         return heard
 
     def receive(self, peer: int, message: bytes) -> None:
-        """A message came from another client; on the transport's thread."""
+        """Take a message of another client; on the transport's thread."""
         communicator = self._communicator
         try:
             decoded = decode(message)
@@ -224,7 +224,7 @@ class ControlHandler:
                 barriers.fail(wait.name, failure.during(f"barrier {wait.name!r}"))
 
     def aborted(self, peer: int, generation: int, number: int, failure: Failure) -> None:
-        """Another client says that a group has failed."""
+        """Take note that a group has failed, as another client says."""
         communicator = self._communicator
         lost = failure.ranks[0] if failure.cause is Cause.LOST and failure.ranks else None
         failed_us = lost == communicator.rank

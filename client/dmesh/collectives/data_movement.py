@@ -26,7 +26,7 @@ def broadcast(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Gives every rank the root's array.
+    """Copy the root's array to every rank.
 
     The other ranks must say what they will receive with an array of the same dtype and shape; its elements
     are not looked at and not changed, unless it is `out`, too.
@@ -55,7 +55,7 @@ def all_gather(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Gives every rank the arrays of all.
+    """Copy the arrays of all ranks to every rank.
 
     Args:
         x: This rank's array.
@@ -83,7 +83,7 @@ def gather(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Gives the root the arrays of all ranks.
+    """Copy the arrays of all ranks to the root.
 
     Args:
         x: This rank's array.
@@ -110,7 +110,7 @@ def scatter(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Gives every rank its row of the root's array.
+    """Distribute the rows of the root's array: each rank gets one.
 
     The other ranks must say what they will receive: with an array of the dtype and shape of one row, which is
     neither looked at nor changed, or with `out`.
@@ -118,7 +118,7 @@ def scatter(
     Args:
         x: On the root, an array with one row for each rank along axis 0; on the others, one like a row, or
             None.
-        root: Position of the rank whose rows they are.
+        root: Position of the rank that has the rows.
 
     Returns:
         The row at this rank's position.
@@ -139,7 +139,7 @@ def all_to_all(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Exchanges blocks between all ranks: block j of rank i becomes block i of rank j.
+    """Exchange blocks between all ranks: block j of rank i becomes block i of rank j.
 
     Args:
         x: An array whose axis 0 the size of the group divides; most simply with one row for each rank.
@@ -164,7 +164,7 @@ def permute(
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Moves arrays between ranks along (source, target) pairs, as JAX's `ppermute` does.
+    """Move arrays between ranks along (source, target) pairs, as JAX's `ppermute` does.
 
     All ranks must pass the same pairs, those that appear in none as well.
 

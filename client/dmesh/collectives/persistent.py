@@ -365,16 +365,16 @@ def _common(group: Group, what: str, nbytes: int) -> Array | None:
             except SharedMemoryError as error:
                 refusal = str(error)
         text = what.encode().ljust(_TEXT)[:_TEXT]
-        told = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
-        planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in told]
+        offers = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
+        planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
         if len(set(planned)) > 1:
             sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
             raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
-        able = bool(told[:, _TEXT].all())
+        able = bool(offers[:, _TEXT].all())
         if able and not lends:
             assert pool is not None
             try:
-                theirs = bytes(told[_LENDER][_TEXT + 1 :])
+                theirs = bytes(offers[_LENDER][_TEXT + 1 :])
                 memory = pool.borrow(theirs, nbytes, group.size, group.rank)
             except (OSError, ValueError) as error:
                 refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"

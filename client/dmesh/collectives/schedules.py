@@ -249,22 +249,22 @@ def _block(buffer: Buffer, index: int, count: int) -> Slice:
 
 
 def barrier(builder: Builder) -> None:
-    """No rank finishes before all have entered it."""
+    """Build a barrier: no rank finishes before all have entered it."""
     builder.barrier()
 
 
 def all_gather(builder: Builder, count: int) -> None:
-    """Every rank gets every rank's elements, in the order of ranks. Each pair exchanges directly."""
+    """Build an all-gather, in the order of ranks. Each pair exchanges directly."""
     _move(builder, lambda _: _whole(INPUT, count), lambda source: _block(OUTPUT, source, count))
 
 
 def all_to_all(builder: Builder, count: int) -> None:
-    """Block j of rank i becomes block i of rank j. Each pair exchanges directly."""
+    """Build an all-to-all: block j of rank i becomes block i of rank j. Each pair exchanges directly."""
     _move(builder, lambda target: _block(INPUT, target, count), lambda source: _block(OUTPUT, source, count))
 
 
 def gather(builder: Builder, root: int, count: int) -> None:
-    """The root gets every rank's elements, in the order of ranks."""
+    """Build a gather, in the order of ranks."""
     rank = builder.rank
     _move(
         builder,
@@ -275,7 +275,7 @@ def gather(builder: Builder, root: int, count: int) -> None:
 
 
 def scatter(builder: Builder, root: int, count: int) -> None:
-    """Every rank gets its block of the root's elements."""
+    """Build a scatter: every rank gets its block of the root's elements."""
     rank = builder.rank
     _move(
         builder,
@@ -286,7 +286,7 @@ def scatter(builder: Builder, root: int, count: int) -> None:
 
 
 def permute(builder: Builder, pairs: Sequence[tuple[int, int]], count: int) -> None:
-    """Each (source, target) pair moves the source's elements to the target. No rank is twice either."""
+    """Build a permutation: each (source, target) pair moves elements. No rank is source or target twice."""
     rank, targets = builder.rank, dict(pairs)
     _move(
         builder,
@@ -297,7 +297,7 @@ def permute(builder: Builder, pairs: Sequence[tuple[int, int]], count: int) -> N
 
 
 def _move(builder: Builder, outgoing: Part, incoming: Part) -> None:
-    """An exchange, and the copy of what stays on this rank."""
+    """Add an exchange, and the copy of the elements that stay on this rank."""
     received = builder.exchange(outgoing, incoming)
     source, into = outgoing(builder.rank), incoming(builder.rank)
     if source is not None and into is not None:
@@ -306,7 +306,7 @@ def _move(builder: Builder, outgoing: Part, incoming: Part) -> None:
 
 
 def broadcast_tree(builder: Builder, root: int, count: int) -> None:
-    """Every rank gets the root's elements, through a binomial tree: few hops, for short messages."""
+    """Build a broadcast through a binomial tree: few hops, for short messages."""
     size, rank = builder.size, builder.rank
     whole = _whole(OUTPUT, count)
     # Seen from the root: rank r gets its copy from r without its highest bit, and serves r + 2**k above that
@@ -324,7 +324,7 @@ def broadcast_tree(builder: Builder, root: int, count: int) -> None:
 
 
 def broadcast_scattered(builder: Builder, root: int, count: int) -> None:
-    """Every rank gets the root's elements: the root deals them out, the others exchange. For long messages.
+    """Build a broadcast of long messages: the root distributes parts, which the others exchange.
 
     The root sends every element once, where a tree would send the whole several times.
     """
@@ -350,7 +350,7 @@ def broadcast_scattered(builder: Builder, root: int, count: int) -> None:
 
 
 def transfer(builder: Builder, peer: int, count: int, sends: bool, buffered: bool) -> None:
-    """One rank's half of a transfer between two; `buffered`: the receiver does not acknowledge the data."""
+    """Build one rank's half of a transfer; `buffered`: the receiver does not acknowledge the data."""
     # Without elements a byte goes, so that the receiver does not pass before the sender's call.
     data = _whole(INPUT if sends else OUTPUT, count) or (TOKEN if buffered else None)
     if sends:
@@ -366,7 +366,7 @@ def transfer(builder: Builder, peer: int, count: int, sends: bool, buffered: boo
 
 
 def all_reduce_flat(builder: Builder, count: int) -> None:
-    """Everybody sends everything to everybody and folds for itself: one hop, for short arrays."""
+    """Build an all-reduce of short arrays: every rank sends its array to all others; one hop."""
     builder.fold(lambda peer: (0, count), range(builder.size))
     # The output may be the input's memory, which must stay as it is until it has been sent.
     builder.add(Flush())
@@ -374,7 +374,7 @@ def all_reduce_flat(builder: Builder, count: int) -> None:
 
 
 def all_reduce_scattered(builder: Builder, count: int) -> None:
-    """Every rank folds its part of the array and gives the result to all: least traffic, for long arrays."""
+    """Build an all-reduce of long arrays: every rank folds its part for all; least traffic."""
     size, rank = builder.size, builder.rank
     parts = [bounds(count, size, index) for index in range(size)]
     builder.fold(parts.__getitem__, range(size))
@@ -387,13 +387,13 @@ def all_reduce_scattered(builder: Builder, count: int) -> None:
 
 
 def reduce_scatter(builder: Builder, count: int) -> None:
-    """Every rank gets the fold of all ranks' blocks of its own number."""
+    """Build a reduce-scatter: every rank folds all ranks' blocks of its own number."""
     builder.fold(lambda peer: (peer * count, (peer + 1) * count), range(builder.size))
     builder.finish(_whole(OUTPUT, count))
 
 
 def reduce_flat(builder: Builder, root: int, count: int) -> None:
-    """Everybody sends everything to the root, which folds: one hop, for short arrays."""
+    """Build a reduce of short arrays: every rank sends its array to the root, which folds; one hop."""
     builder.fold(lambda peer: (0, count), (root,))
     if builder.rank == root:
         builder.finish(_whole(OUTPUT, count))
@@ -401,7 +401,7 @@ def reduce_flat(builder: Builder, root: int, count: int) -> None:
 
 
 def reduce_scattered(builder: Builder, root: int, count: int) -> None:
-    """Every rank folds its part of the array and gives the result to the root. For long arrays.
+    """Build a reduce of long arrays: every rank folds its part for the root.
 
     The output of the other ranks is room for their part alone.
     """

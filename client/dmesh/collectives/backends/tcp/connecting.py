@@ -69,7 +69,7 @@ class Opening(ABC, Generic[Side]):
 
     @abstractmethod
     def _on_failed(self, handshake: Side, error: OSError) -> None:
-        """The connection broke, or TLS failed, or one side `Refused` the other."""
+        """Deal with a broken connection, a failure of TLS, or a refusal of one side."""
 
     def _begin(self, stream: Stream, handshake: Side) -> None:
         self._stream, self._handshake = stream, handshake

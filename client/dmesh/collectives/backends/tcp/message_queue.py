@@ -78,16 +78,16 @@ class TransportListener(Protocol):
     """
 
     def on_control(self, peer: int, message: bytes) -> None:
-        """A control message came from a peer."""
+        """Take a control message of a peer."""
 
     def on_peer_lost(self, peer: int, reason: str) -> None:
-        """A peer's connection failed or ended without a goodbye. Called once per peer."""
+        """Take note that a peer's connection failed, or ended without a goodbye. Called once per peer."""
 
     def on_peer_left(self, peer: int) -> None:
-        """A peer said goodbye: nothing more will come from it. Called once per peer."""
+        """Take note of a peer's goodbye: it sends nothing more. Called once per peer."""
 
     def on_mismatch(self, group: int, sequence: int, peer: int, signature: bytes, generation: int) -> None:
-        """A peer's frame carries another signature than its channel. Called once per channel and peer.
+        """Take note that a peer's frame has another signature than its channel. Once per channel and peer.
 
         Afterwards the channel fails with both signatures, unless the listener has failed it already.
         """

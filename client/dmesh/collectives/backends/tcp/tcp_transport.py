@@ -289,7 +289,7 @@ class TcpTransport(Transport):
             self._loop.after(grace, lambda: self._depart_unless_accepted(connection))
 
     def _on_ended(self, connection: Connection, reason: str) -> None:
-        """A connection ended or broke, with or without a goodbye before."""
+        """Deal with the end of a connection, with or without a goodbye before."""
         if self._connections.closing:
             self._stop_if_alone()
             return
