@@ -109,6 +109,13 @@ async def test_a_refused_peer_is_closed_unless_it_has_shown_a_token(pairs) -> No
     assert is_open(client)
 
 
+def test_a_server_takes_more_clients_than_it_has_descriptors_for_two_connections_each(monkeypatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (20_000, 20_000))
+    limits = PeerLimits()
+    assert limits.grpc_connections > 14_000, "their sessions go over gRPC's streams then"
+    assert limits.grpc_connections + limits.session_connections <= 20_000 - 500
+
+
 async def test_other_ports_are_left_alone(pairs) -> None:
     guard = ConnectionGuard(connections=2, per_host=0, refusals=RefusalLog())
     await guard.sweep(1)

@@ -50,8 +50,8 @@ class PeerLimits:
 
     @property
     def session_connections(self) -> int:
-        """Connections of sessions in all: each is the second one of its client."""
-        return self.connections or _as_many_as_fit() // 2
+        """Connections of sessions in all: each is the second one of its client. More use streams."""
+        return self.connections or _as_many_as_fit() // 4
 
     @property
     def grpc_connections(self) -> int:
