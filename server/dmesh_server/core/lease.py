@@ -156,9 +156,10 @@ class Leases:
         """Note a sign of life of the owner. Cheap: an armed deadline is not moved, but judged when due."""
         if lease.ended:
             return
-        lease.renewed_at = self._served(now)
+        # Right after a stall, the time that counts is a little before that of the sign before it.
+        lease.renewed_at = max(lease.renewed_at, self._served(now))
         if lease.suspected_at is not None:
-            lease.suspected_at = lease.renewed_at
+            lease.suspected_at = max(lease.suspected_at, lease.renewed_at)
             self._arm(lease)
         elif LeaseDue(lease.number) not in self._deadlines.live:
             self._arm(lease)

@@ -12,16 +12,10 @@ import pytest
 from tests.collectives.transport.harness import LIMIT, authority, pattern
 from tests.faults.secured import Authority
 
-from dmesh.collectives.backends.tcp.tls import (
-    PeerTls,
-    SecureSocket,
-    Unencrypted,
-    claimed_rank,
-    explain,
-    speaks_tls,
-)
+from dmesh.collectives.backends.tcp.tls import PeerTls, claimed_rank, explain
 from dmesh.errors import ConfigurationError
 from dmesh.security.certificates import IdentityFiles
+from dmesh.security.secure_socket import SecureSocket, Unencrypted, speaks_tls
 
 MIB = 2**20
 

@@ -180,7 +180,7 @@ class ClusterModel(RuleBasedStateMachine):
         return self.d.now - self.stalled
 
     def sign(self, client: Client) -> None:
-        client.last_sign = self.served()
+        client.last_sign = max(client.last_sign, self.served())
 
     def someone(self, index: int) -> Client | None:
         return self.clients.get(index)

@@ -183,6 +183,17 @@ def test_a_stall_of_the_server_extends_every_lease_and_a_moment_more(clock: Cloc
     assert lease.ended
 
 
+def test_a_sign_of_life_right_after_a_stall_brings_no_end_forward(clock: Clock) -> None:
+    lease, suspect = clock.grant(), clock.grant("b")
+    clock.leases.suspect(suspect, clock.now)
+    clock.now += 3.0
+    clock.leases.note_stall(3.0)
+    before = [clock.leases.remaining(one, clock.now) for one in (lease, suspect)]
+    for one in (lease, suspect):
+        clock.leases.renew(one, clock.now)
+    assert [clock.leases.remaining(one, clock.now) for one in (lease, suspect)] >= before
+
+
 def test_who_judges_may_leave_a_lease_without_a_deadline_until_it_is_renewed(clock: Clock) -> None:
     judged: list[float] = []
     lease = clock.leases.grant("a", TTL, clock.now, lambda transaction: judged.append(transaction.now))
