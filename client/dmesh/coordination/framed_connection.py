@@ -30,7 +30,9 @@ from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 
 _CONNECT = 2.0
-"""Seconds that connecting and a TLS handshake may take: the session waits for it."""
+"""Seconds that connecting may take: the session waits for it, and the system connects for a busy server."""
+_HANDSHAKE = 10.0
+"""Seconds that a TLS handshake may take, with a server that thousands of clients reach at the same time."""
 _LAST_WORDS = 0.2
 """Seconds for which the connection is read after the call beside it has ended: what the server said before
 the end may be on its way."""
@@ -179,7 +181,7 @@ class FramedConnection(Carrier):
             return plain
         name = tls.server_name or self._link.host
         secure = SecureSocket(plain, tls.context(), server_side=False, server_name=name)
-        poller, deadline = select.poll(), time.monotonic() + _CONNECT
+        poller, deadline = select.poll(), time.monotonic() + _HANDSHAKE
         poller.register(plain, select.POLLIN)
         while True:
             with contextlib.suppress(BlockingIOError):
