@@ -18,7 +18,8 @@ class History:
         self._max_revisions = max_revisions
         self._max_bytes = max_bytes
         self._changes: dict[int, tuple[KeyEvent, ...]] = {}
-        self._sizes: deque[int] = deque()
+        self._sizes: deque[tuple[int, int]] = deque()
+        """Revision and size of each, oldest first: a dict's first item is slow to find behind deleted ones."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -27,21 +28,21 @@ class History:
     def append(self, revision: int, events: tuple[KeyEvent, ...], size: int) -> list[int]:
         """Add the changes of the next revision; return the old revisions that are forgotten for it."""
         self._changes[revision] = events
-        self._sizes.append(size)
+        self._sizes.append((revision, size))
         self._size += size
         forgotten = []
         while len(self._changes) > self._max_revisions or (
             self._size > self._max_bytes and len(self._changes) > 1
         ):
-            oldest = next(iter(self._changes))
+            oldest, its_size = self._sizes.popleft()
             del self._changes[oldest]
-            self._size -= self._sizes.popleft()
+            self._size -= its_size
             forgotten.append(oldest)
         return forgotten
 
     def oldest(self, revision: int) -> int:
         """Return the first revision from which a watch can start when the store is at `revision`."""
-        return next(iter(self._changes), revision + 1)
+        return self._sizes[0][0] if self._sizes else revision + 1
 
     def since(self, revision: int) -> Iterator[tuple[int, tuple[KeyEvent, ...]]]:
         """Yield the kept revisions from `revision` on, in order."""
