@@ -38,7 +38,7 @@ _LAST_WORDS = 0.2
 the end may be on its way."""
 _LARGEST = (64 << 20) + (64 << 10)
 """Bytes of a message that is believed in: the server answers with no more values at a time."""
-_CHUNK = 256 << 10
+_CHUNK = 64 << 10
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """Seconds after which a silent connection is tried, seconds between the attempts, and their number. Firewalls
@@ -194,6 +194,7 @@ class FramedConnection(Carrier):
 
     def _serve(self, sock: socket.socket | SecureSocket, receive: Receive) -> Fault:
         poller, buffer, inbox = select.poll(), bytearray(), self._inbox
+        chunk = memoryview(bytearray(_CHUNK))
         wakee, fd = inbox.wakee.fileno(), sock.fileno()
         poller.register(wakee, select.POLLIN)
         poller.register(fd, select.POLLIN)
@@ -209,21 +210,21 @@ class FramedConnection(Carrier):
                     break
                 continue
             try:
-                if any(number == wakee for number, _ in ready):
+                if len(ready) > 1 or (ready and ready[0][0] == wakee):
                     inbox.woken()
                 if self._unsent:
                     self._write_rest()
                 if waits_to_send != bool(self._unsent):
                     waits_to_send = bool(self._unsent)
                     poller.modify(fd, select.POLLIN | (select.POLLOUT if waits_to_send else 0))
-                data = sock.recv(_CHUNK)
+                count = sock.recv_into(chunk)
             except BlockingIOError:
                 continue
             except OSError as error:
                 return self._broken(error)
-            if not data:
+            if not count:
                 return self._broken(None)
-            buffer += data
+            buffer += chunk[:count]
             try:
                 end = self._take_frames(buffer, receive)
             except (ConnectionError, DecodeError) as error:
