@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from unittest.mock import Mock
 
 import grpc
 import pytest
+import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.server.raw_client import PATIENCE, RawClient
 
+from dmesh.security import authority
 from dmesh.v1 import common_pb2
 from dmesh.v1 import coordination_pb2 as pb
 from dmesh.v1 import key_value_pb2 as kv
@@ -501,3 +505,37 @@ def test_frames_may_be_cut_anywhere(data, cuts):
     for begin, end in itertools.pairwise(edges):
         connection.data_received(stream[begin:end])
     assert taken == frames
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_handshake_may_begin_before_the_connection_is_accepted(tmp_path, loop):
+    """What has come by then is not taken for a ticket."""
+    authority.create(tmp_path, 1)
+    authority.issue(tmp_path, "server", ["127.0.0.1"], 1)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def serve_one(sock: socket.socket) -> None:
+        server = session_server.SessionServer(Mock(), PeerLimits(), Mock(context=lambda: context))
+        await server.start([listener])
+        for _ in range(3):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+                break
+            incoming.write(await asyncio.to_thread(sock.recv, 65536))
+        await server.stop()
+
+    with (
+        socket.create_connection(listener.getsockname(), timeout=10) as sock,
+        asyncio.Runner(loop_factory=loop) as runner,
+    ):
+        sock.sendall(outgoing.read())
+        runner.run(serve_one(sock))
+    assert client.version() == "TLSv1.3"
+    assert client.getpeercert()

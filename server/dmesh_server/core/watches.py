@@ -19,7 +19,7 @@ class History:
         self._max_bytes = max_bytes
         self._changes: dict[int, tuple[KeyEvent, ...]] = {}
         self._sizes: deque[tuple[int, int]] = deque()
-        """Revision and size of each, oldest first: a dict's first item is slow to find behind deleted ones."""
+        """Revision and size of each, oldest first: a dict finds its first item slowly behind deleted ones."""
         self._size = 0
 
     def __len__(self) -> int:

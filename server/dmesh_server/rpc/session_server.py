@@ -38,6 +38,9 @@ _FRAMES_AT_ONCE = 64
 _UNREAD = 1 << 20
 """Bytes of unread answers from which on no more is read from a client."""
 
+_BACKLOG = 100
+_ACCEPT_AGAIN = 1.0
+"""Seconds until connections are accepted again after that has failed."""
 _PARTING = 1.0
 """Seconds that a client may take to read the last messages of its session."""
 
@@ -82,6 +85,7 @@ class SessionServer:
         self._connections: set[_Connection] = set()
         self._strangers: set[_Connection] = set()
         self._servers: list[asyncio.Server] = []
+        self._accepting: dict[socket.socket, asyncio.Task[None]] = {}
         self._empty: asyncio.Future[None] | None = None
         self._stopping = False
 
@@ -90,7 +94,40 @@ class SessionServer:
         loop = asyncio.get_running_loop()
         for listener in sockets:
             self.port = listener.getsockname()[1]
-            self._servers.append(await loop.create_server(lambda: _Connection(self), sock=listener))
+            if self.context is None:
+                self._servers.append(await loop.create_server(lambda: _Connection(self), sock=listener))
+            else:
+                listener.setblocking(False)
+                listener.listen(_BACKLOG)
+                self._accepting[listener] = loop.create_task(self._accept(listener))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Accept connections and encrypt them: a loop's server of TLS would not bound the handshakes."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logs.warning("accept_failed", port=self.port, reason=str(error))
+                await asyncio.sleep(_ACCEPT_AGAIN)  # there may be descriptors again
+                continue
+            connection = _Connection(self)
+            if self.admit(connection):
+                connection.begin(self._encrypt(sock, connection))
+            else:
+                sock.close()
+
+    async def _encrypt(self, sock: socket.socket, connection: _Connection) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                sock,
+                ssl=self.context,
+                ssl_handshake_timeout=self.limits.handshake_seconds,
+                ssl_shutdown_timeout=_PARTING,
+            )
+        except (OSError, asyncio.CancelledError):  # not TLS, a certificate that is not accepted, too slow
+            self.forget(connection)
 
     def withdraw(self) -> None:
         """Make no offers any more, and end those that nobody has taken up."""
@@ -103,6 +140,10 @@ class SessionServer:
         self.withdraw()
         for server in self._servers:
             server.close()
+        for listener, accepting in self._accepting.items():
+            accepting.cancel()
+            await asyncio.wait([accepting])
+            listener.close()
         await asyncio.sleep(0)  # connections that were accepted already are announced now
         for stranger in tuple(self._strangers):
             stranger.abort()
@@ -188,17 +229,13 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        if not self._server.admit(self):
+        if self._server.context is None and not self._server.admit(self):
             self._transport.abort()
             return
         self._patience = asyncio.get_running_loop().call_later(
             self._server.limits.handshake_seconds, self.abort
         )
-        if self._server.context is None:
-            self._transport.set_write_buffer_limits(high=_UNREAD)
-        else:
-            self._transport.pause_reading()
-            self._begin(self._encrypt(self._transport))
+        self._transport.set_write_buffer_limits(high=_UNREAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
@@ -230,31 +267,11 @@ class _Connection(asyncio.Protocol):
 
     # Life ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine, at most until the connection is lost."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _encrypt(self, plain: asyncio.Transport) -> None:
-        assert self._server.context is not None
-        limits = self._server.limits
-        try:
-            encrypted = await asyncio.get_running_loop().start_tls(
-                plain,
-                self,
-                self._server.context,
-                server_side=True,
-                ssl_handshake_timeout=limits.handshake_seconds,
-                ssl_shutdown_timeout=_PARTING,
-            )
-        except (OSError, asyncio.CancelledError):  # not TLS, a certificate that is not accepted, too slow
-            encrypted = None
-        if encrypted is None:
-            plain.abort()
-            self.connection_lost(None)
-            return
-        self._transport = encrypted
-        self._transport.set_write_buffer_limits(high=_UNREAD)
 
     def _show_ticket(self) -> bool:
         if len(self._buffer) < _TICKET_BYTES:
@@ -302,6 +319,9 @@ class _Connection(asyncio.Protocol):
         """End the connection at once."""
         if self._transport is not None:
             self._transport.abort()
+        else:  # in a handshake
+            for task in self._tasks:
+                task.cancel()
 
     def _refuse(self, error: Exception) -> None:
         """End the session with an error."""
@@ -415,7 +435,7 @@ class _Connection(asyncio.Protocol):
             self._patience.cancel()
         self._waits = True
         self._pause()
-        self._begin(self._attach(request.attach, self._offer))
+        self.begin(self._attach(request.attach, self._offer))
         return 0.0
 
     def _go_on(self) -> None:
