@@ -21,6 +21,8 @@ from dmesh.errors import (
     LeaseExpiredError,
     LockLostError,
     LockTimeoutError,
+    StoreLostError,
+    StoreUnavailableError,
     WatchCompactedError,
 )
 
@@ -367,12 +369,15 @@ def test_the_public_functions(join, monkeypatch) -> None:
     assert coordination.key_value_try_get("leased") is None
 
 
+@pytest.mark.parametrize("error", [CoordinatorUnavailableError, StoreUnavailableError, StoreLostError])
 @pytest.mark.parametrize("when", ["entering", "leaving"])
-def test_a_place_is_given_up_even_if_the_coordinator_is_away(when, join, monkeypatch) -> None:
+def test_a_place_is_given_up_even_if_the_coordinator_cannot_do_so_yet(when, error, join, monkeypatch) -> None:
     first, second = join(0, 2), join(1, 2)
-    lock, gone = Lock("l", agent=first), CoordinatorUnavailableError("away")
+    lock, gone = Lock("l", agent=first), error("away")
     monkeypatch.setattr("dmesh.coordination.locks._AGAIN", 0.01)
-    put, delete, failures = first.transaction, first.key_value_delete, iter([True, True, True])
+    put, delete = first.transaction, first.key_value_delete
+    # A loss of the store is told once: if it is told again and again, this process is no member any more.
+    failures = iter([True] * (1 + (when == "leaving") if error is StoreLostError else 3))
 
     def set_unanswered(**options):
         put(**options)
@@ -388,7 +393,7 @@ def test_a_place_is_given_up_even_if_the_coordinator_is_away(when, join, monkeyp
     else:
         monkeypatch.setattr(first, "transaction", set_unanswered)
     monkeypatch.setattr(first, "key_value_delete", delete_later)
-    with pytest.raises(CoordinatorUnavailableError):
+    with pytest.raises(error):
         lock.release() if when == "leaving" else lock.acquire()
     assert Lock("l", agent=second).acquire(timeout=SECONDS)
     assert not lock.held

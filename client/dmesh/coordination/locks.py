@@ -31,6 +31,8 @@ from dmesh.errors import (
     CoordinatorUnavailableError,
     LockLostError,
     LockTimeoutError,
+    StoreLostError,
+    StoreUnavailableError,
     WatchCompactedError,
 )
 
@@ -201,17 +203,19 @@ class _Held:
                 return
 
     def _withdraw(self, key: str) -> None:
-        """Delete a key that may have been set; in the background if the coordinator is away.
+        """Delete a key that may have been set; in the background if that cannot be done now.
 
         As long as this process is a member, the others would wait for a key that it has forgotten.
         """
         agent = self._agent
 
-        def delete() -> bool:
+        def delete(again: bool = True) -> bool:
             try:
                 agent.key_value_delete(key)
+            except StoreLostError:  # it may have come back as an older copy, which has the key
+                return not again or delete(again=False)
             except CoordinationError as error:  # any other: no member any more, and the key ends with that
-                return not isinstance(error, CoordinatorUnavailableError)
+                return not isinstance(error, CoordinatorUnavailableError | StoreUnavailableError)
             return True
 
         def delete_later() -> None:
