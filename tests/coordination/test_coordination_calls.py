@@ -8,7 +8,10 @@ import pytest
 
 from dmesh.coordination import Delete, Get, Increment, Put
 from dmesh.coordination.calls import _MOST_CHANGES
+from dmesh.coordination.members import MemberState
 from dmesh.errors import LimitExceededError
+from dmesh.v1.coordination_pb2 import CancelBarrierRequest
+from dmesh.v1.key_value_pb2 import GrantLeaseRequest
 
 SECONDS = 60.0
 
@@ -38,6 +41,37 @@ def test_no_more_calls_are_unanswered_than_the_server_keeps_answers(
     with pytest.raises(Exception, match="one more") as refused:
         agent.cancel_barrier("one more")
     assert not isinstance(refused.value, LimitExceededError)
+
+
+def test_calls_that_the_server_may_carry_out_twice_are_not_bounded(
+    server, join, background, monkeypatch
+) -> None:
+    agent, other = join(server.address, 0, 2), join(server.address, 1, 2)
+    attempt, go, begun = agent._link.attempt, threading.Event(), threading.Semaphore(0)
+
+    def slow(method, request, *rest):
+        if isinstance(request, CancelBarrierRequest | GrantLeaseRequest):
+            begun.release()
+            assert go.wait(SECONDS)
+        return attempt(method, request, *rest)
+
+    monkeypatch.setattr(agent._link, "attempt", slow)
+    cancelled = [background(agent.cancel_barrier, f"b{number}") for number in range(_MOST_CHANGES)]
+    leases = [background(agent.lease, SECONDS) for _ in range(_MOST_CHANGES + 1)]
+    for _ in (*cancelled, *leases):
+        assert begun.acquire(timeout=SECONDS)
+    go.set()
+    for lease in leases:
+        lease.result(SECONDS).revoke()
+    go.clear()
+    for call in cancelled:
+        call.exception(SECONDS)
+    cancelled = [background(agent.cancel_barrier, f"b{number}") for number in range(_MOST_CHANGES)]
+    for _ in cancelled:
+        assert begun.acquire(timeout=SECONDS)
+    agent.leave()
+    go.set()
+    assert other.member(0).state is MemberState.LEFT
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ class Agent(KeyValueMethods, BarrierMethods):
                 request,
                 doing="leaving",
                 timeout=deadline - time.monotonic(),
+                repeatable=True,
                 needs_task=False,
             )
             if not response.present_to:

@@ -77,6 +77,7 @@ class Calls:
         doing: str,
         timeout: float | None = None,
         mutates: bool = True,
+        repeatable: bool = False,
         needs_task: bool = True,
     ) -> _Response:
         """Make a call that the server answers at once, again and again while it is away.
@@ -88,6 +89,8 @@ class Calls:
             timeout: Seconds after which to give up. Default: when the coordinator was silent for its lease
                 and a margin.
             mutates: Whether the call changes something, so that giving up leaves open whether it did.
+            repeatable: Whether it changes nothing more when it is carried out again, so that the server need
+                not keep its answer.
             needs_task: Whether to wait for the session to register again if the server does not know the
                 caller.
 
@@ -97,7 +100,7 @@ class Calls:
             LimitExceededError: Too many calls that change something are unanswered already.
             DMeshError: The server refused.
         """
-        if not mutates:
+        if not mutates or repeatable:
             return self._call(method, request, doing, timeout, mutates, needs_task)
         if not self._changes.acquire(blocking=False):
             raise LimitExceededError(

@@ -44,7 +44,7 @@ class Lease:
             lease=self._number,
             ttl_ms=max(1, round(ttl * 1000)),
         )
-        calls.call(link.key_value.GrantLease, request, doing="granting a lease")
+        calls.call(link.key_value.GrantLease, request, doing="granting a lease", repeatable=True)
         if keep_alive:
             Worker(self._keep_alive, "dmesh-lease").start()
 
@@ -90,7 +90,9 @@ class Lease:
         request = pb.RevokeLeaseRequest(
             caller=self._caller, request_id=secrets.token_hex(16), lease=self._number
         )
-        return self._calls.call(self._link.key_value.RevokeLease, request, doing="revoking a lease").deleted
+        return self._calls.call(
+            self._link.key_value.RevokeLease, request, doing="revoking a lease", repeatable=True
+        ).deleted
 
     def __enter__(self) -> Lease:
         return self
