@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ from dmesh_server.embedded import EmbeddedServer
 from dmesh_server.embedded import start as start_server
 
 PATIENCE = 60.0
+_SO_ATTACH_FILTER = 26
 
 
 @pytest.fixture(scope="module")
@@ -445,6 +448,20 @@ def test_a_silent_connection_is_kept_alive(monkeypatch):
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
     lonely.carrier.close()
     lonely.end()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux")
+def test_a_connection_of_which_nothing_arrives_is_replaced(join, server, background, monkeypatch):
+    """A path may fail for one connection only: gRPC's pings are answered, and what is sent here is lost."""
+    assert framed_connection._UNACKNOWLEDGED <= 60
+    monkeypatch.setattr(framed_connection, "_UNACKNOWLEDGED", 1.0)
+    agent = join(server.address, 0, 1)
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a filter that returns 0
+    program = struct.pack("@HP", 1, ctypes.addressof(drop_all))
+    framed(agent)._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    background(agent.key_value_set, "k", b"v").result(PATIENCE)  # said again in the next session
+    assert agent._session.generation == 2
+    framed(agent)
 
 
 def test_an_interrupted_send_breaks_it_rather_than_its_frames(monkeypatch):

@@ -43,6 +43,9 @@ _CHUNK = 64 << 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """Seconds after which a silent connection is tried, seconds between the attempts, and their number. Firewalls
 and the like forget connections that are silent for minutes, which gRPC's pings would not notice."""
+_UNACKNOWLEDGED = 30.0
+"""Seconds for which the server's system may leave what was sent unacknowledged. A connection with bytes under
+way is not silent: by default the system goes on sending them for 15 minutes, while gRPC's way is open."""
 
 AVAILABLE = hasattr(select, "poll")
 """True if this system supports such connections."""
@@ -164,6 +167,10 @@ class FramedConnection(Carrier):
             for option, value in _KEEPALIVE:
                 if hasattr(socket, option):
                     plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                plain.setsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_UNACKNOWLEDGED * 1000)
+                )
             plain.setblocking(False)
             return self._encrypt(plain)
         except (OSError, ConfigurationError) as error:
