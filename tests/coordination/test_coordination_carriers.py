@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -478,6 +479,20 @@ def test_an_interrupted_send_breaks_it_rather_than_its_frames(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         lonely.carrier.send(b"x")
     assert isinstance(lonely.end(), NoCarrier)
+
+
+def test_without_file_descriptors_the_session_goes_over_grpc(join, server, monkeypatch, eventually):
+    """Its thread lives on: nobody else would keep the task slot."""
+    agent = join(server.address, 0, 1)
+
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", fail)
+    reset(agent)
+    eventually(lambda: agent._session.generation == 2)
+    assert isinstance(agent._session._carrier, GrpcStream)
+    works(agent)
 
 
 def test_a_bug_in_a_listener_ends_one_session_only(join, server, monkeypatch, eventually, caplog):

@@ -60,6 +60,9 @@ class FramedConnection(Carrier):
         link: To the coordinator.
         caller: This process.
         heartbeats: Its heartbeats.
+
+    Raises:
+        NoCarrier: This process can open no sockets.
     """
 
     def __init__(self, link: Link, caller: common_pb2.Caller, heartbeats: Heartbeats) -> None:
@@ -70,7 +73,10 @@ class FramedConnection(Carrier):
         self._lock = threading.Lock()
         self._call: Any = None
         self._socket: socket.socket | SecureSocket | None = None
-        self._inbox = Inbox()
+        try:
+            self._inbox = Inbox()
+        except OSError as error:  # a stream of gRPC needs none
+            raise NoCarrier(f"this process has no file descriptors left ({error})", certain=True) from None
         self._unsent = bytearray()
         self._begun = False
         self._closed = False
@@ -168,9 +174,7 @@ class FramedConnection(Carrier):
                 if hasattr(socket, option):
                     plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                plain.setsockopt(
-                    socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_UNACKNOWLEDGED * 1000)
-                )
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_UNACKNOWLEDGED * 1000))
             plain.setblocking(False)
             return self._encrypt(plain)
         except (OSError, ConfigurationError) as error:
