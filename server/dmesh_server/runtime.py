@@ -39,15 +39,12 @@ from dmesh_server.core.events import (
     CancelBarrier,
     DeclareCluster,
     DropKey,
-    EndSession,
-    EnterBarrier,
     Event,
     Evict,
     GetBarrier,
     GetClusterState,
     GetMember,
     GrantLease,
-    Heartbeat,
     KvDelete,
     KvGet,
     KvGetMany,
@@ -63,12 +60,10 @@ from dmesh_server.core.events import (
     Register,
     RenewLease,
     ReportError,
-    ReportProcess,
-    ReportStatus,
-    ReportWaiting,
     RestoreKeys,
     RevokeLease,
     SessionClosed,
+    SessionMessage,
     Shutdown,
     SnapshotKeys,
     Stalled,
@@ -120,9 +115,6 @@ AnsweredEvent = (
     | RestoreKeys
 )
 """The events that are answered."""
-
-Said = Heartbeat | EnterBarrier | ReportStatus | ReportWaiting | ReportProcess | EndSession
-"""Messages of sessions that get no answer, or none by a reply."""
 
 Sink = Callable[[object], None]
 """Takes the answer of one request, which may be a `CoreError`; called on the loop, and must not fail."""
@@ -372,7 +364,7 @@ class Runtime:
             self._apply(SessionClosed(session.number, session.remote))
             logs.debug("session_closed", **describe_caller(session.caller), session=session.number)
 
-    def send(self, event: Said) -> None:
+    def send(self, event: SessionMessage) -> None:
         """Hand in a session's message."""
         self._apply(event)
 

@@ -85,6 +85,7 @@ from dmesh_server.core.events import (
     RestoreKeys,
     RevokeLease,
     SessionClosed,
+    SessionMessage,
     Shutdown,
     SnapshotKeys,
     Stalled,
@@ -183,10 +184,11 @@ class Core:
 
     def _dispatch(self, event: Event, transaction: Transaction) -> None:
         match event:
-            case Heartbeat():
-                self._heartbeat(event, transaction)
-            case EnterBarrier():
-                self._enter_barrier(event, transaction)
+            case (
+                Heartbeat() | EnterBarrier() | ReportStatus() | ReportWaiting() | ReportProcess()
+                | EndSession()
+            ):  # fmt: skip
+                self._take_message(event, transaction)
             case (
                 KvGet() | KvGetMany() | KvList() | KvWatch() | GetClusterState() | GetMember() | GetBarrier()
             ):
@@ -239,8 +241,6 @@ class Core:
                     transaction,
                     lambda cluster, slot: self._report_error(cluster, slot, event, transaction),
                 )
-            case ReportStatus() | ReportWaiting() | ReportProcess() | EndSession():
-                self._report(event, transaction)
             case (
                 DeclareCluster() | WithdrawCluster() | StopBarrier() | Evict() | DropKey() | SnapshotKeys()
                 | RestoreKeys()
@@ -253,52 +253,37 @@ class Core:
 
     # Sessions.
 
-    def _heartbeat(self, event: Heartbeat, transaction: Transaction) -> None:
-        if (found := self._seen(event.session, transaction)) is None:
-            return
-        cluster, slot = found
-        if event.progress != slot.progress:
-            cluster.watchdog.progressed(slot, event.progress, transaction)
-        slot.beat_at = transaction.now
-        transaction.push((event.session,), HeartbeatAck(event.sequence, cluster.epoch))
-
-    def _report(
-        self, event: ReportStatus | ReportWaiting | ReportProcess | EndSession, transaction: Transaction
-    ) -> None:
-        if (found := self._seen(event.session, transaction)) is None:
-            return
-        cluster, slot = found
-        if isinstance(event, ReportStatus):
-            cluster.watchdog.report_status(slot, event.id, event.activity, transaction)
-        elif isinstance(event, ReportProcess):
-            membership.take_report(cluster, slot, event, transaction)
-        elif isinstance(event, EndSession):
-            membership.lose(cluster, slot, DepartureCause.PROCESS_GONE, membership.ENDED, transaction)
-        else:
-            cluster.watchdog.report_waiting(slot, event.operation, event.tasks, event.age, transaction)
-
-    def _enter_barrier(self, event: EnterBarrier, transaction: Transaction) -> None:
-        if (found := self._seen(event.session, transaction)) is not None:
-            found[0].barriers.enter(found[1], event, transaction)
-
-    def _seen(self, session: int, transaction: Transaction) -> tuple[Cluster, TaskSlot] | None:
-        """Return the member of a session, which has shown that it lives; end a session that has none."""
-        cluster = self._shared.sessions.get(session)
+    def _take_message(self, event: SessionMessage, transaction: Transaction) -> None:
+        """Act on a session's message, which is a sign of life; end a session that has no member."""
+        cluster = self._shared.sessions.get(event.session)
         if cluster is None:
             error = stopping() if self.stopping else not_attached()
-            transaction.push((session,), SessionEnd(error))
-            return None
-        slot = cluster.roster.sessions[session]
-        slot.last_seen_at = transaction.now
-        cluster.leases.renew(slot.lease, transaction.now)
-        if slot.liveness is Liveness.BLOCKED:
-            cluster.watchdog.unblock(slot, transaction)
-        return cluster, slot
+            transaction.push((event.session,), SessionEnd(error))
+            return
+        slot = cluster.roster.sessions[event.session]
+        _seen(cluster, slot, transaction)
+        match event:
+            case Heartbeat():
+                if event.progress != slot.progress:
+                    cluster.watchdog.progressed(slot, event.progress, transaction)
+                slot.beat_at = transaction.now
+                transaction.push((event.session,), HeartbeatAck(event.sequence, cluster.epoch))
+            case EnterBarrier():
+                cluster.barriers.enter(slot, event, transaction)
+            case ReportStatus():
+                cluster.watchdog.report_status(slot, event.id, event.activity, transaction)
+            case ReportWaiting():
+                cluster.watchdog.report_waiting(slot, event.operation, event.tasks, event.age, transaction)
+            case ReportProcess():
+                membership.take_report(cluster, slot, event, transaction)
+            case EndSession():
+                membership.lose(cluster, slot, DepartureCause.PROCESS_GONE, membership.ENDED, transaction)
 
     def _attach(self, event: Attach, transaction: Transaction) -> Answer:
         cluster = self._cluster(event.caller)
         self._store.check(cluster, event.told)
         slot = membership.authorize(cluster, event.caller, transaction)
+        _seen(cluster, slot, transaction)
         if event.session in self._shared.sessions:
             raise validation.invalid(f"session {event.session} is attached already")
         membership.attach(cluster, slot, event, transaction)
@@ -339,6 +324,8 @@ class Core:
             and slot is not None
             and registration.is_member(cluster, slot, event, transaction)
         ):
+            if not slot.state.departed:
+                _seen(cluster, slot, transaction)
             return registration.registered(cluster, slot)
         if cluster is not None and not cluster.ended:
             registration.check_registration(event, cluster, self.limits)
@@ -418,7 +405,7 @@ class Core:
         cluster = self._cluster(event.caller)
         slot = membership.find(cluster, event.caller, transaction)
         if not slot.state.departed:
-            membership.seen(cluster, slot, transaction)
+            _seen(cluster, slot, transaction)
             cluster.reconciliation.take(slot, event.passed, transaction)
         return Done()
 
@@ -482,7 +469,9 @@ class Core:
         cluster = self._cluster(event.caller)
         if event.caller.task is None:
             return cluster, None
-        return cluster, membership.authorize(cluster, event.caller, transaction)
+        slot = membership.authorize(cluster, event.caller, transaction)
+        _seen(cluster, slot, transaction)
+        return cluster, slot
 
     def _answer(
         self,
@@ -521,7 +510,7 @@ class Core:
                 return remembered
             if slot.state.departed:
                 raise membership.fenced(cluster, slot)
-            membership.seen(cluster, slot, transaction)
+            _seen(cluster, slot, transaction)
             answer = change(cluster, slot)
             cluster.remember(slot, event, answer, transaction)
             return answer
@@ -598,3 +587,11 @@ def _ended(cluster: Cluster) -> CoreError:
         f"all members of cluster {messages.quote(cluster.name)} are gone: its keys are not those of the next "
         "ones. Write them when the first of these has registered.",
     )
+
+
+def _seen(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
+    """Note a member's sign of life, whichever way it came."""
+    slot.last_seen_at = transaction.now
+    cluster.leases.renew(slot.lease, transaction.now)
+    if slot.liveness is Liveness.BLOCKED:
+        cluster.watchdog.unblock(slot, transaction)

@@ -422,8 +422,12 @@ class Shutdown:
     """The server will stop: waiters are answered SHUTTING_DOWN, sessions are ended."""
 
 
+SessionMessage = Heartbeat | EnterBarrier | ReportStatus | ReportWaiting | ReportProcess | EndSession
+"""Messages of sessions that get no answer, or none by a reply."""
+
 Event = (
-    Register
+    SessionMessage
+    | Register
     | Leave
     | ReportError
     | GetClusterState
@@ -433,13 +437,7 @@ Event = (
     | PresentBarriers
     | SessionClosed
     | Evidence
-    | ReportProcess
-    | EndSession
     | Stalled
-    | Heartbeat
-    | ReportStatus
-    | ReportWaiting
-    | EnterBarrier
     | CancelBarrier
     | KvSet
     | KvGet

@@ -73,7 +73,7 @@ def check_proof(cluster: Cluster, slot: TaskSlot, caller: Caller) -> None:
 
 
 def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> TaskSlot:
-    """Return the task slot of a caller that may act for it, and note that it was seen.
+    """Return the task slot of a caller that may act for it.
 
     Raises:
         CoreError: The caller does not hold the task slot, or has departed.
@@ -81,16 +81,7 @@ def authorize(cluster: Cluster, caller: Caller, transaction: Transaction) -> Tas
     slot = find(cluster, caller, transaction)
     if slot.state.departed:
         raise fenced(cluster, slot)
-    seen(cluster, slot, transaction)
     return slot
-
-
-def seen(cluster: Cluster, slot: TaskSlot, transaction: Transaction) -> None:
-    """Renew a member's lease after a sign of life."""
-    slot.last_seen_at = transaction.now
-    cluster.leases.renew(slot.lease, transaction.now)
-    if slot.liveness is Liveness.BLOCKED:
-        cluster.watchdog.unblock(slot, transaction)
 
 
 def fenced(cluster: Cluster, slot: TaskSlot) -> CoreError:
@@ -137,7 +128,6 @@ def attach(cluster: Cluster, slot: TaskSlot, event: Attach, transaction: Transac
     slot.state = MemberState.CONNECTED
     slot.restored = False
     cluster.leases.clear(slot.lease, transaction.now)
-    seen(cluster, slot, transaction)
     cluster.watchdog.attached(event.session, transaction)
 
 

@@ -10,7 +10,7 @@ from dmesh_server.core.effects import Registered
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.events import Register
 from dmesh_server.core.log_events import MemberJoined
-from dmesh_server.core.membership import check_proof, fenced, fenced_predecessor, grant_lease, seen
+from dmesh_server.core.membership import check_proof, fenced, fenced_predecessor, grant_lease
 from dmesh_server.core.model import Caller, Job, Limits, MemberState, Task
 from dmesh_server.core.replies import Replies
 from dmesh_server.core.roster import TaskSlot
@@ -141,7 +141,7 @@ def check_incarnation(caller: Caller, cluster: Cluster) -> None:
 
 
 def is_member(cluster: Cluster, slot: TaskSlot, event: Register, transaction: Transaction) -> bool:
-    """Return whether the caller holds the task slot already; renew its lease if so.
+    """Return whether the caller holds the task slot already.
 
     Raises:
         CoreError: FENCED: the caller held the task slot, but has departed.
@@ -150,9 +150,7 @@ def is_member(cluster: Cluster, slot: TaskSlot, event: Register, transaction: Tr
         raise fenced_predecessor(cluster, slot, event.caller, transaction.now)
     if slot.incarnation != event.caller.incarnation:
         return False
-    if not slot.state.departed:
-        seen(cluster, slot, transaction)
-    elif event.request_id != slot.request_id:
+    if slot.state.departed and event.request_id != slot.request_id:
         raise fenced(cluster, slot)
     return True
 
