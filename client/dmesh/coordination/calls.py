@@ -100,48 +100,37 @@ class Calls:
             LimitExceededError: Too many calls that change something are unanswered already.
             DMeshError: The server refused.
         """
-        if not mutates or repeatable:
-            return self._call(method, request, doing, timeout, mutates, needs_task)
-        if not self._changes.acquire(blocking=False):
+        limit = self.patience.call if timeout is None else timeout
+        started = time.monotonic()
+        delays = self.patience.retry.delays()
+        bounded = mutates and not repeatable
+        if bounded and not self._changes.acquire(blocking=False):
             raise LimitExceededError(
                 f"{_MOST_CHANGES} calls of this process that change something outside of its session are "
                 f"unanswered: {doing} could be done twice if its answer were lost. Wait for some of them."
             )
         try:
-            return self._call(method, request, doing, timeout, mutates, needs_task)
+            while True:
+                self._session.check()
+                generation = self._session.generation
+                left = max(0.05, limit - (time.monotonic() - started))
+                outcome = self._link.attempt(
+                    method, request, min(left, self.patience.attempt), self._session.check
+                )
+                if not isinstance(outcome, Fault):
+                    return outcome
+                self._session.check()  # what ended the session says more than what the call got because of it
+                waited = time.monotonic() - started
+                if not outcome.transient or (outcome.needs_registration and not needs_task):
+                    raise self._refusal(outcome)
+                if waited >= limit or self._session.gone:
+                    if mutates:
+                        doing += " (whether that took effect is unknown)"
+                    raise self._too_long(outcome, doing, waited)
+                self._session.pause(min(next(delays), limit - waited), generation)
         finally:
-            self._changes.release()
-
-    def _call(
-        self,
-        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
-        request: _Request,
-        doing: str,
-        timeout: float | None,
-        mutates: bool,
-        needs_task: bool,
-    ) -> _Response:
-        limit = self.patience.call if timeout is None else timeout
-        started = time.monotonic()
-        delays = self.patience.retry.delays()
-        while True:
-            self._session.check()
-            generation = self._session.generation
-            left = max(0.05, limit - (time.monotonic() - started))
-            outcome = self._link.attempt(
-                method, request, min(left, self.patience.attempt), self._session.check
-            )
-            if not isinstance(outcome, Fault):
-                return outcome
-            self._session.check()  # what ended the session says more than what the call got because of it
-            waited = time.monotonic() - started
-            if not outcome.transient or (outcome.needs_registration and not needs_task):
-                raise self._refusal(outcome)
-            if waited >= limit or self._session.gone:
-                if mutates:
-                    doing += " (whether that took effect is unknown)"
-                raise self._too_long(outcome, doing, waited)
-            self._session.pause(min(next(delays), limit - waited), generation)
+            if bounded:
+                self._changes.release()
 
     def ask(
         self,
