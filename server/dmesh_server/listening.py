@@ -1,19 +1,28 @@
-"""Addresses to listen on: parsing, trials, and errors that say what to correct."""
+"""Addresses to listen on, with errors that say what to correct, and the accepting of connections."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import os
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dmesh.errors import AddressInUseError, ConfigurationError
+from dmesh_server.telemetry import logs
 
 _ATTEMPTS = 10
 """Number of free ports to try: a port that is free on the first of several IP addresses may be taken on
 the next."""
+_BACKLOG = 1024
+_ACCEPTED_AT_ONCE = 64
+"""Connections that are accepted before the event loop goes on with something else."""
+_ACCEPT_AGAIN = 1.0
+"""Seconds until connections are accepted again after that has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +135,7 @@ def _bind_one(ip: str, port: int) -> socket.socket:
         if ":" in ip:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if ip == "::" else 1)
         listener.bind((ip, port))
-        listener.listen(1024)
+        listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
         raise
@@ -140,3 +149,50 @@ def _explain(address: Address, error: OSError) -> AddressInUseError | Configurat
         return ConfigurationError(f"cannot listen on {address}: it is not an address of this machine")
     reason = os.strerror(error.errno) if error.errno else str(error)
     return ConfigurationError(f"cannot listen on {address}: {reason}")
+
+
+class Acceptor:
+    """Accepts connections in an event loop; pauses while the process has no free file descriptor.
+
+    uvloop's own servers use a whole processor then: libuv keeps a spare descriptor for that case, which
+    another thread of the process can take.
+    """
+
+    def __init__(
+        self, sockets: Sequence[socket.socket], accepted: Callable[[socket.socket, Any], None]
+    ) -> None:
+        """Begin to accept, in the running event loop.
+
+        Args:
+            sockets: Listening sockets.
+            accepted: Takes each connection, and the address from which it comes.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._accepted = accepted
+        self._sockets = set(sockets)
+        for listener in sockets:
+            listener.setblocking(False)
+            self._listen(listener)
+
+    def close(self) -> None:
+        """Accept no more; the sockets stay open."""
+        for listener in self._sockets:
+            self._loop.remove_reader(listener)
+        self._sockets.clear()
+
+    def _listen(self, listener: socket.socket) -> None:
+        if listener in self._sockets:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, address = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors, no memory
+                logs.warning("accept_failed", port=listener.getsockname()[1], reason=str(error))
+                self._loop.remove_reader(listener)
+                self._loop.call_later(_ACCEPT_AGAIN, self._listen, listener)
+                return
+            self._accepted(connection, address)

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -438,6 +439,52 @@ def test_a_forked_child_does_not_speak_for_its_parent(monkeypatch):
     assert lonely.other.recv(100) == b"\x00\x00\x00\x06parent"
     lonely.carrier.close()
     lonely.end()
+
+
+def test_a_child_forked_in_the_middle_of_a_send_does_not_wait_for_it(monkeypatch):
+    """The thread that holds the lock is not in the child."""
+    lonely = Lonely(monkeypatch)
+    own = os.getpid()
+    with lonely.carrier._lock:
+        monkeypatch.setattr(os, "getpid", lambda: own + 1)
+        child = threading.Thread(target=lonely.carrier.send, args=(b"child",), daemon=True)
+        child.start()
+        child.join(PATIENCE)
+        monkeypatch.setattr(os, "getpid", lambda: own)
+        assert not child.is_alive()
+    lonely.carrier.close()
+    lonely.end()
+
+
+def test_a_session_that_is_closed_in_its_tls_handshake_ends_at_once(monkeypatch):
+    class Tls:
+        server_name = "server"
+
+        def context(self) -> ssl.SSLContext:
+            return ssl.create_default_context()
+
+    class Link:
+        address, host, tls = "127.0.0.1:1", "127.0.0.1", Tls()
+
+        def cancel(self, call: object) -> None:
+            pass
+
+    monkeypatch.setattr(framed_connection, "_HANDSHAKE", 3600.0)
+    carrier = FramedConnection(Link(), pb.Attach().caller, Heartbeats(3600.0, lambda: 0))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(carrier, "_ask", lambda: pb.KeepSessionResponse(session_port=port))
+        ended: list[object] = []
+        thread = threading.Thread(
+            target=lambda: ended.append(carrier.serve(b"", lambda _: None)), daemon=True
+        )
+        thread.start()
+        other, _ = listener.accept()
+        assert other.recv(1)  # the handshake has begun, and is not answered
+        carrier.close()
+        thread.join(PATIENCE)
+        other.close()
+    assert ended == [framed_connection._BROKE]
 
 
 def test_a_silent_connection_is_kept_alive(monkeypatch):

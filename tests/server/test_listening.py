@@ -1,13 +1,19 @@
-"""Addresses to listen on."""
+"""Addresses to listen on, and the accepting of connections."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import socket
+from typing import Any
 
 import pytest
+import uvloop
 
 from dmesh.errors import AddressInUseError, ConfigurationError
-from dmesh_server.listening import Address, bind
+from dmesh_server import listening
+from dmesh_server.listening import Acceptor, Address, bind
 
 
 @pytest.mark.parametrize(
@@ -70,3 +76,46 @@ def test_bind_refuses_somebody_elses_address() -> None:
 def test_bind_refuses_an_unknown_host() -> None:
     with pytest.raises(ConfigurationError, match="cannot be resolved"):
         bind(Address("no-such-host.invalid", 0))
+
+
+class FullListener(socket.socket):
+    """Listening socket of a process that has no file descriptors left for a while."""
+
+    attempts = 0
+    full = True
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.attempts += 1
+        if self.full:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_accepting_pauses_without_file_descriptors(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_ACCEPT_AGAIN", 0.05)
+
+    async def scene() -> None:
+        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
+        with FullListener() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            acceptor = Acceptor([listener], lambda connection, _: accepted.put_nowait(connection))
+            with socket.create_connection(listener.getsockname()) as client:
+                loop = asyncio.get_running_loop()
+                began, turns = loop.time(), 0
+                while listener.attempts < 4:
+                    turns += 1
+                    await asyncio.sleep(0.001)
+                assert loop.time() - began > 3 * 0.05 * 0.9  # not at every turn of the loop
+                assert turns > listener.attempts
+                listener.full = False
+                connection = await accepted.get()
+                assert connection.getpeername() == client.getsockname()
+                connection.close()
+            acceptor.close()
+            socket.create_connection(listener.getsockname()).close()
+            await asyncio.sleep(0.01)
+            assert accepted.empty()
+
+    run(scene())

@@ -457,7 +457,7 @@ def test_what_is_said_to_a_connection_that_is_gone_concerns_nobody(loop):
     async def main() -> None:
         runtime = Runtime(MemoryStore())
         server = session_server.SessionServer(SessionOpener(runtime, PeerLimits()), PeerLimits())
-        await server.start([socket.create_server(("127.0.0.1", 0))])
+        server.start([socket.create_server(("127.0.0.1", 0))])
         with server.offer(Caller("c", None, 1), "") as offer:
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(offer.ticket)
@@ -523,7 +523,7 @@ def test_a_handshake_may_begin_before_the_connection_is_accepted(tmp_path, loop)
 
     async def serve_one(sock: socket.socket) -> None:
         server = session_server.SessionServer(Mock(), PeerLimits(), Mock(context=lambda: context))
-        await server.start([listener])
+        server.start([listener])
         for _ in range(3):
             with contextlib.suppress(ssl.SSLWantReadError):
                 client.do_handshake()

@@ -89,7 +89,12 @@ class FramedConnection(Carrier):
             offer = self._ask()
             if isinstance(offer, Fault):
                 return offer
-            sock = self._connect(offer)
+            try:
+                sock = self._connect(offer)
+            except NoCarrier:
+                if self._closed:
+                    return _BROKE
+                raise
             try:
                 with self._lock:
                     self._socket = sock
@@ -194,10 +199,14 @@ class FramedConnection(Carrier):
         secure = SecureSocket(plain, tls.context(), server_side=False, server_name=name)
         poller, deadline = select.poll(), time.monotonic() + _HANDSHAKE
         poller.register(plain, select.POLLIN)
+        poller.register(self._inbox.wakee, select.POLLIN)  # `close` wakes it, and so does the end of the call
         while True:
             with contextlib.suppress(BlockingIOError):
                 secure.handshake()
                 return secure
+            if self._closed or time.monotonic() >= self._end_at:
+                raise ConnectionAbortedError("the session ended meanwhile")
+            self._inbox.woken()
             if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError("the TLS handshake took too long")
 
@@ -270,10 +279,12 @@ class FramedConnection(Carrier):
 
     def _write(self, data: bytes) -> None:
         """Send; what the network has no room for is left to the thread."""
+        if os.getpid() != self._owner:
+            return  # what a forked child says would be taken for its parent's word
         with self._lock:
             sock = self._socket
-            if self._closed or sock is None or os.getpid() != self._owner:
-                return  # what a forked child says would be taken for its parent's word
+            if self._closed or sock is None:
+                return
             if self._unsent:
                 self._unsent += data
                 return

@@ -160,7 +160,7 @@ class RpcServer:
             port = self._listen(address, Address(ip, port))
         self._coordination.port = port
         if self._sessions is not None and self._session_port is not None:
-            await self._sessions.start(bind(Address(address.host, self._session_port)))
+            self._sessions.start(bind(Address(address.host, self._session_port)))
         await self._server.start()
         if self._guard is not None:
             self._guarding = asyncio.create_task(self._guard.run(port), name="dmesh-connections")

@@ -21,6 +21,7 @@ from dmesh.v1 import coordination_pb2 as pb
 from dmesh_server.core.effects import SessionEnd
 from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import Caller
+from dmesh_server.listening import Acceptor
 from dmesh_server.rpc import convert
 from dmesh_server.rpc.session_input import SessionInput, SessionOpener
 from dmesh_server.security.access import CALL_RATE, CALLER
@@ -38,9 +39,6 @@ _FRAMES_AT_ONCE = 64
 _UNREAD = 1 << 20
 """Bytes of unread answers from which on no more is read from a client."""
 
-_BACKLOG = 100
-_ACCEPT_AGAIN = 1.0
-"""Seconds until connections are accepted again after that has failed."""
 _PARTING = 1.0
 """Seconds that a client may take to read the last messages of its session."""
 
@@ -84,48 +82,40 @@ class SessionServer:
         self._offers: dict[bytes, Offer] = {}
         self._connections: set[_Connection] = set()
         self._strangers: set[_Connection] = set()
-        self._servers: list[asyncio.Server] = []
-        self._accepting: dict[socket.socket, asyncio.Task[None]] = {}
+        self._sockets: Sequence[socket.socket] = ()
+        self._acceptor: Acceptor | None = None
         self._empty: asyncio.Future[None] | None = None
         self._stopping = False
 
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Listen on sockets of one port."""
-        loop = asyncio.get_running_loop()
-        for listener in sockets:
-            self.port = listener.getsockname()[1]
-            if self.context is None:
-                self._servers.append(await loop.create_server(lambda: _Connection(self), sock=listener))
-            else:
-                listener.setblocking(False)
-                listener.listen(_BACKLOG)
-                self._accepting[listener] = loop.create_task(self._accept(listener))
+    def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Listen on sockets of one port, which are the server's from now on."""
+        self.port = sockets[0].getsockname()[1]
+        self._sockets = sockets
+        self._acceptor = Acceptor(sockets, self._accepted)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        """Accept connections and encrypt them: a loop's server of TLS would not bound the handshakes."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                logs.warning("accept_failed", port=self.port, reason=str(error))
-                await asyncio.sleep(_ACCEPT_AGAIN)  # there may be descriptors again
-                continue
-            connection = _Connection(self)
-            if self.admit(connection):
-                connection.begin(self._encrypt(sock, connection))
-            else:
-                sock.close()
+    def _accepted(self, sock: socket.socket, address: object) -> None:
+        """Take a connection, or close it, before anything is read."""
+        del address
+        connection = _Connection(self)
+        if self._admit(connection):
+            connection.begin(self._open(sock, connection))
+        else:
+            sock.close()
 
-    async def _encrypt(self, sock: socket.socket, connection: _Connection) -> None:
+    async def _open(self, sock: socket.socket, connection: _Connection) -> None:
+        """Let a connection be read, encrypted if it is to be."""
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
-                sock,
-                ssl=self.context,
-                ssl_handshake_timeout=self.limits.handshake_seconds,
-                ssl_shutdown_timeout=_PARTING,
-            )
+            if self.context is None:
+                await loop.connect_accepted_socket(lambda: connection, sock)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: connection,
+                    sock,
+                    ssl=self.context,
+                    ssl_handshake_timeout=self.limits.handshake_seconds,
+                    ssl_shutdown_timeout=_PARTING,
+                )
         except (OSError, asyncio.CancelledError):  # not TLS, a certificate that is not accepted, too slow
             self.forget(connection)
 
@@ -138,13 +128,10 @@ class SessionServer:
     async def stop(self) -> None:
         """Listen no more and end every connection; the sessions are over."""
         self.withdraw()
-        for server in self._servers:
-            server.close()
-        for listener, accepting in self._accepting.items():
-            accepting.cancel()
-            await asyncio.wait([accepting])
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for listener in self._sockets:
             listener.close()
-        await asyncio.sleep(0)  # connections that were accepted already are announced now
         for stranger in tuple(self._strangers):
             stranger.abort()
         if self._connections:
@@ -153,8 +140,6 @@ class SessionServer:
             for connection in tuple(self._connections):
                 connection.abort()
             await self._empty
-        for server in self._servers:
-            await server.wait_closed()
 
     @property
     def crowded(self) -> bool:
@@ -186,7 +171,7 @@ class SessionServer:
         if (offer := self.take(ticket)) is not None:
             offer.over.set()
 
-    def admit(self, connection: _Connection) -> bool:
+    def _admit(self, connection: _Connection) -> bool:
         """Note a new connection; return whether it may stay."""
         crowded = len(self._connections) >= self.limits.session_connections
         if self._stopping or crowded or len(self._strangers) >= _MOST_STRANGERS + len(self._offers):
@@ -229,9 +214,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        if self._server.context is None and not self._server.admit(self):
-            self._transport.abort()
-            return
         self._patience = asyncio.get_running_loop().call_later(
             self._server.limits.handshake_seconds, self.abort
         )

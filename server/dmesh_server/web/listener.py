@@ -10,9 +10,9 @@ import asyncio
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -51,8 +51,9 @@ class Connections:
     """Names in client certificates that may come in; empty for all."""
     by_host: Counter[str] = field(default_factory=Counter)
     """Open connections of each host."""
-    handshakes: set[asyncio.Task[None]] = field(default_factory=set)
-    """Connections in their TLS handshake."""
+    make_protocol: Callable[[], BoundedProtocol] = field(init=False)
+    """Makes the protocol of a connection; to be set before any is accepted."""
+    _opening: set[asyncio.Task[None]] = field(default_factory=set)
 
     def admit(self, host: str) -> bool:
         """Count a new connection from a host; return False if it must be closed."""
@@ -69,68 +70,50 @@ class Connections:
         self.by_host[host] += 1
         return True
 
-    def start(self, handshake: Coroutine[object, object, None]) -> None:
-        """Begin to encrypt a connection that was admitted."""
-        task = asyncio.get_running_loop().create_task(handshake, name="dmesh-http-handshake")
-        self.handshakes.add(task)
-        task.add_done_callback(self.handshakes.discard)
+    def accepted(self, connection: socket.socket, address: Sequence[Any]) -> None:
+        """Admit a connection or close it, before anything is read."""
+        host = str(address[0])
+        if self.admit(host):
+            task = asyncio.get_running_loop().create_task(
+                self._open(connection, host), name="dmesh-http-open"
+            )
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+        else:
+            connection.close()
+
+    async def _open(self, connection: socket.socket, host: str) -> None:
+        """Let a connection be read, encrypted if it is to be."""
+        seconds = None if self.context is None else self.limits.handshake_seconds
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make_protocol, connection, ssl=self.context, ssl_handshake_timeout=seconds
+            )
+        except BaseException as error:
+            # No connection came about, so no protocol will say that it ended.
+            self.closed(host)
+            connection.close()
+            if not isinstance(error, OSError | TimeoutError):
+                raise
+            reason = getattr(error, "reason", None) or str(error) or "the handshake took too long"
+            self.refusals.note("tls_handshake_failed", host, reason=reason)
+
+    def _make_protocol(self) -> BoundedProtocol:
+        protocol = self.make_protocol()
+        protocol.open = self
+        return protocol
 
     async def stop(self) -> None:
         """End the handshakes that are not over."""
-        for task in self.handshakes:
+        for task in self._opening:
             task.cancel()
-        await asyncio.gather(*self.handshakes, return_exceptions=True)
+        await asyncio.gather(*self._opening, return_exceptions=True)
 
     def closed(self, host: str) -> None:
         """Note that a connection from a host is gone."""
         self.by_host[host] -= 1
         if self.by_host[host] <= 0:
             del self.by_host[host]
-
-
-class Entrance(asyncio.Protocol):
-    """A connection until it is admitted; then HTTP takes it over, encrypted if it is to be."""
-
-    def __init__(self, connections: Connections, make_protocol: Callable[[], BoundedProtocol]) -> None:
-        """Make one for the next connection.
-
-        Args:
-            connections: All that are open.
-            make_protocol: Makes the protocol that takes over.
-        """
-        self._connections = connections
-        self._make_protocol = make_protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the connection or close it, before anything is read."""
-        connection = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        host = str((connection.get_extra_info("peername") or ["unknown"])[0])
-        if not self._connections.admit(host):
-            connection.abort()
-        elif self._connections.context is None:
-            protocol = self._make_protocol()
-            connection.set_protocol(protocol)
-            protocol.connection_made(connection)
-        else:
-            # `start_tls` would lose what uvloop reads before it begins: encrypt a duplicate of the socket.
-            duplicate = connection.get_extra_info("socket").dup()
-            connection.abort()
-            self._connections.start(self._encrypt(duplicate, host, self._connections.context))
-
-    async def _encrypt(self, connection: socket.socket, host: str, context: ssl.SSLContext) -> None:
-        seconds = self._connections.limits.handshake_seconds
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._make_protocol, connection, ssl=context, ssl_handshake_timeout=seconds
-            )
-        except BaseException as error:
-            # No connection came about, so no protocol will say that it ended.
-            self._connections.closed(host)
-            connection.close()
-            if not isinstance(error, OSError | TimeoutError):
-                raise
-            reason = getattr(error, "reason", None) or str(error) or "the handshake took too long"
-            self._connections.refusals.note("tls_handshake_failed", host, reason=reason)
 
 
 class BoundedProtocol(H11Protocol):

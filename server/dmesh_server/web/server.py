@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from dmesh_server.listening import Address, bind
+from dmesh_server.listening import Acceptor, Address, bind
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.security.tls import ServerTls
 from dmesh_server.web.gate import HttpGate
-from dmesh_server.web.listener import BoundedProtocol, Connections, Entrance, HttpLimits
+from dmesh_server.web.listener import BoundedProtocol, Connections, HttpLimits
 
 _GRACE_SECONDS = 2
 
@@ -101,17 +101,14 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                lambda: Entrance(self.connections, self._make_protocol), sock=one, backlog=self.config.backlog
-            )
-            for one in sockets or ()
-        ]
+        self.connections.make_protocol = lambda: BoundedProtocol(
+            self.config, self.server_state, self.lifespan.state
+        )
+        self.servers = []
+        self._acceptor = Acceptor(sockets or (), self.connections.accepted)
         self.started = True
         self.listening.set()
 
-    def _make_protocol(self) -> BoundedProtocol:
-        protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
-        protocol.open = self.connections
-        return protocol
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._acceptor.close()
+        await super().shutdown(sockets)
