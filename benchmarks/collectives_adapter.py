@@ -18,7 +18,10 @@ Array = Any
 
 
 class Dmesh:
-    """Plain NumPy arrays, and results in the arrays that the harness reuses, as with the peers."""
+    """A user's path: public functions, default settings with a coordinator, plain NumPy arrays.
+
+    Results go to the arrays that the harness reuses, as with the peers.
+    """
 
     def __init__(self, rank: int, world: int, rendezvous: str, port: int) -> None:
         del port
@@ -32,10 +35,10 @@ class Dmesh:
         import dmesh
         from dmesh import native
 
-        dmesh.initialize_accelerator_system(enable_coordination_service=False)
+        dmesh.initialize_accelerator_system()
         self._dmesh = dmesh
-        self._group = dmesh.collectives.world()
-        self._group.barrier()
+        self._calls = dmesh.collectives
+        self._calls.barrier()
         core = "pure Python" if native.core() is None else "native core"
         self.info = f"dmesh {dmesh.__version__}, {core}"
 
@@ -47,34 +50,34 @@ class Dmesh:
         """After a case, when its arrays are gone."""
 
     def allreduce(self, a: Array) -> Array:
-        return self._group.all_reduce(a, out=a)
+        return self._calls.all_reduce(a, out=a)
 
     def allreduce_new(self, a: Array) -> Array:
-        return self._group.all_reduce(a)
+        return self._calls.all_reduce(a)
 
     def allgather(self, a: Array, o: Array) -> Array:
-        self._group.all_gather(a, axis=0, out=o)
+        self._calls.all_gather(a, axis=0, out=o)
         return o
 
     def reduce_scatter(self, a: Array, o: Array) -> Array:
-        self._group.reduce_scatter(a, axis=0, out=o)
+        self._calls.reduce_scatter(a, axis=0, out=o)
         return o
 
     def broadcast(self, a: Array, root: int) -> Array:
-        return self._group.broadcast(a, root, out=a)
+        return self._calls.broadcast(a, root, out=a)
 
     def alltoall(self, a: Array, o: Array) -> Array:
-        self._group.all_to_all(a, out=o)
+        self._calls.all_to_all(a, out=o)
         return o
 
     def send(self, a: Array, dst: int) -> None:
-        self._group.send(a, dst)
+        self._calls.send(a, dst)
 
     def recv(self, a: Array, src: int) -> None:
-        self._group.recv(a, src, out=a)
+        self._calls.recv(a, src, out=a)
 
     def barrier(self) -> None:
-        self._group.barrier()
+        self._calls.barrier()
 
     def close(self) -> None:
         self._dmesh.shutdown_accelerator_system()
@@ -103,7 +106,7 @@ class DmeshResults(DmeshShared):
         plan = self._plans.get((kind, a.size))
         if plan is None:
             make = getattr(self._dmesh.collectives, kind)
-            plan = self._plans[kind, a.size] = make(a, group=self._group)
+            plan = self._plans[kind, a.size] = make(a)
         return plan
 
     def allreduce(self, a: Array) -> Array:

@@ -3,6 +3,7 @@
     python benchmarks/overlap.py                 # through shared memory
     python benchmarks/overlap.py --tcp           # over TCP, as between hosts
     python benchmarks/overlap.py --mb 16 --rounds 20
+    python benchmarks/overlap.py --calls 8       # the array in 8 parts, whose calls are all under way at once
 
 Two ranks. Rank 0 computes and communicates, rank 1 only communicates. NumPy computes in one thread. What is
 printed is (communication + product - both at once) divided by the shorter of both, for a product that takes
@@ -30,13 +31,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def rank(number: int, megabytes: int, rounds: int, free: tuple[int, int] | None) -> None:
+def rank(number: int, megabytes: int, calls: int, rounds: int, free: tuple[int, int] | None) -> None:
     """One rank; rank 0 prints its figures. `free`: the core for the product, and the one for all else."""
     if free is not None:
         os.sched_setaffinity(0, {free[1]})  # threads that are started later inherit it
@@ -47,12 +50,19 @@ def rank(number: int, megabytes: int, rounds: int, free: tuple[int, int] | None)
 
     dmesh.initialize_accelerator_system(enable_coordination_service=False)
     group = dmesh.collectives.world()
-    x = np.ones(megabytes * 2**20 // 4, np.float32)
+    parts = np.array_split(np.ones(megabytes * 2**20 // 4, np.float32), calls)
+
+    def begin() -> list[Future[NDArray[Any]]]:
+        return [group.all_reduce(part, "max", out=part, async_op=True) for part in parts]
+
+    def end(futures: list[Future[NDArray[Any]]]) -> None:
+        for future in futures:
+            future.result()
 
     def communicate() -> float:
         group.barrier()
         began = time.perf_counter()
-        group.all_reduce(x, "max", out=x, async_op=True).result()
+        end(begin())
         return time.perf_counter() - began
 
     def multiply(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> float:
@@ -81,10 +91,10 @@ def rank(number: int, megabytes: int, rounds: int, free: tuple[int, int] | None)
             figures["product"].append(multiply(a, b, c))
         group.barrier()
         began = time.perf_counter()
-        future = group.all_reduce(x, "max", out=x, async_op=True)
+        futures = begin()
         if number == 0:
             multiply(a, b, c)
-        future.result()
+        end(futures)
         figures["both"].append(time.perf_counter() - began)
     if number == 0:
         print(json.dumps(figures))
@@ -111,6 +121,8 @@ def run(options: argparse.Namespace, cores: str) -> dict[str, list[float]]:
         __file__,
         "--mb",
         str(options.mb),
+        "--calls",
+        str(options.calls),
         "--rounds",
         str(options.rounds),
         "--free",
@@ -138,6 +150,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mb", type=int, default=64, help="size of the array, MiB")
+    parser.add_argument("--calls", type=int, default=1, help="asynchronous calls that carry it, at once")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--tcp", action="store_true", help="share no memory")
     parser.add_argument("--json", action="store_true", help="print all figures, too")
@@ -147,7 +160,7 @@ def main() -> None:
     if options.rank is not None:
         computes, communicates = map(int, options.free.split(",")) if options.free else (-1, -1)
         free = (computes, communicates) if options.free else None
-        rank(options.rank, options.mb, options.rounds, free)
+        rank(options.rank, options.mb, options.calls, options.rounds, free)
         return
     way = "over TCP" if options.tcp else "through shared memory"
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -161,8 +174,8 @@ def main() -> None:
         )
         hidden = (alone + product - both) / min(alone, product)
         print(
-            f"{name}: all-reduce of {options.mb} MiB {way}: {1e3 * alone:.1f} ms; product: "
-            f"{1e3 * product:.1f} ms; both at once: {1e3 * both:.1f} ms; hidden: {hidden:.0%}"
+            f"{name}: all-reduce of {options.mb} MiB in {options.calls} calls {way}: {1e3 * alone:.1f} ms; "
+            f"product: {1e3 * product:.1f} ms; both at once: {1e3 * both:.1f} ms; hidden: {hidden:.0%}"
         )
         if options.json:
             print(json.dumps({"setting": name, **figures}))

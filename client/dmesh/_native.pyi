@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from dmesh import native
@@ -8,4 +9,5 @@ abi: int
 build: BuildInfo
 Endpoint: type[native.Endpoint]
 RegisteredMemory: Callable[[], native.RegisteredMemory]
-FastPath: Callable[[str, Callable[..., Any], Callable[..., Any]], Any]
+FastPath: Callable[[str, Callable[..., Any], ContextVar[Any], type], Any]
+PlannedCall: type[native.PlannedCall]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
 from dmesh.config.settings import read_native
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-ABI = 7
+ABI = 9
 """`DMESH_NATIVE_ABI` of client/native/python/module.h: the module that this Python code was written for."""
 
 _MODULE = "dmesh._native"
@@ -67,11 +68,15 @@ class Endpoint(Protocol):
     """Number of the last call that was made."""
     completed: int
     """Number of the last completed call."""
+    others: int
+    """Transfers to the same receiver over other media."""
+    held: int
+    """Not 0 if no call is taken whole."""
     on_complete: Callable[[], object] | None
     """Called when a call that the endpoint took whole is complete."""
     keep_alive: object
     """Object that lives as long as the endpoint."""
-    max_all_reduce: int
+    max_flat: int
     """Bytes from which an all-reduce is left to Python."""
     single_copy_from: int
     """Bytes from which peers read private arrays in this process."""
@@ -218,6 +223,7 @@ class Endpoint(Protocol):
         block: int,
         source: Any,
         target: Any,
+        layout: bytes | None = None,
         /,
     ) -> None:
         """Begin a collective between flat buffers of bytes; `progress` goes on with it.
@@ -226,19 +232,57 @@ class Endpoint(Protocol):
             kind: Index into `descriptor.KINDS`.
             op: Index into `descriptor.OPS`.
             dtype: Index into `descriptor.DTYPES`; used in reductions only.
-            root: The root; of a permutation, the position of this rank's source, or -1.
+            root: The root.
             hash_: 64 bits that must be the same on all members.
-            nbytes: Bytes of each contribution.
+            nbytes: Bytes of each contribution; with a layout, of the largest one.
             block: Bytes of one rank's block, in collectives that have blocks.
             source: Contribution; None if there is none.
             target: Memory of the result; None if there is none.
+            layout: Blocks of different lengths, in 64-bit words of bytes: for each member how much it gets of
+                this rank's source, and where that begins; how much comes from it, where that begins in the
+                target, and where in the member's source. Then the size of the largest block of any member.
+                A permutation must have one.
         """
 
-    def start_send(self, hash_: int, data: memoryview, /) -> None:
-        """Begin to send bytes; `progress` goes on with it."""
+    def start_send(
+        self,
+        hash_: int,
+        data: memoryview,
+        order: int = 0,
+        dtype: int = -1,
+        shape: tuple[int, ...] = (),
+        text: str = "",
+        /,
+    ) -> None:
+        """Begin to send bytes; `progress` goes on with it.
 
-    def start_recv(self, hash_: int, into: memoryview, /) -> None:
-        """Begin to receive bytes; `progress` goes on with it."""
+        Args:
+            hash_: 64 bits that the receiver must have, too.
+            data: The bytes.
+            order: Its place among all transfers to the receiver.
+            dtype: Index into `descriptor.DTYPES`; -1 if `text` describes the array.
+            shape: Of the array.
+            text: Descriptor of an array that the native core does not know.
+        """
+
+    def start_recv(
+        self,
+        hash_: int,
+        into: memoryview,
+        order: int = 0,
+        dtype: int = -1,
+        shape: tuple[int, ...] = (),
+        text: str = "",
+        /,
+    ) -> None:
+        """Begin to receive bytes, of the same description; `progress` goes on with it."""
+
+    def arrival(self, seconds: float, /) -> tuple[int, int, tuple[int, ...], str] | None:
+        """Return order, dtype, shape and text of the array that the sender has begun to send.
+
+        None if there is none after so many seconds, or a call is under way. `order` counts the sender's
+        transfers to this receiver over all media.
+        """
 
     def progress(self, seconds: float, /) -> Any:
         """Wait for the members; return the result (None for a started call), or the endpoint itself."""
@@ -286,6 +330,16 @@ class Endpoint(Protocol):
         """Close it, and make `progress` return at once. Any thread."""
 
 
+class PlannedCall(Protocol):
+    """Base of a plan: calls without arguments, or with another array like the planned one, run natively.
+
+    A subclass has a method `_call` for all others, with the same arguments.
+    """
+
+    def prepare(self, group: object, endpoint: Endpoint, x: object, op: str, out: object, /) -> bool:
+        """Let the endpoint of a group take all-reduces like this one; return whether it does."""
+
+
 class Core(Protocol):
     """Contents of the module `dmesh._native`."""
 
@@ -297,8 +351,10 @@ class Core(Protocol):
     """Type of endpoints."""
     RegisteredMemory: Callable[[], RegisteredMemory]
     """Makes an empty table of segments."""
-    FastPath: Callable[[str, Callable[..., Any], Callable[..., Any]], Any]
+    FastPath: Callable[[str, Callable[..., Any], ContextVar[Any], type], Any]
     """Makes a public function whose usual calls run natively; see `dmesh.collectives.api`."""
+    PlannedCall: type[PlannedCall]
+    """Base of plans whose calls run natively; see `dmesh.collectives.persistent`."""
 
 
 def core() -> Core | None:

@@ -208,6 +208,12 @@ class Comm:
 
         return self._together("Igatherv", mine, finish)
 
+    def Iscatterv(self, mine: Any, into: Any, root: int) -> Request:
+        def finish(found: dict[int, Any]) -> None:
+            _typed(into)[...] = _part(found[root], self.rank)
+
+        return self._together("Iscatterv", mine, finish)
+
     # -- messages --------------------------------------------------------------------------------------------
 
     def Isend(self, data: Any, dest: int, tag: int) -> Request:

@@ -19,6 +19,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from tests.collectives.process_checks import CHECKS, equal
 
 from dmesh import native
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
@@ -40,13 +41,16 @@ class Member:
         self.rank, self.size, self.way = rank, size, way
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.communicator: Communicator | None = None
+        self.transport: TcpTransport | None = None
 
     def connect(self, ports: list[int], pids: list[int]) -> None:
         peers = [
             Peer(rank, (f"127.0.0.1:{port}",), 0, f"/job:worker/task:{rank} (host h, pid {pid})")
             for rank, (port, pid) in enumerate(zip(ports, pids, strict=True))
         ]
-        transport = TcpTransport(self.rank, self.listener, lambda: SECRET, b"%08d" % self.size)
+        self.transport = transport = TcpTransport(
+            self.rank, self.listener, lambda: SECRET, b"%08d" % self.size
+        )
         self.communicator = Communicator(
             self.rank,
             peers,
@@ -72,12 +76,6 @@ def shared_memory(way: str, rank: int = 0) -> SharedMemoryRegistry | None:
         case "dedicated":
             return SharedMemoryRegistry(0, native.core())
     raise AssertionError(way)
-
-
-def equal(actual: Any, expected: Any) -> None:
-    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
-    assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    assert actual.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
 def inputs(world: Group, dtype: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -130,6 +128,8 @@ def check(world: Group, operation: str) -> None:
                         exchange(world, x, all_inputs)
                 case "barrier":
                     world.barrier()
+    if operation in CHECKS:
+        CHECKS[operation](world)
 
 
 def exchange(world: Group, x: np.ndarray, all_inputs: list[np.ndarray]) -> None:
@@ -147,11 +147,13 @@ def exchange(world: Group, x: np.ndarray, all_inputs: list[np.ndarray]) -> None:
 
 
 def reduce_for_ever(world: Group) -> dict[str, Any]:
-    """All-reduces until somebody dies; tells when that showed, and how."""
+    """All-reduces, and moves blocks, until somebody dies; tells when that showed, and how."""
     step = 0
     try:
         while True:
             world.all_reduce(np.ones(1000 if step % 2 else 200_000))
+            world.all_gather(np.ones(1000 * world.rank), counts="exchange")
+            world.all_to_all(np.ones(world.size), counts=np.ones(world.size, int))
             step += 1
             if step == 3:
                 answer({"running": True})
@@ -166,6 +168,36 @@ def reduce_for_ever(world: Group) -> dict[str, Any]:
 
 COUNT = 8 << 20
 """Elements of arrays whose reduction takes long enough to stop a rank in the middle of it."""
+
+
+def check_many(member: Member) -> dict[str, Any]:
+    """Makes a call of each kind, of short and longer arrays; tells with how many ranks it is connected."""
+    world = member.world
+    rank, size, last = world.rank, world.size, world.size - 1
+    for count in (1, 500, 20_000):
+        arrays = [np.random.default_rng([at, count]).normal(size=count).astype("f4") for at in range(size)]
+        x, total = arrays[rank], arrays[0].copy()
+        for other in arrays[1:]:
+            total += other
+        world.barrier()
+        equal(world.all_reduce(x), total)  # the same bits as a fold in the order of ranks
+        equal(world.broadcast(x, 3), arrays[3])
+        result = world.reduce(x, "sum", last)
+        assert result is None if rank != last else (result == total).all()
+        if count > 500:
+            continue
+        rows, everything = np.stack([x] * size), np.stack(arrays)
+        equal(world.all_gather(x), everything)
+        equal(world.all_to_all(rows), everything)
+        equal(world.reduce_scatter(rows), total)
+        equal(world.scatter(everything if rank == 1 else x, 1), x)
+        result = world.gather(x, 2)
+        assert result is None if rank != 2 else (result == everything).all()
+        ring = [(at, (at + 1) % size) for at in range(size)]
+        equal(world.permute(x, ring), arrays[rank - 1])
+    assert isinstance(member.transport, TcpTransport)
+    connections = member.transport._connections
+    return {"peers": len({*connections.dialed, *connections.accepted} - {rank})}
 
 
 def reduce_in_shared_memory(communicator: Communicator, peer: int | None) -> dict[str, Any]:
@@ -250,6 +282,8 @@ def main() -> None:
                 case "check":
                     check(members[order["size"]].world, order["operation"])
                     result = {}
+                case "check many":
+                    result = check_many(members[order["size"]])
                 case "reduce for ever":
                     result = reduce_for_ever(members[order["size"]].world)
                 case "reduce in shared memory":

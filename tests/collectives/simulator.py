@@ -2,7 +2,7 @@
 
 A message is read from its sender's memory as late as possible, when the receiver is served, so that memory
 which is written to while a message of it is under way shows as a wrong result. Elements are values; a fold
-makes a tuple of its contributions in their order.
+makes a pair of its operands.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dmesh.collectives.schedules import (
+from dmesh.collectives.schedules.program import (
     Await,
     Buffer,
     Copy,
@@ -28,6 +28,11 @@ class Deadlock(AssertionError):
     """No rank can go on, and not all are at their end."""
 
 
+def contributed(value: Any) -> int:
+    """How many contributions are folded in a value."""
+    return sum(map(contributed, value)) if isinstance(value, tuple) else 1
+
+
 class Rank:
     def __init__(self, program: Program, source: Sequence[Any], in_place: bool) -> None:
         self.instructions = list(program.instructions)
@@ -39,14 +44,24 @@ class Rank:
         self.memory[Buffer.INPUT] = list(source)
         if in_place:
             self.memory[Buffer.OUTPUT] = self.memory[Buffer.INPUT]
+        self.accumulator = None if in_place else program.accumulates_into
         if self.memory[Buffer.TOKEN]:
             self.memory[Buffer.TOKEN][0] = "token"
 
+    def place(self, part: Slice) -> Slice:
+        """Where a slice is: the accumulator may be a part of the output."""
+        if part.buffer is not Buffer.ACCUMULATOR or self.accumulator is None:
+            return part
+        start = self.accumulator.start
+        return Slice(self.accumulator.buffer, start + part.start, start + part.stop)
+
     def read(self, part: Slice) -> list[Any]:
+        part = self.place(part)
         assert 0 <= part.start <= part.stop <= len(self.memory[part.buffer]), part
         return self.memory[part.buffer][part.start : part.stop]
 
     def write(self, part: Slice, values: Sequence[Any]) -> None:
+        part = self.place(part)
         assert 0 <= part.start <= part.stop <= len(self.memory[part.buffer]), part
         assert len(values) == len(part)
         self.memory[part.buffer][part.start : part.stop] = values
@@ -103,10 +118,10 @@ def simulate(
                     rank.write(into, rank.read(source))
                 case Fold(source, into, first):
                     values = rank.read(source)
-                    held = [()] * len(values) if first else rank.read(into)
-                    rank.write(into, [(*a, b) for a, b in zip(held, values, strict=True)])
-                case Finish(source, into):
-                    rank.write(into, [("folded", *value) for value in rank.read(source)])
+                    rank.write(into, values if first else list(zip(rank.read(into), values, strict=True)))
+                case Finish(source, into, contributions):
+                    assert all(contributed(value) == contributions for value in rank.read(source))
+                    rank.write(into, [("folded", value) for value in rank.read(source)])
 
         match item:
             case Await(numbers):

@@ -115,7 +115,8 @@ def test_a_group_chooses_its_backends_in_few_rounds(monkeypatch, shm, rounds):
     [
         ("native", "barrier", ["shm"]),
         ("dedicated", "barrier", ["tcp"]),
-        ("dedicated", "permute", ["messages"]),  # which dedicated connections do not carry
+        ("dedicated", "permute", ["tcp"]),
+        ("dedicated", "all_reduce", ["messages"]),  # of booleans, whose sums have another dtype
         ("without", "barrier", ["messages"]),
     ],
 )
@@ -131,6 +132,8 @@ def test_the_chosen_backend_carries_out_the_first_call(monkeypatch, shm, call, n
     with cluster(SIZE, shm=(shm,)) as ranks:
         if call == "barrier":
             ranks.all(lambda c: c.world.barrier())
+        elif call == "all_reduce":
+            assert ranks.all(lambda c: int(c.world.all_reduce(np.array(True)))) == [SIZE] * SIZE
         else:
             turned = ranks.all(lambda c: c.world.permute(np.array(c.rank), [(0, 1), (1, 2), (2, 0)]))
             assert turned[:3] == [2, 0, 1]
@@ -157,7 +160,8 @@ def test_what_another_thread_changes_during_the_exchange_comes_too_late(monkeypa
         ranks.all(lambda c: c.world.barrier(timeout=20))
         backends = ranks.all(lambda c: [backend.name for backend in c.world.current.backends])
     assert changed
-    assert backends == [["messages", "nccl"] if change == "memory" else ["shm", "messages", "nccl"]] * SIZE
+    always = ["messages", "loopback", "nccl"]
+    assert backends == [always if change == "memory" else ["shm", *always]] * SIZE
 
 
 def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):

@@ -240,8 +240,10 @@ def test_functions_work_on_the_world_of_the_context(monkeypatch):
         assert collectives.permute([1, 2], [(0, 0)]).tolist() == [1, 2]
         assert collectives.barrier(timeout=5) is None
         assert collectives.all_reduce(1, group=collectives.new_group([0]), async_op=True).result(LIMIT) == 1
-        for transfer in (collectives.send, collectives.recv):
-            with pytest.raises(CollectiveValueError, match="is this rank itself"):
-                transfer([1], 0)
+        collectives.send([1], 0, tag=2)
+        assert collectives.iprobe(0) is None
+        assert collectives.probe(0, tag=2).tag == 2
+        assert collectives.recv(None, collectives.ANY_SOURCE, tag=collectives.ANY_TAG).tolist() == [1]
+        assert collectives.sendrecv([3], 0, None, 0).tolist() == [3]
         with pytest.raises(CollectiveTypeError, match=r"group must be a dmesh\.collectives\.Group, got str"):
             collectives.barrier(group="batch")

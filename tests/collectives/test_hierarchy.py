@@ -51,7 +51,6 @@ def test_members_find_their_row_and_their_column():
     ("size", "shm"),
     [
         (2, HOSTS),  # one on each host
-        (3, HOSTS),  # two and one
         (4, ("native@a",)),  # one host: shared memory
         (4, ("dedicated@a", "dedicated@b")),  # rows that share nothing
     ],
@@ -94,8 +93,81 @@ def _in_place(group, x, op):
     return x
 
 
-def test_all_ranks_have_the_same_bits():
-    with cluster(4, shm=HOSTS, sizes=SMALL) as ranks:
+UNEVEN = [
+    (3, ("native@a", "native@b")),
+    (4, ("native@a", "native@a", "native@a", "native@b")),
+    (5, ("native@a", "native@b")),
+    (6, ("native@a", "native@b", "native@a", "native@c", "native@a", "native@b")),
+]
+
+
+@pytest.mark.parametrize(("size", "shm"), UNEVEN)
+@pytest.mark.parametrize("dtype", ["f4", "i8"])
+def test_hosts_with_different_numbers_of_members(size, shm, dtype):
+    """As many blocks as the smallest host has members; every kind, from and to every root."""
+    with cluster(size, shm=shm, sizes=SMALL) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        assert all(c.world.backend("hierarchical") for c in ranks.communicators)
+        for count in (700, 1001, 4099):
+            inputs = [np.random.default_rng(r).integers(1, 9, count).astype(dtype) for r in range(size)]
+            total = np.sum(inputs, axis=0)
+            for result in ranks.all(lambda c, x=inputs: c.world.all_reduce(x[c.rank])):
+                assert (result == total).all()
+            for result in ranks.all(lambda c, x=inputs: _in_place(c.world, x[c.rank].copy(), "max")):
+                assert (result == np.max(inputs, axis=0)).all()
+            for root in range(size):
+                found = ranks.all(lambda c, x=inputs, r=root: c.world.reduce(x[c.rank], "sum", r))
+                assert (found[root] == total).all()
+                assert [result is None for result in found] == [rank != root for rank in range(size)]
+                for result in ranks.all(lambda c, x=inputs, r=root: c.world.broadcast(x[c.rank], r)):
+                    assert (result == inputs[root]).all()
+
+
+@pytest.mark.parametrize("shm", [HOSTS, UNEVEN[1][1]])
+def test_reduces_and_broadcasts_of_several_hosts(shm):
+    """Means, and arrays that are sent from and received in themselves."""
+    with cluster(4, shm=shm, sizes=SMALL) as ranks:
+
+        def body(communicator):
+            group, rank = communicator.world, communicator.rank
+            group.barrier()
+            x = np.arange(1000.0) + rank
+            mean = group.reduce(x, "mean", 3)
+            assert mean is None if rank != 3 else (mean == np.arange(1000) + 1.5).all()
+            assert group.broadcast(x, 2, out=x) is x
+            assert (x == np.arange(1000) + 2).all()
+            return group.reduce(np.full(1000, 0.1 * rank, "f4"), "sum", 0)
+
+        first, again = ranks.all(body)[0], ranks.all(body)[0]
+        assert first.tobytes() == again.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "broadcast"])
+@pytest.mark.parametrize("shm", [HOSTS, UNEVEN[1][1]])
+def test_every_rank_hears_of_a_mismatch_and_of_a_death(kind, shm):
+    with cluster(4, shm=shm, sizes=SMALL, wait_policy=QUICK) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        errors = ranks.run(lambda c: getattr(c.world, kind)(np.zeros(1001 if c.rank == 2 else 1000)))
+        for error in errors:
+            assert isinstance(error, CollectiveMismatchError), error
+    with cluster(4, shm=shm, sizes=SMALL, wait_policy=QUICK) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        dies = threading.Timer(0.05, ranks.network.kill, (2, "killed by the test"))
+        dies.start()
+        for error in ranks.run(lambda c: getattr(c.world, kind)(np.zeros(1000)), (0, 1, 3)):
+            assert isinstance(error, PeerLostError), error
+        dies.join()
+
+
+def test_folding_by_rank_has_no_hierarchy():
+    with threads.cluster(4, shm=HOSTS, tuning=(Tuning(rows=256, folding="rank"),), sizes=SMALL) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        assert [rows(communicator) for communicator in ranks.communicators] == [None] * 4
+
+
+@pytest.mark.parametrize("shm", [HOSTS, UNEVEN[1][1]])
+def test_all_ranks_have_the_same_bits(shm):
+    with cluster(4, shm=shm, sizes=SMALL) as ranks:
         ranks.all(lambda c: c.world.barrier())
         first = None
         for _ in range(3):

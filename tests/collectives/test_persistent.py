@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, cluster
 
 from dmesh import native
 from dmesh.collectives import plan_all_reduce
-from dmesh.errors import CollectiveTypeError, CollectiveValueError, NotInitializedError
+from dmesh.errors import (
+    CollectiveMismatchError,
+    CollectiveTypeError,
+    CollectiveValueError,
+    NotInitializedError,
+    PeerLostError,
+)
 
 WAYS = ["messages", *(["native", "dedicated"] if native.core() is not None else [])]
 
@@ -79,3 +88,109 @@ def test_what_cannot_be_planned(ranks):
         plan_all_reduce(np.zeros(3), "average", group=world)
     with pytest.raises(NotInitializedError):
         plan_all_reduce(np.zeros(3))
+
+
+native_only = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
+
+
+@native_only
+@pytest.mark.parametrize("way", ["native", "dedicated"])
+def test_a_prepared_call_enters_no_python(way):
+    """Nor does one with another array like the planned one."""
+    with cluster(2, shm=(way,)) as ranks:
+
+        def body(communicator):
+            plan = plan_all_reduce(np.empty(4), group=communicator.world)
+            x, entered = np.full(4, 2.0), []
+            plan.input[:] = communicator.rank
+            plan()
+            assert communicator.world.endpoint is not None
+            found = []
+            sys.setprofile(lambda frame, event, argument: entered.append(event))
+            try:
+                for _ in range(3):
+                    found.append(plan()[0])
+                    found.append(plan(x)[0])
+            finally:
+                sys.setprofile(None)
+            # A rank that waits for the other for more than a millisecond does so in Python.
+            return found, entered.count("call")
+
+        for _ in range(20):
+            results = ranks.all(body)
+            assert [found for found, _ in results] == [[1, 4] * 3] * 2
+            if min(calls for _, calls in results) == 0:
+                return
+        raise AssertionError(f"every call entered Python: {results}")
+
+
+@native_only
+def test_a_prepared_plan_and_a_plain_call_are_one_collective():
+    with cluster(3, shm=("native",)) as ranks:
+
+        def body(communicator):
+            group, x = communicator.world, np.full(5, communicator.rank, "i4")
+            plan = plan_all_reduce(x, "max", group=group)
+            plan(x)
+            for number in range(30):
+                got = plan(x) if (number + communicator.rank) % 3 else group.all_reduce(x, "max")
+                assert got.tolist() == [2] * 5
+            assert [record.call for record in communicator.events.records(1)] == [
+                "all_reduce(max, int32, shape (5,))"
+            ]
+
+        ranks.all(body)
+
+
+@native_only
+def test_what_a_prepared_plan_refuses():
+    with cluster(2, shm=("native",)) as ranks:
+
+        def body(communicator):
+            plan = plan_all_reduce(np.empty((3, 4)), group=communicator.world)
+            plan(np.ones((3, 4)))
+            for bad in (np.ones((3, 4), "f4"), [1.0], 1.0):
+                with pytest.raises(CollectiveTypeError):
+                    plan(bad)
+            for bad in (np.ones(12), np.ones((4, 3))):
+                with pytest.raises(CollectiveValueError):
+                    plan(bad)
+            whole = np.ones((2, 3, 4))
+            assert (plan(whole[:, :, ::-1][1]) == 2).all(), "an array with gaps is copied"
+            assert plan(plan.result).tolist() == [[4] * 4] * 3, "the result may be the contribution"
+            with pytest.raises(TypeError):
+                plan(whole[0], 1)
+
+        ranks.all(body)
+
+
+@native_only
+def test_a_plan_outlives_a_reset():
+    """It is prepared anew for the endpoint that the group has then."""
+    with cluster(2, shm=("native",)) as ranks:
+
+        def body(communicator):
+            group = communicator.world
+            plan = plan_all_reduce(np.empty(3), group=group)
+            for number in range(3):
+                for _ in range(3):
+                    assert plan(np.full(3, float(number + group.rank))).tolist() == [2 * number + 1] * 3
+                with pytest.raises(CollectiveMismatchError):
+                    group.all_reduce(np.ones(1 + group.rank))
+                with pytest.raises(CollectiveMismatchError):
+                    plan()
+                group.reset()
+
+        ranks.all(body)
+
+
+@native_only
+def test_a_prepared_call_that_waits_fails_with_its_group():
+    with cluster(2, shm=("native",)) as ranks:
+        plans = ranks.all(lambda communicator: plan_all_reduce(np.empty(3), group=communicator.world))
+        ranks.all(lambda communicator: plans[communicator.rank]())
+        kill = threading.Timer(0.05, ranks.network.kill, (1, "killed by the test"))
+        kill.start()
+        (error,) = ranks.run(lambda communicator: plans[0](), (0,))
+        kill.join(LIMIT)
+        assert type(error) is PeerLostError, error

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.collectives.process_checks import CHECKS
 
 from dmesh import native
 
 LIMIT = 90.0
 OPERATIONS = [
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all",
-    "permute", "send_recv", "exchange", "barrier",
+    "permute", "send_recv", "exchange", "barrier", *CHECKS,
 ]  # fmt: skip
 
 
@@ -27,9 +28,12 @@ class WorkerProcess:
     """A process that runs `process_worker`."""
 
     def __init__(self) -> None:
-        script = str(Path(__file__).with_name("process_worker.py"))
         self._process = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.collectives.process_worker"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.pid = self._process.pid
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

@@ -94,12 +94,11 @@ def test_arguments_beside_the_key_are_checked_every_time(requests):
     requests.make("all_reduce", x, op="sum")
     with pytest.raises(CollectiveTypeError, match="compress must be float16 or bfloat16"):
         requests.make("all_reduce", x, op="sum", compress="")
-    with pytest.raises(CollectiveValueError, match="overlaps the input"):
-        both = np.ones(5)
-        requests.make("all_reduce", both[:4], both[1:], op="sum")
+    with pytest.raises(CollectiveValueError, match="is read-only"):
+        requests.make("all_reduce", x, np.broadcast_to(1.0, 4), op="sum")
     with pytest.raises(CollectiveValueError, match="masked array"):
         requests.make("all_reduce", np.ma.masked_array(x, [0, 1, 0, 1]), op="sum")
-    for wrong in (["sum"], None, np.add):
+    for wrong in (["sum"], None, 7):
         with pytest.raises(CollectiveValueError, match="unknown reduction"):
             requests.make("all_reduce", x, op=wrong)
 

@@ -36,6 +36,25 @@ def contribution(rank: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(np.random.default_rng([rank, number]).normal(size=shape), "f4")
 
 
+@pytest.mark.parametrize("counts", [[3, 0, 2], [0, 0, 0], [1, 1000, 7]])
+def test_an_all_gather_of_arrays_of_different_lengths(ranks, counts):
+    def body(communicator):
+        group, rank = communicator.world, communicator.rank
+        like, known = np.empty((counts[rank], 5), "f4"), rank % 2 == 0
+        plans = [plan_all_gather(like, counts=given, group=group) for given in (counts, "exchange")]
+        with pytest.raises(CollectiveValueError, match="counts of all_gather"):
+            plan_all_gather(like, counts=[4, 4, 4], group=group)
+        for number in range(4):
+            parts = [contribution(other, number, (n, 5)) for other, n in enumerate(counts)]
+            for plan in plans:
+                assert plan.is_common == (ranks.common and sum(counts) > 0)
+                if known:
+                    plan.input[...] = parts[rank]
+                assert plan(None if known else parts[rank]).tobytes() == np.concatenate(parts).tobytes()
+
+    ranks.all(body)
+
+
 @pytest.mark.parametrize("shape", [(), (5,), (100, 300)])
 def test_an_all_gather_gives_what_all_gather_gives_and_the_last_result_holds_until_the_next_call(
     ranks, shape
@@ -210,3 +229,22 @@ def test_what_came_to_nothing_is_not_lent_for_ever():
         plans = ranks.all(lambda c: plan_all_gather(np.full(3, c.rank), group=c.world))
         assert not any(plan.is_common for plan in plans)
         assert ranks.communicators[0].pool._loans == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_plan_does_not_outlive_a_reset(way):
+    """A call that failed may have given one rank the next buffer, and another one not."""
+    with cluster(2, shm=() if way == "messages" else (way,)) as ranks:
+
+        def body(communicator):
+            group = communicator.world
+            plan = plan_all_gather(np.empty(3), group=group)
+            plan(np.ones(3))
+            with pytest.raises(CollectiveMismatchError):
+                group.all_reduce(np.ones(1 + group.rank))
+            group.reset()
+            with pytest.raises(CollectiveError, match="was made before group world was reset: make another"):
+                plan(np.ones(3))
+            assert plan_all_gather(np.empty(3), group=group)(np.full(3, 2.0)).tolist() == [[2] * 3] * 2
+
+        ranks.all(body)

@@ -15,17 +15,19 @@ from tests.collectives.ranks import cluster
 import dmesh
 from dmesh import native
 from dmesh.collectives import connect as ways
-from dmesh.collectives import measurement, schedules, tuning
+from dmesh.collectives import measurement, tuning
 from dmesh.collectives.backends.shm.setup import Sizes
-from dmesh.collectives.measurement import Step, Table, best, crossover, measure, most_worth
-from dmesh.collectives.schedules import (
+from dmesh.collectives.measurement import Step, Table, best, costs_of, crossover, measure, most_worth
+from dmesh.collectives.schedules import program as programs
+from dmesh.collectives.schedules.choice import select
+from dmesh.collectives.schedules.cost import Model
+from dmesh.collectives.schedules.direct import (
     all_reduce_flat,
     all_reduce_scattered,
-    broadcast_scattered,
-    broadcast_tree,
     reduce_flat,
     reduce_scattered,
 )
+from dmesh.collectives.schedules.trees import broadcast_scattered, broadcast_tree
 from dmesh.collectives.tuning import LARGEST_PIECE, LEAST_ROWS, MOST_BYTES, MOST_STREAMS, SHIPPED, Tuning
 from dmesh.collectives.validation import RequestBuilder
 from dmesh.errors import CollectiveError, CollectiveValueError, ConfigurationError
@@ -40,8 +42,10 @@ tunings = st.builds(
     message_flat=st.integers(0, MOST_BYTES),
     message_tree=st.integers(0, MOST_BYTES),
     streams=st.integers(1, MOST_STREAMS),
+    latency=st.integers(0, 10**9),
+    folding=st.sampled_from(["host", "rank", "any"]),
 )
-GOOD = {"format": 1, **asdict(SHIPPED)}
+GOOD = {"format": 2, **asdict(SHIPPED)}
 
 
 # The file ---------------------------------------------------------------------------------------------------
@@ -68,7 +72,7 @@ def test_what_is_written_is_read(tmp_path_factory, made):
         (b"9" * 4097, "more than 4096 bytes"),
         (b"[]", "not a JSON object"),
         (b"null", "not a JSON object"),
-        (b"{}", "no field 'flat'"),
+        (b"{}", "no field 'byte'"),
         (b'{"flat": 1, "flat": 1}', "the field 'flat' is there twice"),
     ],
 )
@@ -183,7 +187,7 @@ def used(group):
     if hierarchy is None:
         return endpoint.one_step_bytes, endpoint.slot_bytes, endpoint.streams
     _, column = hierarchy.endpoints
-    assert endpoint.max_all_reduce == hierarchy.minimum
+    assert endpoint.max_flat == hierarchy.minimum
     return (
         endpoint.one_step_bytes,
         endpoint.slot_bytes,
@@ -264,19 +268,34 @@ def test_messages_take_the_tuning_of_the_first(caplog, shm):
     assert f" with the tuning of rank 1 ({different[1]})." in caplog.text
 
 
-def test_a_large_group_takes_the_shipped_tuning(monkeypatch):
-    """Its members tell each other nothing in the first call: what they have in common is what was shipped."""
+def test_a_large_group_takes_the_tuning_of_the_first(monkeypatch):
+    """It comes through a tree, so that not all members need a connection with all others."""
     monkeypatch.setattr(ways, "MOST_MEMBERS", 2)
-    with cluster(3, shm=("no",), tuning=(Tuning(message_flat=0), Tuning(message_flat=MOST_BYTES))) as ranks:
+    tunings = tuple(Tuning(message_flat=100 * rank, folding="rank") for rank in range(1, 6))
+    with cluster(5, shm=("no",), tuning=tunings) as ranks:
         ranks.all(lambda c: c.world.barrier())
-        assert ranks.all(lambda c: c.world.all_reduce(np.ones(1000)).sum()) == [3000] * 3
-        assert [c.world._generation.tuning for c in ranks.communicators] == [SHIPPED] * 3
+        assert ranks.all(lambda c: c.world.all_reduce(np.ones(1000)).sum()) == [5000] * 5
+        assert [c.world._generation.tuning for c in ranks.communicators] == [tunings[0]] * 5
+
+
+def test_files_of_format_1_are_read(tmp_path):
+    """They have no cost model, and no order of folding."""
+    path = tmp_path / "tuning.json"
+    new = ("latency", "message", "byte", "local", "connection", "folding")
+    path.write_text(json.dumps({**{k: v for k, v in GOOD.items() if k not in new}, "format": 1, "flat": 5}))
+    assert tuning.read(path) == Tuning(flat=5)
+
+
+@given(tunings)
+def test_what_is_packed_is_unpacked(made):
+    assert ways._unpack(ways._pack(made)) == made
 
 
 def selected(request, limit):
+    model = Model(0, 0, 0, 0, 0)
     elements = (request.count, request.nbytes_per_rank)
-    return schedules.select(
-        request.kind, 4, 3, *elements, request.root, (), request.contributes, limit, limit, 0
+    return select(
+        request.kind, 4, 3, *elements, request.root, (), request.contributes, limit, limit, 0, model, True
     )
 
 
@@ -287,7 +306,7 @@ def test_schedules_follow_the_tuning():
         (make("reduce", x, op="sum", root=1), reduce_scattered, reduce_flat, [1, 100]),
         (make("broadcast", x, root=1), broadcast_scattered, broadcast_tree, [1, 100]),
     ):
-        large, small = (schedules.make(schedule, 4, 3, *arguments) for schedule in chosen)
+        large, small = (programs.make(schedule, 4, 3, *arguments) for schedule in chosen)
         assert selected(request, 399) == large != small
         assert selected(request, 400) == small
 
@@ -408,7 +427,8 @@ def test_all_ranks_find_the_same(shm, rows):
         found = ranks.all(lambda c: measure(c, 0.05, told.append if c.rank == 0 else lambda line: None))
         assert len(set(found)) == 1
         titles = [what.title for what in told if isinstance(what, Table)]
-        assert set(titles) == {what.title for what in told if isinstance(what, Step)}
+        steps = {what.title for what in told if isinstance(what, Step)}
+        assert steps == {*titles, "cost of messages"}
         assert len(titles) >= 5
         assert all(0 <= what.done < what.total for what in told if isinstance(what, Step))
         told = [what for what in told if isinstance(what, str)]
@@ -438,7 +458,8 @@ def test_without_dedicated_connections_messages_are_measured(size):
         assert (found[0].flat, found[0].piece, found[0].rows) == (SHIPPED.flat, SHIPPED.piece, SHIPPED.rows)
         assert any("the clients have no dedicated connections" in line for line in told)
         assert (size == 2) == any("between two clients" in line for line in told)
-        assert size > 2 or found[0] == SHIPPED
+        limits = [(tuning.message_flat, tuning.message_tree) for tuning in (found[0], SHIPPED)]
+        assert size > 2 or limits[0] == limits[1]
 
 
 def test_who_shares_memory_has_nothing_to_measure():
@@ -452,3 +473,22 @@ def test_one_client_has_nothing_to_measure():
     with cluster(1) as ranks:
         [error] = ranks.run(lambda c: measure(c, 0.05, lambda line: None))
         assert isinstance(error, CollectiveValueError)
+
+
+@given(
+    size=st.integers(2, 16),
+    latency=st.integers(10, 500),
+    message=st.integers(10, 200),
+    byte=st.integers(100, 5000),
+)
+def test_the_cost_model_is_found_again(size, latency, message, byte):
+    """Of times that the model itself would give, except between two, where latency and message are one."""
+    hop = (latency + message) * 1e-6
+    short = (latency + (size - 1) * message) * 1e-6
+    long = short + (size - 1) * 2**20 * byte * 1e-12
+    found = costs_of(size, (size - 1).bit_length() * hop, short, long, 2**20 * 300e-12)
+    assert found["latency"] + found["message"] == pytest.approx(1000 * (latency + message), rel=0.01)
+    if size > 2 and 0.05 < message / (latency + message) < 0.95:
+        assert found["message"] == pytest.approx(1000 * message, rel=0.01)
+    assert found["byte"] == pytest.approx(byte, rel=0.01)
+    assert found["local"] == 300

@@ -122,6 +122,10 @@ ROWS = (
     Row("s42", "the server restarted with a store that is empty, an older copy, or another cluster's",
         "every call under way, watch and next call raises `StoreLostError`; nothing that was under way takes effect "
         "in the new store; owned keys are set again; epochs and revisions never go back"),
+    Row("s43", "`kill -9` of ranks in the middle of each collective, while the others shrink their group, and while they "
+        "agree, 8 down to 2, over 100 in all; of the server while they decide; a frozen client that comes back; a successor",
+        "all survivors have the same group, values and right results; who was taken for lost is told so; the "
+        "successor is in the world, and not in the smaller group"),
 )  # fmt: skip
 
 

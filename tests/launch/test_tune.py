@@ -47,6 +47,7 @@ def test_a_cluster_uses_what_was_measured(start, script, tmp_path) -> None:
     assert f"\nstreams = {found.streams}" in text
     assert f"\nmessage_flat = {found.message_flat}" in text
     assert f"\nmessage_tree = {found.message_tree}" in text
+    assert f"\nmessage = {found.message}\nbyte = {found.byte}" in text
     assert "loopback stood for the network" in text
     assert found.rows == SHIPPED.rows
     show = start("-n", "2", script(SHOW), env={"DMESH_SHARED_MEMORY": "0", "DMESH_TUNING": str(out)})

@@ -66,6 +66,7 @@ def test_everything_set():
             "DMESH_NUM_CPU_DEVICES": "8",
             "DMESH_NATIVE": "no",
             "DMESH_TUNING": "/etc/dmesh/tuning.json",
+            "DMESH_FOLDING": "host",
             "DMESH_INIT_TIMEOUT": "0.5",
             "DMESH_SHUTDOWN_TIMEOUT": "1e3",
             "DMESH_COLLECTIVE_TIMEOUT": "7",
@@ -95,7 +96,7 @@ def test_everything_set():
     )
     assert (settings.token_file, settings.insecure, settings.peer_tls) == ("/etc/dmesh/token", True, True)
     assert (settings.native, settings.shared_memory) == (False, 64)
-    assert settings.tuning == "/etc/dmesh/tuning.json"
+    assert (settings.tuning, settings.folding) == ("/etc/dmesh/tuning.json", "host")
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
     assert (settings.token_file, settings.restart_policy) == ("/etc/dmesh/token", "rejoin")

@@ -21,7 +21,7 @@ from dmesh.testing.backends import check_values
 
 OPERATIONS = [
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all",
-    "permute", "send_recv", "barrier",
+    "permute", "send_recv", "barrier", "counts",
 ]  # fmt: skip
 
 

@@ -10,9 +10,10 @@ import pytest
 from tests.collectives.ranks import cluster
 
 from dmesh import collectives, native
-from dmesh.collectives.api import method, resolve
+from dmesh.collectives.api import World, method
 from dmesh.collectives.group import Group
 from dmesh.errors import CollectiveTypeError, NotInitializedError
+from dmesh.runtime.context import process
 
 NATIVE = [name for name in collectives.__all__ if hasattr(getattr(collectives, name), "method")]
 
@@ -98,6 +99,23 @@ def test_wrong_arguments_are_the_errors_of_python(ranks, call):
     assert str(caught.value) == str(expected.value)
 
 
+def test_results_that_the_contribution_is_part_of_take_the_fast_path(ranks):
+    def left_to_python(*arguments, **named):
+        raise AssertionError("the native core left the call to Python")
+
+    def body(communicator):
+        group, rank = communicator.world, communicator.rank
+        out = np.full((2, 3), rank)
+        all_gather, reduce_scatter = (
+            native.core().FastPath(name, left_to_python, process, World) for name in ("all_gather", "reduce_scatter")
+        )
+        all_gather(out[rank], out=out, group=group)
+        reduce_scatter(out, out=out[rank], group=group)
+        return out[rank].tolist()
+
+    assert ranks.all(body) == [[0] * 3, [2] * 3]
+
+
 def test_transfers_find_their_pipe(ranks):
     def body(communicator):
         group, rank = communicator.world, communicator.rank
@@ -116,9 +134,9 @@ def test_transfers_find_their_pipe(ranks):
 def test_only_some_functions_have_one():
     assert len(NATIVE) == 10
     with pytest.raises(ValueError, match="no fast path for scatter"):
-        native.core().FastPath("scatter", collectives.scatter, resolve)
+        native.core().FastPath("scatter", collectives.scatter, process, World)
     with pytest.raises(ValueError, match="no fast path"):
-        native.core().FastPath("barrier", None, resolve)
+        native.core().FastPath("barrier", None, process, World)
     assert Group.barrier.__wrapped__ is collectives.barrier.__wrapped__
 
 

@@ -46,7 +46,7 @@ def run(script, **environ):
 
 def test_the_built_module_is_used(core):
     assert core is sys.modules["dmesh._native"]
-    assert core.abi == native.ABI == 7
+    assert core.abi == native.ABI
     assert core is native.core()
 
 
@@ -109,7 +109,7 @@ def test_it_may_be_insisted_on(core, monkeypatch):
 
 
 BROKEN = {
-    "of another version": ("_native.py", "abi = 0", "another version of dmesh: its abi is 0, expected 7"),
+    "of another version": ("_native.py", "abi = 0", "another version of dmesh: its abi is 0, expected"),
     "too new for NumPy": (
         "_native.py",
         "raise RuntimeError('NumPy is too old')",

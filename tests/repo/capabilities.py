@@ -7,12 +7,14 @@ from dataclasses import fields
 from dmesh.collectives.backends.base import Backend, Capabilities
 from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
 from dmesh.collectives.backends.hierarchical import HierarchicalBackend
+from dmesh.collectives.backends.loopback import LoopbackBackend
 from dmesh.collectives.backends.mpi import MpiBackend
 from dmesh.collectives.backends.nccl.backend import NcclBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 
 BACKENDS: tuple[type[Backend], ...] = (
     NcclBackend, SharedMemoryBackend, MpiBackend, HierarchicalBackend, TcpBackend, MessageBackend,
+    LoopbackBackend,
 )  # fmt: skip
 """In the order in which a group prefers them."""
 

@@ -135,7 +135,7 @@ def test_a_group_uses_registered_backends_from_its_second_call(registered, shm):
         return [backend.name for backend in group._generation.backends]
 
     with cluster(3, shm=shm) as ranks:
-        assert ranks.all(body) == [["dict", "messages", "nccl"]] * 3
+        assert ranks.all(body) == [["dict", "messages", "loopback", "nccl"]] * 3
 
 
 def test_a_factory_that_raises_fails_the_group(example):

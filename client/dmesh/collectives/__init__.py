@@ -11,20 +11,29 @@ errors.
 
 from __future__ import annotations
 
-from dmesh.collectives.api import all_reduce, barrier, reduce, reduce_scatter
+from dmesh.collectives.api import all_reduce, barrier, exscan, reduce, reduce_scatter, scan
 from dmesh.collectives.bucketing import all_reduce_many
-from dmesh.collectives.communicator import new_group, world
+from dmesh.collectives.communicator import new_group, split, world
 from dmesh.collectives.data_movement import (
     all_gather,
     all_to_all,
     broadcast,
     gather,
     permute,
-    recv,
     scatter,
-    send,
 )
+from dmesh.collectives.envelope import ANY_SOURCE, ANY_TAG, NULL_PEER, Status
 from dmesh.collectives.group import Group
+from dmesh.collectives.objects import (
+    all_gather_object,
+    all_to_all_object,
+    broadcast_object,
+    gather_object,
+    recv_object,
+    scatter_object,
+    send_object,
+)
+from dmesh.collectives.operators import Op
 from dmesh.collectives.persistent import (
     PlannedAllGather,
     PlannedAllReduce,
@@ -35,17 +44,30 @@ from dmesh.collectives.persistent import (
     plan_broadcast,
     plan_shared_all_reduce,
 )
+from dmesh.collectives.point_to_point import iprobe, probe, recv, send, sendrecv
+from dmesh.collectives.recovery import agree, reset, shrink
 
 __all__ = [
+    "agree",
     "all_gather",
+    "all_gather_object",
     "all_reduce",
     "all_reduce_many",
     "all_to_all",
+    "all_to_all_object",
+    "ANY_SOURCE",
+    "ANY_TAG",
     "barrier",
     "broadcast",
+    "broadcast_object",
+    "exscan",
     "gather",
+    "gather_object",
     "Group",
+    "iprobe",
     "new_group",
+    "NULL_PEER",
+    "Op",
     "permute",
     "plan_all_gather",
     "plan_all_reduce",
@@ -55,10 +77,20 @@ __all__ = [
     "PlannedAllReduce",
     "PlannedBroadcast",
     "PlannedSharedAllReduce",
+    "probe",
     "recv",
+    "recv_object",
     "reduce",
     "reduce_scatter",
+    "reset",
+    "scan",
     "scatter",
+    "scatter_object",
     "send",
+    "send_object",
+    "sendrecv",
+    "shrink",
+    "split",
+    "Status",
     "world",
 ]

@@ -7,16 +7,22 @@ What holds for all of them:
 * Arrays may have any shape, order and byte order; results are in C order and native byte order. Any dtype
   whose elements are plain memory can be moved, including those of ml_dtypes, strings, dates and structures;
   object arrays are refused.
+* With `counts`, the lengths of the ranks' blocks along one axis may differ, and may be 0:
+  `all_gather(x, axis=0, counts="exchange")` joins arrays as `np.concatenate` does. The other axes must agree.
+* Arrays on a CPU of libraries that export DLPack (PyTorch, JAX) and buffers (`array.array`, bytearray,
+  memoryview) are taken as they are, without a copy, also as `out`. Results are NumPy arrays, or `out`.
 * `root`, `src` and `dst` are positions in the group, which for the world are client ids.
-* `out` takes the result in place of a new array: same dtype and shape, writable, and either the input itself
-  or separate from it. It is returned. What it holds after an error is not defined.
+* `out` takes the result in place of a new array: same dtype and shape, and writable. It is returned. What it
+  holds after an error is not defined. It may overlap the input, which is copied first if necessary. That is
+  not so where both are the same array, except in `all_to_all` and `permute`, or where one of them is this
+  rank's own block of the other: `all_gather(out[rank], out=out)`, `reduce_scatter(x, out=x[rank])`.
 * `timeout` is in seconds from when the call begins; None means the cluster's `DMESH_COLLECTIVE_TIMEOUT`.
   Running out of time is an error on all ranks.
 * With `async_op=True` the function returns a `concurrent.futures.Future` of the result at once. A group's
   asynchronous calls are carried out one after the other by a thread of its own. Leave arrays alone until the
   future is done. It cannot be cancelled.
 * Nothing is sent before the arguments have been checked. After any other error the group cannot be used any
-  more.
+  more, before all its members `reset` it, or the survivors `shrink` it.
 * Arrays on GPUs (`cupy.ndarray`) go through NCCL, and so do their results: `all_reduce`, `reduce`,
   `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, `send` and `recv` take them. docs/gpu.md says
   what is different then.
@@ -28,7 +34,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import wraps
@@ -37,17 +43,25 @@ from typing import Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack, 
 from numpy.typing import ArrayLike, DTypeLike
 
 from dmesh import native
+from dmesh.collectives.operators import OpLike
 from dmesh.collectives.request import Array, Request, Requests
 from dmesh.errors import CollectiveTypeError, NativeCoreError
 from dmesh.runtime import context
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PYTHON_ONLY = ("scatter", "permute")
+Counts = Sequence[int] | Literal["exchange"]
+"""Lengths of the ranks' blocks; `"exchange"` where this rank does not know them."""
+
+_PYTHON_ONLY = ("scatter", "permute", "scan", "exscan")
 _ARGUMENTS = {
     "op": "`sum`, `prod`, `min`, `max`, `mean`, `any`, `all`, `bitwise_and`, `bitwise_or` or `bitwise_xor`\n"
-    "        (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what they mean for a dtype.",
+    "        (short: `band`, `bor`, `bxor`); `dmesh.collectives.reduction` says what they mean for a dtype.\n"
+    "        NumPy arrays also by `min_location`, `max_location`, a ufunc, a function of two arrays or an\n"
+    "        `Op`; see `dmesh.collectives.operators`.",
     "out": "Takes the result.",
+    "serializer": "Encoding in place of MessagePack: a module or object with `dumps` and `loads`, such as\n"
+    "        `json`, or a pair of these functions. With `pickle`, whoever can send can run code here.",
     "group": "Ranks that take part; None for all clients.",
     "timeout": "Seconds; None for the cluster's limit.",
     "async_op": "True to return a future at once.",
@@ -76,6 +90,10 @@ class ProcessGroup(ABC):
     def call(self, request: Request, timeout: float | None, async_op: bool) -> Any:
         """Carry out a validated call."""
 
+    @abstractmethod
+    def look(self, request: Request) -> Any:
+        """Return what a probe finds at once; None if that is nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -102,9 +120,10 @@ def collective(function: F) -> F:
         core = native.core()
     except NativeCoreError:
         return function  # the caller that starts the collectives gets the reason
-    if core is None or function.__name__ in _PYTHON_ONLY:
+    name = function.__name__
+    if core is None or name in _PYTHON_ONLY or name.endswith("_object"):
         return function
-    return cast(F, core.FastPath(function.__name__, function, resolve))
+    return cast(F, core.FastPath(name, function, context.process, World))
 
 
 def complete(docstring: str | None, arguments: Iterable[str]) -> str | None:
@@ -169,16 +188,16 @@ class AsyncOut(Async, total=False):
 
 @overload
 def all_reduce(
-    x: ArrayLike, op: str = "sum", *, compress: DTypeLike | None = None, **options: Unpack[SyncOut]
+    x: ArrayLike, op: OpLike = "sum", *, compress: DTypeLike | None = None, **options: Unpack[SyncOut]
 ) -> Array: ...
 @overload
 def all_reduce(
-    x: ArrayLike, op: str = "sum", *, compress: DTypeLike | None = None, **options: Unpack[AsyncOut]
+    x: ArrayLike, op: OpLike = "sum", *, compress: DTypeLike | None = None, **options: Unpack[AsyncOut]
 ) -> Future[Array]: ...
 @collective
 def all_reduce(
     x: ArrayLike,
-    op: str = "sum",
+    op: OpLike = "sum",
     *,
     group: ProcessGroup | None = None,
     out: Array | None = None,
@@ -208,15 +227,15 @@ def all_reduce(
 
 
 @overload
-def reduce(x: ArrayLike, op: str = "sum", root: int = 0, **options: Unpack[SyncOut]) -> Array | None: ...
+def reduce(x: ArrayLike, op: OpLike = "sum", root: int = 0, **options: Unpack[SyncOut]) -> Array | None: ...
 @overload
 def reduce(
-    x: ArrayLike, op: str = "sum", root: int = 0, **options: Unpack[AsyncOut]
+    x: ArrayLike, op: OpLike = "sum", root: int = 0, **options: Unpack[AsyncOut]
 ) -> Future[Array | None]: ...
 @collective
 def reduce(
     x: ArrayLike,
-    op: str = "sum",
+    op: OpLike = "sum",
     root: int = 0,
     *,
     group: ProcessGroup | None = None,
@@ -241,18 +260,29 @@ def reduce(
 
 @overload
 def reduce_scatter(
-    x: ArrayLike, op: str = "sum", *, axis: int | None = None, **options: Unpack[SyncOut]
+    x: ArrayLike,
+    op: OpLike = "sum",
+    *,
+    axis: int | None = None,
+    counts: Sequence[int] | None = None,
+    **options: Unpack[SyncOut],
 ) -> Array: ...
 @overload
 def reduce_scatter(
-    x: ArrayLike, op: str = "sum", *, axis: int | None = None, **options: Unpack[AsyncOut]
+    x: ArrayLike,
+    op: OpLike = "sum",
+    *,
+    axis: int | None = None,
+    counts: Sequence[int] | None = None,
+    **options: Unpack[AsyncOut],
 ) -> Future[Array]: ...
 @collective
 def reduce_scatter(
     x: ArrayLike,
-    op: str = "sum",
+    op: OpLike = "sum",
     *,
     axis: int | None = None,
+    counts: Sequence[int] | None = None,
     group: ProcessGroup | None = None,
     out: Array | None = None,
     timeout: float | None = None,
@@ -266,11 +296,72 @@ def reduce_scatter(
         x: This rank's contribution: one row for each rank along axis 0, unless `axis` is given.
         axis: None to get the row `x[rank]` of the result, without that axis; a number to cut that axis, whose
             length the size of the group must divide, and get this rank's block.
+        counts: For blocks whose lengths along the axis differ: these lengths, by rank, the same on all ranks.
+            The axis is 0 then, unless it is given.
 
     Returns:
         This rank's row or block of the result.
     """
-    return resolve(group).perform(timeout, async_op, "reduce_scatter", x, out, op=op, axis=axis)
+    return resolve(group).perform(
+        timeout, async_op, "reduce_scatter", x, out, op=op, axis=axis, counts=counts
+    )
+
+
+@overload
+def scan(x: ArrayLike, op: OpLike = "sum", **options: Unpack[SyncOut]) -> Array: ...
+@overload
+def scan(x: ArrayLike, op: OpLike = "sum", **options: Unpack[AsyncOut]) -> Future[Array]: ...
+@collective
+def scan(
+    x: ArrayLike,
+    op: OpLike = "sum",
+    *,
+    group: ProcessGroup | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Reduce the arrays of the ranks up to each rank, element by element: an inclusive prefix reduction.
+
+    The contributions are folded in the order of ranks; the last rank's result is that of `all_reduce`.
+
+    Args:
+        x: This rank's contribution.
+
+    Returns:
+        The reduction of the arrays of the ranks 0 to this one, of `x`'s shape.
+    """
+    return resolve(group).perform(timeout, async_op, "scan", x, out, op=op)
+
+
+@overload
+def exscan(x: ArrayLike, op: OpLike = "sum", **options: Unpack[SyncOut]) -> Array | None: ...
+@overload
+def exscan(x: ArrayLike, op: OpLike = "sum", **options: Unpack[AsyncOut]) -> Future[Array | None]: ...
+@collective
+def exscan(
+    x: ArrayLike,
+    op: OpLike = "sum",
+    *,
+    group: ProcessGroup | None = None,
+    out: Array | None = None,
+    timeout: float | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Reduce the arrays of the ranks before each rank, element by element: an exclusive prefix reduction.
+
+    The contributions are folded in the order of ranks. No rank is before rank 0: it gets the operation's
+    identity, which is NumPy's: 0 for `sum`, 1 for `prod`, all bits for `bitwise_and`. `min`, `max`, `mean`
+    and those with location have none; then rank 0 gets None, and `out` stays as it is.
+
+    Args:
+        x: This rank's contribution; the last rank's counts for nothing, but must be like the others'.
+
+    Returns:
+        The reduction of the arrays of all ranks before this one, of `x`'s shape; None on rank 0 if the
+        operation has no identity.
+    """
+    return resolve(group).perform(timeout, async_op, "exscan", x, out, op=op)
 
 
 @overload

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from dmesh.collectives.api import Async, ProcessGroup, Sync
 from dmesh.collectives.api import resolve as resolve_group
+from dmesh.collectives.futures import Completed, then
 from dmesh.collectives.reduction import canonical_op, resolve
 from dmesh.collectives.request import Array
 from dmesh.collectives.validation import as_input, check_out
@@ -145,19 +146,8 @@ def all_reduce_many(
 
     if not async_op:
         return end([begin(bucket, later=False) for bucket in buckets])
-    done: Future[list[Array]] = Future()
     futures: list[Future[Array]] = [begin(bucket, later=True) for bucket in buckets]
-
-    def finish(_: object) -> None:
-        # A group's calls are carried out one after the other: when the last one is over, all are.
-        try:
-            done.set_result(end([future.result() for future in futures]))
-        except BaseException as error:  # noqa: BLE001 -- handed to whoever asks for the results
-            done.set_exception(error)
-
-    done.set_running_or_notify_cancel()
-    if futures:
-        futures[-1].add_done_callback(finish)
-    else:
-        done.set_result([])
-    return done
+    if not futures:
+        return Completed([])
+    # A group's calls are carried out one after the other: when the last one is over, all are.
+    return then(futures[-1], lambda _: end([future.result() for future in futures]))

@@ -11,11 +11,13 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 import numpy as np
 
 from dmesh._log import logger
+from dmesh.collectives.api import resolve
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.backends.shm.arrays import pool_of
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.transport import Transport
+from dmesh.collectives.consensus import Store
 from dmesh.collectives.control import RELAY_LIMIT, ControlHandler
 from dmesh.collectives.control_messages import Farewell, Message, clean, encode
 from dmesh.collectives.events import EventRing
@@ -24,7 +26,7 @@ from dmesh.collectives.group import Group
 from dmesh.collectives.services import Barriers, WaitPolicy, ranks_text
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.collectives.validation import check_position
-from dmesh.collectives.work import group_id
+from dmesh.collectives.work import Generation, group_id
 from dmesh.errors import (
     CollectiveError,
     CollectiveTimeoutError,
@@ -75,6 +77,8 @@ class Communicator:
     """Tuning that it offers to groups. Without shared memory it must be the same on all clients; else each
     group takes that of its first member."""
     mpi: MpiWorld | None = None
+    store: Callable[[], Store] | None = None
+    """Returns the keys of the coordination service, by which survivors agree; None without one."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self, peers: Sequence[Peer], joined: int) -> None:
@@ -99,6 +103,7 @@ class Communicator:
         self._lost: dict[int, str] = {}  # how the loss of a client was detected
         self._hearsay: set[int] = set()  # losses that only others have reported
         self._left: dict[int, str] = {}  # clients that have said goodbye, and their reasons
+        self._acknowledged: set[int] = set()  # clients without which survivors went on
         self._changing = threading.Lock()  # held while a generation begins, or the group of a mesh is made
         self.groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._mesh_groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
@@ -106,7 +111,7 @@ class Communicator:
         self._watched: set[int] = set()
         self.control = ControlHandler(self)
         self._closed: Failure | None = None
-        self.world = self._add(group_id("world"), ranks, "world")
+        self.world = self.add_group(group_id("world"), ranks, "world")
         """The group of all clients."""
         if others := self._others():
             self.transport.start(self, others, self.generation)
@@ -121,7 +126,7 @@ class Communicator:
         with self.lock:
             count = self._made.get((checked, name), 0)
             self._made[checked, name] = count + 1
-        return self._add(group_id("new", name, checked, count), checked, clean(name))
+        return self.add_group(group_id("new", name, checked, count), checked, clean(name))
 
     def mesh_group(self, fingerprint: str, axis: str, ranks: Iterable[int]) -> Group:
         """Return the group of clients along an axis of a mesh; the same object for the same arguments."""
@@ -130,7 +135,7 @@ class Communicator:
         with self._changing:
             group = self._mesh_groups.get(key)
             if group is None:
-                group = self._mesh_groups[key] = self._add(group_id("mesh", *key), checked, clean(axis))
+                group = self._mesh_groups[key] = self.add_group(group_id("mesh", *key), checked, clean(axis))
             return group
 
     def _check_ranks(self, ranks: Iterable[int], what: str) -> tuple[int, ...]:
@@ -148,17 +153,54 @@ class Communicator:
             )
         return checked
 
-    def _add(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
+    def add_group(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
+        """Make the group of an id that its members have agreed on."""
         with self.lock:
             joining = Failure(Cause.JOINING, _JOINING) if self.is_joining else None
             group = self.groups[number] = Group(self, number, ranks, name, joining)
+        self._inform(group)
+        return group
+
+    def restart(self, group: Group) -> None:
+        """Let a group that has failed begin anew, under another id; all its members must do so."""
+        with self.lock:
+            former = group.restart()
+            self.groups.pop(former.members.group, None)
+            self.groups[group.id] = group
+            if former.failure is not None:
+                self.control.remember(former.number, former.members.group, former.failure)
+        self._drop_messages(former)
+        self._inform(group)
+
+    def acknowledge(self, missing: Iterable[int], group: str) -> None:
+        """Take note that the survivors of a group go on without some clients, whatever was known of them."""
+        for rank in missing:
+            if self.why_gone(rank) is None:
+                self.lose(rank, f"the survivors of {group} went on without it", hearsay=True)
+            self._acknowledged.add(rank)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if clients are gone, and survivors have decided to go on without them."""
+        return any(self.why_gone(rank) is not None for rank in tuple(self._acknowledged))
+
+    def _drop_messages(self, generation: Generation) -> None:
+        """Drop what has come, and will come, for calls of a group's former id."""
+        members = generation.members
+        me, others = members.rank, range(len(members.ranks))
+        pairs = [pair for other in others for pair in ((me, other), (other, me))]
+        streams = [group_id(members.group, "transfers", pair) for pair in pairs]
+        self.transport.message_queue.close_groups([members.group, *streams])
+
+    def _inform(self, group: Group) -> None:
+        """Tell a group that begins what is known of its members."""
+        with self.lock:
             failure = self._known_failure(group)
-            left = {rank: reason for rank, reason in self._left.items() if rank in ranks}
+            left = {rank: reason for rank, reason in self._left.items() if rank in group.ranks}
         for rank, reason in left.items():
             group.current.member_left(rank, reason)
         if failure is not None:
             group.fail(failure, tell=False)
-        return group
 
     def _known_failure(self, group: Group) -> Failure | None:
         """Return the failure that is already known of a group that begins; None if there is none."""
@@ -384,7 +426,12 @@ class Communicator:
             if before[rank] != self.process_of(rank):  # replaced, and its end was perhaps not heard of here
                 self._excuse(rank)
         for group in groups:
+            number = group.id
             group.renew(generation, over)
+            if group.id != number:  # it was reset
+                with self.lock:
+                    self.groups.pop(number, None)
+                    self.groups[group.id] = group
             for rank in group.ranks:  # also those of which this client has heard since
                 if (reason := self._left.get(rank)) is not None:
                     group.current.member_left(rank, reason)
@@ -516,3 +563,32 @@ def new_group(ranks: Iterable[int], name: str = "") -> Group:
         NotInitializedError: The system has not been initialized.
     """
     return context.current().get(Communicator).new_group(ranks, name)
+
+
+def split(
+    color: int | None, key: int = 0, *, group: Group | None = None, timeout: float | None = None
+) -> Group | None:
+    """Divide a group into groups of the ranks that give the same color. All its members must call it.
+
+    Unlike `new_group`, no rank has to know the others' colors. The group's errors name it after the group
+    that it is a part of, such as `world/color=1`.
+
+    Args:
+        color: Number of this rank's new group; None to be in none.
+        key: Ranks are ordered by their keys in the new group; those with equal keys, as in `group`.
+        group: Group to be divided; None for all clients.
+        timeout: Seconds; None for the cluster's limit.
+
+    Returns:
+        This rank's new group; None without a color.
+
+    Raises:
+        CollectiveMismatchError: Another rank called something else.
+        CollectiveTimeoutError: The time ran out, here or on another rank.
+        CollectiveValueError: A color or key is not an integer of 64 bits.
+        NotInitializedError: The system has not been initialized.
+        PeerLostError: A member of the group died or left.
+    """
+    divided = resolve(group)
+    assert isinstance(divided, Group)
+    return divided.split(color, key, timeout=timeout)

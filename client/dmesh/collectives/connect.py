@@ -23,19 +23,19 @@ from dmesh._log import logger
 from dmesh.collectives.backends import mpi_world, registered
 from dmesh.collectives.backends.base import Agreement, Backend, Operation
 from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
-from dmesh.collectives.backends.hierarchical import find_hierarchy
+from dmesh.collectives.backends.hierarchical import HierarchicalBackend, find_hierarchy
 from dmesh.collectives.backends.mpi import MpiBackend
 from dmesh.collectives.backends.shm.setup import MOST_MEMBERS, share_memory
 from dmesh.collectives.backends.tcp.channel import Channel, Steps, Waits
 from dmesh.collectives.backends.tcp.dedicated import PROTOCOL, Connections, TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.messages import MessageBackend
+from dmesh.collectives.schedules.choice import MOST_DIRECT
 from dmesh.collectives.services import Members
-from dmesh.collectives.tuning import SHIPPED, Tuning
+from dmesh.collectives.tuning import FOLDINGS, SHIPPED, Tuning
 from dmesh.collectives.work import Connection, Generation
 
 _DIGEST = 16
-_TUNING = struct.Struct("!QIQQQI")
-_SHIPPED = _TUNING.pack(*astuple(SHIPPED))
+_TUNING = struct.Struct("!QIQQQI5QB")
 _CARD = struct.Struct(f"!{_DIGEST}s{_DIGEST}s?{mpi_world.TOKEN_BYTES}sB{_TUNING.size}s")
 
 
@@ -84,6 +84,8 @@ class Exchange:
     def swap(self, messages: Sequence[bytes]) -> Waits[list[bytes]]:
         """Send each member a message, all of equal length; return the members' messages for this one."""
         channel, step = self.channel, next(self.steps)
+        if len(self.ranks) > MOST_DIRECT:
+            return (yield from self._swap_in_rounds(messages, step))
         found = [bytearray(message) for message in messages]
         others = [(rank, at) for at, rank in enumerate(self.ranks) if at != self.position]
         receives = [channel.receive(rank, step, memoryview(found[at])) for rank, at in others]
@@ -92,6 +94,24 @@ class Exchange:
         yield partial(channel.wait, receives)
         yield channel.flush
         return [bytes(data) for data in found]
+
+    def _swap_in_rounds(self, messages: Sequence[bytes], step: int) -> Waits[list[bytes]]:
+        """Swap messages as `bruck.all_to_all_bruck` does, so that large groups need few connections."""
+        channel, ranks, at = self.channel, self.ranks, self.position
+        size, length, distance = len(ranks), len(messages[0]), 1
+        blocks = [messages[(at + number) % size] for number in range(size)]
+        while distance < size:
+            moved = [number for number in range(size) if number & distance]
+            data = bytearray(len(moved) * length)
+            receive = channel.receive(ranks[(at - distance) % size], step, memoryview(data))
+            packed = b"".join(blocks[number] for number in moved)
+            channel.send(ranks[(at + distance) % size], step, memoryview(packed))
+            yield partial(channel.wait, [receive])
+            for place, number in enumerate(moved):
+                blocks[number] = bytes(data[place * length : (place + 1) * length])
+            distance *= 2  # to another pair of peers, so that one step number is enough
+        yield channel.flush
+        return [blocks[(at - source) % size] for source in range(size)]
 
     def agree(self, level: int) -> Waits[Agreement]:
         """Find out how far all members go along; on level 0 a member does not."""
@@ -108,26 +128,46 @@ class Exchange:
         )
 
     def find_odd(self, mine: bytes) -> Waits[int]:
-        """Return the position of a member whose message is zero or differs from the others'; -1 if none does.
+        """Return the position of a member whose message is zero or differs from the first's; -1 if none does.
 
-        All messages go to the first member, which answers: so large groups do not need all connections.
+        The messages go through a tree: so large groups do not need all connections.
         """
-        channel, ranks, others = self.channel, self.ranks, range(1, len(self.ranks))
-        step, answer_step = next(self.steps), next(self.steps)
-        answer = bytearray(_ODD.size)
-        if self.position == 0:
-            found = [bytearray(len(mine)) for _ in others]
-            receives = [channel.receive(ranks[at], step, memoryview(found[at - 1])) for at in others]
-            yield partial(channel.wait, receives)
-            odd = next((at for at in others if found[at - 1] != mine), -1)
-            _ODD.pack_into(answer, 0, odd if any(mine) else 0)
-            for at in others:
-                channel.send(ranks[at], answer_step, memoryview(answer))
-        else:
-            channel.send(ranks[0], step, memoryview(mine))
-            yield partial(channel.wait, [channel.receive(ranks[0], answer_step, memoryview(answer))])
-        yield channel.flush
-        return int(_ODD.unpack(answer)[0])
+        first = yield from self.spread(mine)
+        none = len(self.ranks)
+        odd = none if mine == first and any(mine) else self.position
+        step, (_, below) = next(self.steps), self._tree()
+        found = {at: bytearray(_ODD.size) for at in below}
+        receives = [
+            self.channel.receive(self.ranks[at], step, memoryview(data)) for at, data in found.items()
+        ]
+        yield partial(self.channel.wait, receives)
+        least = min([odd, *(_ODD.unpack(data)[0] for data in found.values())])
+        if self.position:
+            self.channel.send(self.ranks[self._tree()[0]], step, memoryview(_ODD.pack(least)))
+        yield self.channel.flush
+        answer = yield from self.spread(_ODD.pack(least))
+        odd = int(_ODD.unpack(answer)[0])
+        return -1 if odd == none else odd
+
+    def spread(self, mine: bytes) -> Waits[bytes]:
+        """Return the first member's message; all are of equal length."""
+        step, (above, below) = next(self.steps), self._tree()
+        data = bytearray(mine)
+        if self.position:
+            yield partial(
+                self.channel.wait, [self.channel.receive(self.ranks[above], step, memoryview(data))]
+            )
+        for at in reversed(below):
+            self.channel.send(self.ranks[at], step, memoryview(data))
+        yield self.channel.flush
+        return bytes(data)
+
+    def _tree(self) -> tuple[int, list[int]]:
+        """Return the positions above and below this one in a binomial tree."""
+        place, size = self.position, len(self.ranks)
+        span = place & -place if place else size
+        distances = itertools.takewhile(lambda distance: distance < span, (1 << k for k in itertools.count()))
+        return place - span, [place + distance for distance in distances if place + distance < size]
 
 
 class Connecting(Steps, Operation):
@@ -163,10 +203,12 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
         return Connection(tuning=services.tuning)
     launch = bytes(mpi_world.TOKEN_BYTES) if mpi is None else mpi.token
     if is_large:
-        # Not all members need a connection with all others. So they do not hear of each other's tuning.
+        # Not all members need a connection with all others: these messages go through a tree.
         outside = yield from exchange.find_odd(launch)
         connection = yield from _use_mpi(members, generation, exchange, outside)
-        return connection or Connection(tuning=services.tuning if shared_memory is None else SHIPPED)
+        if connection is None:
+            connection = Connection(tuning=_unpack((yield from exchange.spread(_pack(services.tuning)))))
+        return connection
 
     mine = _Card(
         _digest(*factories),
@@ -174,7 +216,7 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
         shared_memory is not None and not refusal,
         launch,
         0 if _why_not_connected(members) else PROTOCOL,
-        _TUNING.pack(*astuple(services.tuning)),
+        _pack(services.tuning),
     )
     messages = yield from exchange.swap([_CARD.pack(*mine)] * len(ranks))
     cards = dict(zip(ranks, map(_Card._make, map(_CARD.unpack, messages)), strict=True))
@@ -210,8 +252,8 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
         return connection
 
     # Its own tuning is not decoded: it has been checked already.
-    tuning = services.tuning if first.tuning == mine.tuning else Tuning(*_TUNING.unpack(first.tuning))
-    tuned = "" if first.tuning == _SHIPPED else f" with the tuning of rank {ranks[0]} ({tuning})"
+    tuning = services.tuning if first.tuning == mine.tuning else _unpack(first.tuning)
+    tuned = "" if first.tuning == _pack(SHIPPED) else f" with the tuning of rank {ranks[0]} ({tuning})"
     unable = _why_not_connected(members)
     for at, card in cards.items():
         if card.protocol != PROTOCOL:
@@ -262,10 +304,12 @@ def _use_tcp(
     backend = TcpBackend(ranks, members.rank, endpoints)
     places = [[at for at, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)]
     lengths = [len(place) for place in places]
-    if len(places) > 1 and min(lengths) > 1 and len(set(lengths)) == 1:
+    if tuning.folding == "rank":
+        hierarchy: HierarchicalBackend | str = "it folds in the order of ranks alone"
+    elif len(places) > 1 and max(lengths) > 1:
         hierarchy = yield from find_hierarchy(exchange, members, places, tuning)
     else:
-        needs = "it needs at least two hosts with equally many, at least two"
+        needs = "it needs at least two hosts, and two on one of them"
         hierarchy = f"its hosts have {', '.join(map(str, lengths))} members; {needs}"
     if isinstance(hierarchy, str):
         logger.info(
@@ -273,10 +317,10 @@ def _use_tcp(
             members.label, tuned, refusal, hierarchy,
         )  # fmt: skip
         return _settled(found.agreement, backend, tuning=tuning, endpoints=endpoints)
-    endpoints.collectives.max_all_reduce = hierarchy.minimum
+    endpoints.collectives.max_flat = hierarchy.minimum
     logger.info(
-        "%s has dedicated connections%s between hosts, and shared memory among the %d ranks of each host",
-        members.label, tuned, len(hierarchy.intra_ranks),
+        "%s has dedicated connections%s between hosts, and shared memory among the ranks of each host (%s)",
+        members.label, tuned, ", ".join(map(str, lengths)),
     )  # fmt: skip
     return _settled(
         found.agreement, hierarchy, backend, tuning=tuning, endpoints=endpoints, inner=hierarchy.endpoints
@@ -297,6 +341,17 @@ def _why_not_connected(members: Members) -> str:
     if shared_memory is None or shared_memory.core is None:
         return "this client has no native core"
     return "" if sys.byteorder == "little" else "this machine has another byte order"
+
+
+def _pack(tuning: Tuning) -> bytes:
+    *numbers, folding = astuple(tuning)
+    return _TUNING.pack(*numbers, FOLDINGS.index(folding))
+
+
+def _unpack(data: bytes) -> Tuning:
+    *numbers, folding = _TUNING.unpack(data)
+    fields = zip(Tuning.__dataclass_fields__, (*numbers, FOLDINGS[folding % len(FOLDINGS)]), strict=True)
+    return Tuning(**dict(fields))
 
 
 def _digest(*texts: str) -> bytes:

@@ -25,7 +25,7 @@ from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.group import Group
 from dmesh.collectives.inquiry import blocked_in
 from dmesh.collectives.services import Pair, Services
-from dmesh.collectives.work import Generation
+from dmesh.collectives.work import Generation, Work
 
 RELAY_LIMIT = 64
 """Up to this size, members of a group pass on failures that they hear of."""
@@ -66,7 +66,14 @@ class ControlHandler:
     def __init__(self, communicator: Client) -> None:
         self._communicator = communicator
         self._early: OrderedDict[tuple[int, int], tuple[int, Failure]] = OrderedDict()
+        self._ended: OrderedDict[tuple[int, int], Failure] = OrderedDict()
         self._complaints: dict[int, int] = {}
+
+    def remember(self, generation: int, number: int, failure: Failure) -> None:
+        """Keep the failure of a group that has another id now, for members that still wait in it."""
+        self._ended[generation, number] = failure
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
 
     def early_failure(self, generation: int, number: int) -> tuple[int, Failure] | None:
         """Return who said, before a group was made here, that it failed, and why; under the client's lock."""
@@ -128,6 +135,8 @@ class ControlHandler:
             communicator.tell(peer, Abort(question.generation, question.group, self._gone_on()))
         elif question.generation != communicator.generation:
             self._answer(peer, question, "behind")
+        elif (ended := self._ended.get((question.generation, question.group))) is not None:
+            communicator.tell(peer, Abort(question.generation, question.group, ended))
         elif group is None:
             blocked = blocked_in(communicator.barriers, (), peer)
             self._answer(peer, question, "unknown", blocked=blocked)
@@ -145,6 +154,8 @@ class ControlHandler:
             finished = 0 if stream is None else stream.completed
             last = "" if stream is None else stream.recorded(finished)[0]
             callers = set() if stream is None else set(stream.callers)
+            if not question.sequence:  # it may be answered by any call
+                finished, last, callers = 0, "", set()
         communicator = self._communicator
         if failure is not None:
             # The asker may have made the group after the others had heard of the failure.
@@ -156,11 +167,12 @@ class ControlHandler:
         waits_for: tuple[int, ...] = ()
         if call is not None:
             state = "running" if call.started else "queued"
-            mine, waits_for = call.text, call.waits_for()
-        elif stream is not None and question.sequence <= stream.issued:  # it is over, or an endpoint has it
+            mine, waits_for = call.agreed_text, call.waits_for()
+        elif stream is not None and 0 < question.sequence <= stream.issued:
+            # It is over, or an endpoint has it.
             state = "finished" if question.sequence <= finished else "running"
             mine = stream.recorded(question.sequence)[0]
-        if mine and clean(mine) != question.signature:
+        if mine and question.signature and clean(mine) != question.signature:
             calls = {communicator.rank: mine, rank: question.signature}
             _fail_mismatch(generation, question.pair, question.sequence, calls)
             return
@@ -185,8 +197,7 @@ class ControlHandler:
         """Take a member's answer to where it is."""
         if answer.generation != generation.number:
             return
-        call = generation.call_at(answer.pair, answer.sequence)
-        if call is not None:
+        for call in _calls_at(generation, answer.pair, answer.sequence):
             call.answered(rank, answer)
 
     def mismatched(self, generation: int, number: int, sequence: int, rank: int, text: str) -> None:
@@ -196,7 +207,7 @@ class ControlHandler:
             groups = list(communicator.groups.values())
         for current in [group.current for group in groups if rank in group.ranks]:
             for stream in tuple(current.streams.values()):
-                call = current.call_at(stream.pair, sequence)
+                call = stream.calls.get(sequence)
                 if current.number == generation and stream.number == number and call is not None:
                     calls = {communicator.rank: call.text, rank: text}
                     _fail_mismatch(current, stream.pair, sequence, calls)
@@ -254,6 +265,16 @@ class ControlHandler:
             # It is lost to the other groups, too, and this client may have no connection with it that would
             # show it.
             communicator.lose(lost, failure.reason, hearsay=not failed_us)
+
+
+def _calls_at(generation: Generation, pair: Pair | None, sequence: int) -> list[Work]:
+    """Return the calls under way that Python carries out, of a number; 0 for those without one."""
+    with generation.lock:
+        if not sequence:
+            unnumbered = [stream for stream in generation.streams.values() if not stream.numbered]
+            return [call for stream in unnumbered for call in stream.calls.values()]
+        stream = generation.streams.get(pair)
+        return [] if stream is None or sequence not in stream.calls else [stream.calls[sequence]]
 
 
 def _fail_mismatch(

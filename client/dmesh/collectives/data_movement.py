@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Unpack, overload
 
 from numpy.typing import ArrayLike
 
-from dmesh.collectives.api import Async, AsyncOut, ProcessGroup, Sync, SyncOut, collective, resolve
+from dmesh.collectives.api import (
+    AsyncOut,
+    Counts,
+    ProcessGroup,
+    SyncOut,
+    collective,
+    resolve,
+)
 from dmesh.collectives.request import Array
 
 
@@ -42,14 +49,19 @@ def broadcast(
 
 
 @overload
-def all_gather(x: ArrayLike, *, axis: int | None = None, **options: Unpack[SyncOut]) -> Array: ...
+def all_gather(
+    x: ArrayLike, *, axis: int | None = None, counts: Counts | None = None, **options: Unpack[SyncOut]
+) -> Array: ...
 @overload
-def all_gather(x: ArrayLike, *, axis: int | None = None, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+def all_gather(
+    x: ArrayLike, *, axis: int | None = None, counts: Counts | None = None, **options: Unpack[AsyncOut]
+) -> Future[Array]: ...
 @collective
 def all_gather(
     x: ArrayLike,
     *,
     axis: int | None = None,
+    counts: Counts | None = None,
     group: ProcessGroup | None = None,
     out: Array | None = None,
     timeout: float | None = None,
@@ -61,23 +73,41 @@ def all_gather(
         x: This rank's array.
         axis: None to stack the arrays along a new first axis, as `np.stack` does; a number to join them along
             that axis, as `np.concatenate` does.
+        counts: For arrays whose lengths along the axis differ: these lengths, by rank, or `"exchange"` if the
+            ranks do not know each other's. The axis is 0 then, unless it is given.
 
     Returns:
         The arrays in the order of ranks: shape `(size, *x.shape)`, or `x.shape` with `axis` as many times as
-        long.
+        long, or as long as all arrays together.
     """
-    return resolve(group).perform(timeout, async_op, "all_gather", x, out, axis=axis)
+    return resolve(group).perform(timeout, async_op, "all_gather", x, out, axis=axis, counts=counts)
 
 
 @overload
-def gather(x: ArrayLike, root: int = 0, **options: Unpack[SyncOut]) -> Array | None: ...
+def gather(
+    x: ArrayLike,
+    root: int = 0,
+    *,
+    axis: int | None = None,
+    counts: Counts | None = None,
+    **options: Unpack[SyncOut],
+) -> Array | None: ...
 @overload
-def gather(x: ArrayLike, root: int = 0, **options: Unpack[AsyncOut]) -> Future[Array | None]: ...
+def gather(
+    x: ArrayLike,
+    root: int = 0,
+    *,
+    axis: int | None = None,
+    counts: Counts | None = None,
+    **options: Unpack[AsyncOut],
+) -> Future[Array | None]: ...
 @collective
 def gather(
     x: ArrayLike,
     root: int = 0,
     *,
+    axis: int | None = None,
+    counts: Counts | None = None,
     group: ProcessGroup | None = None,
     out: Array | None = None,
     timeout: float | None = None,
@@ -88,52 +118,91 @@ def gather(
     Args:
         x: This rank's array.
         root: Position of the rank that gets them.
+        axis: As for `all_gather`.
+        counts: As for `all_gather`.
         out: Takes the result; on the root alone.
 
     Returns:
-        On the root the arrays in the order of ranks, of shape `(size, *x.shape)`; None on the others.
+        On the root the arrays in the order of ranks, as `all_gather` returns them; None on the others.
     """
-    return resolve(group).perform(timeout, async_op, "gather", x, out, root=root)
+    return resolve(group).perform(timeout, async_op, "gather", x, out, root=root, axis=axis, counts=counts)
 
 
 @overload
-def scatter(x: ArrayLike | None = None, root: int = 0, **options: Unpack[SyncOut]) -> Array: ...
+def scatter(
+    x: ArrayLike | None = None,
+    root: int = 0,
+    *,
+    axis: int | None = None,
+    counts: Counts | None = None,
+    **options: Unpack[SyncOut],
+) -> Array: ...
 @overload
-def scatter(x: ArrayLike | None = None, root: int = 0, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+def scatter(
+    x: ArrayLike | None = None,
+    root: int = 0,
+    *,
+    axis: int | None = None,
+    counts: Counts | None = None,
+    **options: Unpack[AsyncOut],
+) -> Future[Array]: ...
 @collective
 def scatter(
     x: ArrayLike | None = None,
     root: int = 0,
     *,
+    axis: int | None = None,
+    counts: Counts | None = None,
     group: ProcessGroup | None = None,
     out: Array | None = None,
     timeout: float | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Distribute the rows of the root's array: each rank gets one.
+    """Distribute the rows or blocks of the root's array: each rank gets one.
 
-    The other ranks must say what they will receive: with an array of the dtype and shape of one row, which is
-    neither looked at nor changed, or with `out`.
+    The other ranks must say what they will receive: with an array of the dtype and shape of one row or block,
+    which is neither looked at nor changed, or with `out`.
 
     Args:
-        x: On the root, an array with one row for each rank along axis 0; on the others, one like a row, or
-            None.
+        x: On the root, an array with one row for each rank along axis 0, or with one block for each along
+            `axis`; on the others, one like a row or block, or None.
         root: Position of the rank that has the rows.
+        axis: None for rows, which have one axis less than `x`; a number to cut that axis into blocks.
+        counts: For blocks whose lengths along the axis differ: these lengths, by rank. The other ranks may
+            pass `"exchange"`; the length of the array that they pass has no meaning then. The axis is 0,
+            unless it is given.
 
     Returns:
-        The row at this rank's position.
+        The row or block at this rank's position.
     """
-    return resolve(group).perform(timeout, async_op, "scatter", x, out, root=root)
+    return resolve(group).perform(timeout, async_op, "scatter", x, out, root=root, axis=axis, counts=counts)
 
 
 @overload
-def all_to_all(x: ArrayLike, **options: Unpack[SyncOut]) -> Array: ...
+def all_to_all(
+    x: ArrayLike,
+    *,
+    axis: int | None = None,
+    counts: Sequence[int] | None = None,
+    recv_counts: Counts | None = None,
+    **options: Unpack[SyncOut],
+) -> Array: ...
 @overload
-def all_to_all(x: ArrayLike, **options: Unpack[AsyncOut]) -> Future[Array]: ...
+def all_to_all(
+    x: ArrayLike,
+    *,
+    axis: int | None = None,
+    counts: Sequence[int] | None = None,
+    recv_counts: Counts | None = None,
+    **options: Unpack[AsyncOut],
+) -> Future[Array]: ...
 @collective
 def all_to_all(
     x: ArrayLike,
     *,
+    axis: int | None = None,
+    counts: Sequence[int] | None = None,
+    recv_counts: Counts | None = None,
     group: ProcessGroup | None = None,
     out: Array | None = None,
     timeout: float | None = None,
@@ -143,11 +212,17 @@ def all_to_all(
 
     Args:
         x: An array whose axis 0 the size of the group divides; most simply with one row for each rank.
+        axis: Axis that is cut into blocks, and along which they are joined; None is 0.
+        counts: For blocks whose lengths along the axis differ: those that this rank sends, by rank.
+        recv_counts: Lengths of the blocks that this rank expects, by rank. None or `"exchange"` if it does
+            not know them: they are exchanged in any case.
 
     Returns:
-        An array of the same shape.
+        The blocks in the order of ranks, joined: with equal blocks, an array of the same shape.
     """
-    return resolve(group).perform(timeout, async_op, "all_to_all", x, out)
+    return resolve(group).perform(
+        timeout, async_op, "all_to_all", x, out, axis=axis, counts=counts, recv_counts=recv_counts
+    )
 
 
 @overload
@@ -176,64 +251,3 @@ def permute(
         The array that came, or zeros where no pair has this rank for its target.
     """
     return resolve(group).perform(timeout, async_op, "permute", x, out, pairs=pairs)
-
-
-@overload
-def send(x: ArrayLike, dst: int, **options: Unpack[Sync]) -> None: ...
-@overload
-def send(x: ArrayLike, dst: int, **options: Unpack[Async]) -> Future[None]: ...
-@collective
-def send(
-    x: ArrayLike,
-    dst: int,
-    *,
-    group: ProcessGroup | None = None,
-    timeout: float | None = None,
-    async_op: bool = False,
-) -> Any:
-    """Send an array to one rank, which must call `recv`.
-
-    In the blocking form it returns once the array may be changed. An array of up to 16 KiB is buffered, so
-    that this can be before the receiver's call: the first one that has not been received never waits. A
-    larger one waits for the receiver, over whatever medium. Two ranks that both send a large array first
-    wait for each other until their time runs out: use `async_op=True`, or `permute`.
-
-    Sends and receives of two ranks match in their order, in each direction by itself. With `async_op=True`
-    the array may be changed when the future is complete. The transfer progresses whether or not somebody
-    waits for it; a thread that waits for the future drives it itself, which is fastest.
-
-    Args:
-        x: The array.
-        dst: Position of the receiver.
-    """
-    return resolve(group).perform(timeout, async_op, "send", x, root=dst)
-
-
-@overload
-def recv(x: ArrayLike | None, src: int, **options: Unpack[SyncOut]) -> Array: ...
-@overload
-def recv(x: ArrayLike | None, src: int, **options: Unpack[AsyncOut]) -> Future[Array]: ...
-@collective
-def recv(
-    x: ArrayLike | None,
-    src: int,
-    *,
-    group: ProcessGroup | None = None,
-    out: Array | None = None,
-    timeout: float | None = None,
-    async_op: bool = False,
-) -> Any:
-    """Receive an array from one rank, which must call `send`.
-
-    Sends and receives of two ranks match in their order, in each direction by itself, and independently of
-    the group's collectives: receives can be started with `async_op=True` before the sends that they match.
-
-    Args:
-        x: An array of the dtype and shape that will come, which is neither looked at nor changed; None if
-            `out` is given.
-        src: Position of the sender.
-
-    Returns:
-        The array that came.
-    """
-    return resolve(group).perform(timeout, async_op, "recv", x, out, root=src)

@@ -54,9 +54,12 @@ class Failure:
         """Return a new exception for a call on a group that failed before."""
         if self.cause in (Cause.CLOSED, Cause.RENEWED, Cause.JOINING):
             return self._error(self.message)
+        if self.cause in (Cause.LOST, Cause.LEFT):
+            advice = "shrink() returns a group of the members that are left, if all of them call it."
+        else:
+            advice = "reset() makes it work again, if all its members call it."
         return self._error(
-            f"{group} has failed and cannot be used any more: {self.message.rstrip('.')}. "
-            "Make a new group of the clients that are left, or restart the job."
+            f"{group} has failed and cannot be used any more: {self.message.rstrip('.')}. {advice}"
         )
 
     def _error(self, message: str) -> CollectiveError:

@@ -97,6 +97,12 @@ def _work(jobs: SimpleQueue[Job | None], thread: list[int]) -> None:
         del item  # or its group would stay alive until the next job
 
 
+def do_now(future: Future[Any], job: Callable[[], Any]) -> None:
+    """Run a job on this thread, whose outcome goes to `future`."""
+    future.set_running_or_notify_cancel()
+    _do(future, job)
+
+
 def _do(future: Future[Any], job: Callable[[], Any]) -> None:
     try:
         result = job()
@@ -121,6 +127,54 @@ class Completed(Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """Return the result."""
         return self._result
+
+
+class Joined(Future[Any]):
+    """Future of a result, complete when another future is, too; waiting for it drives both."""
+
+    def __init__(self, main: Future[Any], other: Future[Any]) -> None:
+        super().__init__()
+        self._both = main, other
+        self._lock = threading.Lock()
+        for one in self._both:
+            one.add_done_callback(self._one_is_done)
+
+    def _one_is_done(self, _: Future[Any]) -> None:
+        if not all(Future.done(one) for one in self._both):
+            return
+        errors = [error for one in self._both if (error := Future.exception(one)) is not None]
+        with self._lock:
+            if Future.done(self):
+                return
+            if errors:
+                self.set_exception(errors[0])
+            else:
+                self.set_result(Future.result(self._both[0]))
+
+    def cancel(self) -> bool:
+        """Return False."""
+        return False
+
+    def done(self) -> bool:
+        """Return whether both are complete, after an attempt to complete them."""
+        main, other = self._both
+        return other.done() & main.done() and super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Drive both until they are complete; see `concurrent.futures.Future.result`."""
+        return super().result(self._wait(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Drive both until they are over; see `concurrent.futures.Future.exception`."""
+        return super().exception(self._wait(timeout))
+
+    def _wait(self, timeout: float | None) -> float | None:
+        began = time.monotonic()
+        for one in self._both:
+            one.exception(timeout)
+            if timeout is not None:
+                timeout = max(timeout - (time.monotonic() - began), 0.0)
+        return timeout
 
 
 class Transfer(Future[Any]):
@@ -293,3 +347,18 @@ def settle(endpoint: Endpoint | None) -> None:
         for transfer in list(_pending.transfers):
             if transfer.endpoint is endpoint:
                 transfer.settle(0.0)
+
+
+def then(found: Future[Any], finish: Callable[[Any], Any]) -> Future[Any]:
+    """Return a future of what is made of another one's result."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def complete(done: Future[Any]) -> None:
+        try:
+            future.set_result(finish(done.result()))
+        except BaseException as error:  # noqa: BLE001 -- handed to whoever asks for the result
+            future.set_exception(error)
+
+    found.add_done_callback(complete)
+    return future

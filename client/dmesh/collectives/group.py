@@ -5,29 +5,54 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from dmesh.collectives import api, data_movement
+import numpy as np
+
+from dmesh.collectives import api, data_movement, objects, point_to_point
 from dmesh.collectives.api import ProcessGroup, method
 from dmesh.collectives.backends.base import Backend
 from dmesh.collectives.backends.endpoints import EndpointOperation
+from dmesh.collectives.backends.loopback import LoopbackBackend
 from dmesh.collectives.backends.nccl.backend import NcclBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.connect import connect
+from dmesh.collectives.consensus import Consensus, Store, flag_of
 from dmesh.collectives.control_messages import clean
+from dmesh.collectives.counts import CountsRequestBuilder
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.futures import Completed, Transfer, Worker, pend, settle
+from dmesh.collectives.futures import Completed, Transfer, Worker, do_now, pend, settle
+from dmesh.collectives.matching import Matcher
 from dmesh.collectives.request import TRANSFER, Request, check_timeout
 from dmesh.collectives.services import Members, Pair, Services
-from dmesh.collectives.validation import RequestBuilder
-from dmesh.collectives.work import Generation, Stream, Work
-from dmesh.errors import CollectiveError, NotInitializedError, PeerLostError
+from dmesh.collectives.validation import check_int64
+from dmesh.collectives.work import Generation, Key, Stream, Work, group_id
+from dmesh.errors import CollectiveError, CollectiveMismatchError, NotInitializedError, PeerLostError
 from dmesh.native import Endpoint
 
+_SHRUNK = ", shrunk"
+"""End of the name of a group that `shrink` has made."""
 _ATTEMPTS = 5
 """Attempts to end a call that Ctrl-C interrupts again and again."""
+
+
+class Owner(Services, Protocol):
+    """The client that a group belongs to; see `communicator.Communicator`."""
+
+    store: Callable[[], Store] | None
+    """Returns the keys of the coordination service; None without one."""
+
+    def add_group(self, number: int, ranks: tuple[int, ...], name: str) -> Group:
+        """Make a group."""
+
+    def restart(self, group: Group) -> None:
+        """Let a group that has failed begin anew."""
+
+    def acknowledge(self, missing: Iterable[int], group: str) -> None:
+        """Take note that the survivors of a group go on without some clients."""
 
 
 class Group(ProcessGroup):
@@ -38,54 +63,79 @@ class Group(ProcessGroup):
     threads at once.
 
     The first failure of a group is the failure of all its members and of all later calls: ranks that have
-    lost step cannot find it again. Other groups go on. Only when lost clients have been replaced and all have
-    met at a barrier (`Communicator.renew`), every group begins anew.
+    lost step cannot find it again. Other groups go on. All members together can `reset` the group if nobody
+    was lost; else the survivors `shrink` it to another group. When lost clients have been replaced and all
+    have met at a barrier (`Communicator.renew`), every group begins anew.
 
-    Groups are made by `dmesh.collectives.new_group` and `Mesh.group`. Their methods are the functions of
-    `dmesh.collectives`, with `group=` this group.
+    Groups are made by `dmesh.collectives.new_group`, `split` and `Mesh.group`. Their methods are the
+    functions of `dmesh.collectives`, with `group=` this group.
     """
 
     all_reduce = method(api.all_reduce)
     reduce = method(api.reduce)
     reduce_scatter = method(api.reduce_scatter)
+    scan = method(api.scan)
+    exscan = method(api.exscan)
     broadcast = method(data_movement.broadcast)
     all_gather = method(data_movement.all_gather)
     gather = method(data_movement.gather)
     scatter = method(data_movement.scatter)
     all_to_all = method(data_movement.all_to_all)
     permute = method(data_movement.permute)
-    send = method(data_movement.send)
-    recv = method(data_movement.recv)
+    send = method(point_to_point.send)
+    recv = method(point_to_point.recv)
+    sendrecv = method(point_to_point.sendrecv)
+    probe = method(point_to_point.probe)
+    iprobe = method(point_to_point.iprobe)
     barrier = method(api.barrier)
+    broadcast_object = method(objects.broadcast_object)
+    all_gather_object = method(objects.all_gather_object)
+    gather_object = method(objects.gather_object)
+    scatter_object = method(objects.scatter_object)
+    all_to_all_object = method(objects.all_to_all_object)
+    send_object = method(objects.send_object)
+    recv_object = method(objects.recv_object)
 
     def __init__(
         self,
-        communicator: Services,
+        communicator: Owner,
         number: int,
         ranks: tuple[int, ...],
         name: str,
         failure: Failure | None = None,
     ) -> None:
         self.communicator = communicator
-        self.id = number
         self.ranks = ranks
         self.name = name
-        self.members = Members(communicator, ranks, name, number)
-        self.label = self.members.label
+        self._members = members = Members(communicator, ranks, name, number)  # before any reset
+        self.label = members.label
         """The group's name for people."""
-        self.rank = self.members.rank
+        self.rank = members.rank
         """This client's position in the group."""
         self.size = len(ranks)
         """Number of ranks in the group."""
-        self.requests = RequestBuilder(self.size, self.rank)
+        self.requests = CountsRequestBuilder(self.size, self.rank)
+        self._splits = 0  # how often this rank has split the group
         self._process = os.getpid()
-        self._generation = self._begin(communicator.generation, failure)
-        self._workers: dict[Pair | None, Worker] = {}
+        self._generation = self._begin(communicator.generation, members, failure)
+        self._consensus: Consensus | None = None
+        self._workers: dict[Key, Worker] = {}
+        self._unnumbered: set[Any] = set()  # asynchronous calls with threads of their own
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
         self._finalizer.atexit = False
 
     def __repr__(self) -> str:
         return f"<Group {self.name or '(unnamed)'}: ranks {list(self.ranks)}, this is position {self.rank}>"
+
+    @property
+    def id(self) -> int:
+        """Number that its members compute alike; another one after each reset."""
+        return self._generation.members.group
+
+    @property
+    def members(self) -> Members:
+        """The members, as its calls need them."""
+        return self._generation.members
 
     @property
     def current(self) -> Generation:
@@ -116,13 +166,31 @@ class Group(ProcessGroup):
         """Return the group's backend of a name; None if it has none, or has not chosen yet."""
         return next((found for found in self._generation.backends if found.name == name), None)
 
-    def _begin(self, number: int, failure: Failure | None = None) -> Generation:
-        made = Generation(self.members, number, failure)
+    def _begin(self, number: int, members: Members, failure: Failure | None = None) -> Generation:
+        made = Generation(members, number, failure)
         reference = weakref.ref(made)  # not the generation itself, which has the backends
         messages = MessageBackend(self.communicator.transport, self.ranks, self.rank, number)
-        made.connects = partial(connect, self.members, reference, messages)
-        made.backends += [messages, NcclBackend(self.members, reference, messages)]
+        loopback = LoopbackBackend(self.communicator.transport.message_queue.arrivals)
+        made.connects = partial(connect, members, reference, messages)
+        made.backends += [messages, loopback, NcclBackend(members, reference, messages)]
+        made.matcher = Matcher(members, messages, loopback)
         return made
+
+    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Group | None:
+        """Divide the group into groups of the ranks with equal colors; see the function `split`."""
+        member = color is not None
+        numbers = [check_int64(color if member else 0, "color", "split"), check_int64(key, "key", "split")]
+        request = self.requests.make("all_gather", np.array([member, *numbers, self._splits], np.int64))
+        rows = self.call(replace(request, text="split()", descriptor=None), timeout, False).tolist()
+        # The same on all ranks, also if a call failed on some of them, or a rank has been replaced.
+        self._splits = count = max(row[3] for row in rows) + 1
+        if not member:
+            return None
+        alike = [at for at, row in enumerate(rows) if row[:2] == [1, numbers[0]]]
+        alike.sort(key=lambda at: rows[at][2])  # stable: equal keys in the order of ranks
+        number = group_id("split", self.id, count, numbers[0])
+        name = f"{self.name or 'unnamed'}/color={numbers[0]}"
+        return self.communicator.add_group(number, tuple(self.ranks[at] for at in alike), name)
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -131,33 +199,36 @@ class Group(ProcessGroup):
         self.refuse_forked_child()
         seconds = check_timeout(timeout, self.communicator.timeout)
         generation = self._generation
-        pair = self._pair_of(request)
+        key = self._key_of(request)
         work: Work | None = None
         before: int | None = None
-        if pair is not None and (former := generation.streams.get(pair)) is not None:
+        if key is not None and (former := generation.streams.get(key)) is not None:
             settle(former.endpoint)
         try:
             with generation.lock:
                 refusal = generation.failure
                 if refusal is None:
-                    stream = generation.streams.get(pair) or generation.add_stream(pair)
+                    stream = generation.stream(key)
                     before = stream.issued
-                    number = stream.issue()
+                    number = generation.issue(key)
                     work = Work(generation, stream, number, request, request.text, request.nbytes, seconds)
                     stream.calls[number] = work
                     stream.callers.add(threading.get_ident())
             if work is None:
                 assert refusal is not None
+                pair = None if key is None else generation.pair_of(key)
                 raise self._refused(generation, refusal, pair, request.text)
+            if key == ():
+                work.search(request)  # in the order of calls, in which the threads need not begin
             if async_op:
-                self._worker(pair).submit(work, partial(self._carry_out, work, work.run))
+                self._submit(key, work, request)
                 return work
-            if (worker := self._workers.get(pair)) is not None:
+            if (worker := self._workers.get(key)) is not None:
                 worker.catch_up(partial(stream.ready, work.sequence, alone=request.device is not None))
             return self._carry_out(work, work.run)
         except BaseException as error:
             if work is not None:
-                if work.sequence in stream.calls:
+                if work.stream.calls.get(work.sequence) is work:
                     self._abandon(work, error, carried_out_elsewhere=async_op)
             elif before is not None and stream.issued > before:
                 # It has a number, for which the others wait.
@@ -176,18 +247,48 @@ class Group(ProcessGroup):
                 'multiprocessing.get_context("spawn")'
             )
 
-    def _pair_of(self, request: Request) -> Pair | None:
-        """Return the (sender, receiver) positions of a transfer; None for a collective."""
+    def _key_of(self, request: Request) -> Key:
+        """Return the stream in which a call is counted."""
+        pattern, me = request.pattern, self.rank
+        if pattern is not None:
+            numbered = pattern.tag == 0 and pattern.source not in (None, me) and not pattern.probes
+            return (request.root, me) if numbered else ()
         if request.kind != TRANSFER:
             return None
-        return (self.rank, request.root) if request.contributes else (request.root, self.rank)
+        if not request.contributes:
+            return request.root, me
+        return (me, request.root, 1) if request.tag and request.root != me else (me, request.root)
 
-    def _worker(self, pair: Pair | None) -> Worker:
+    def look(self, request: Request) -> Any:
+        """Return what a probe finds at once; None if that is nothing."""
+        self.refuse_forked_child()
+        generation, pattern = self._generation, request.pattern
+        assert pattern is not None
+        if generation.failure is not None:
+            raise self._refused(generation, generation.failure, None, request.text)
+        return generation.matcher.look(generation, pattern)
+
+    def _submit(self, key: Key, work: Work, request: Request) -> None:
+        """Carry out an asynchronous call in a thread, unless it is complete at once."""
+        carry_out = partial(self._carry_out, work, work.run)
+        if key is None or work.stream.numbered:
+            self._worker(key).submit(work, carry_out)
+        elif request.pattern is None and work.begin():
+            do_now(work, carry_out)
+        else:
+            # It may wait for long, and later ones must not wait for it.
+            self._unnumbered.add(work)
+            work.add_done_callback(self._unnumbered.discard)
+            worker = Worker(f"dmesh-group-{self.name or 'ranks'}-receive")
+            worker.submit(work, carry_out)
+            worker.stop()
+
+    def _worker(self, key: Key) -> Worker:
         """Return the thread of a stream, so that no transfer waits behind other calls of the group."""
-        worker = self._workers.get(pair)
+        worker = self._workers.get(key)
         if worker is None:
-            name = f"dmesh-group-{self.name or 'ranks'}" + ("" if pair is None else "-{}-{}".format(*pair))
-            worker = self._workers.setdefault(pair, Worker(name))
+            name = f"dmesh-group-{self.name or 'ranks'}" + ("" if key is None else "-{}-{}".format(*key))
+            worker = self._workers.setdefault(key, Worker(name))
         return worker
 
     def _refused(
@@ -234,7 +335,7 @@ class Group(ProcessGroup):
         with generation.lock:
             stream = generation.stream_of(endpoint)
             if stream is None:
-                raise CollectiveError(f"call #{number} of {self.label} is over: its members have changed")
+                raise CollectiveError(f"call #{number} of {self.label} is over: the group has begun anew")
             text, nbytes = stream.recorded(number)
             work = Work(generation, stream, number, None, text, nbytes, self.communicator.timeout)
             stream.calls[number] = work
@@ -266,6 +367,7 @@ class Group(ProcessGroup):
     def _carry_out(self, work: Work, do: Callable[[], Any]) -> Any:
         events = self.communicator.events
         events.began(work.record, work)
+        final: BaseException | None
         try:
             result = do()
         except BaseException as error:
@@ -275,6 +377,8 @@ class Group(ProcessGroup):
             if final is error:
                 raise
             raise final from (error if isinstance(error, PeerLostError) else None)
+        finally:
+            final = None  # its traceback has this frame: the cycle would keep the generation and its sockets
         self._close(work, succeeded=True)
         events.ended(work.record)
         return result
@@ -282,7 +386,7 @@ class Group(ProcessGroup):
     @property
     def busy(self) -> bool:
         """True while an asynchronous call is under way."""
-        return any(worker.busy for worker in tuple(self._workers.values()))
+        return bool(self._unnumbered) or any(worker.busy for worker in tuple(self._workers.values()))
 
     def _close(self, work: Work, *, succeeded: bool) -> None:
         work.end()
@@ -299,6 +403,8 @@ class Group(ProcessGroup):
         if isinstance(error, PeerLostError) and generation.failure is None:
             # The transport found it out; the communicator may hear of it in a moment, too.
             generation.lose(error.rank, self.communicator.why_gone(error.rank) or str(error))
+        elif isinstance(error, CollectiveMismatchError) and generation.failure is None:
+            generation.fail(Failure(Cause.MISMATCH, str(error)))
         elif generation.failure is None:
             self._give_up(generation, str(work), error)
             generation.reported = True
@@ -311,6 +417,65 @@ class Group(ProcessGroup):
             return error  # a Ctrl-C stays one
         return failure.during(str(work))
 
+    # -- after a failure -------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that took no part in the latest `agree` or `shrink`: the same on all that did."""
+        consensus = self._consensus
+        return consensus.missing if consensus is not None and consensus.generation is self.current else ()
+
+    def agree(self, flag: bool | int, timeout: float | None = None) -> bool | int:
+        """Return the AND of the flags of all members that are alive; see `dmesh.collectives.agree`."""
+        kind, value = flag_of(flag)
+        consensus, seconds = self._prepare("agree", timeout)
+        found = consensus.reach("agree", (kind, value), seconds).flag
+        self.communicator.acknowledge(consensus.missing, self.label)
+        return bool(found) if kind == "bool" else found
+
+    def shrink(self, timeout: float | None = None) -> Group:
+        """Return a new group of the members that are alive; see `dmesh.collectives.shrink`."""
+        consensus, seconds = self._prepare("shrink", timeout)
+        self._end("shrink")
+        decision = consensus.reach("shrink", ("", 0), seconds)
+        self.communicator.acknowledge(consensus.missing, self.label)
+        number = group_id("shrink", self.id, consensus.count)
+        name = self.name if self.name.endswith(_SHRUNK) else (self.name or self.label) + _SHRUNK
+        return self.communicator.add_group(number, decision.survivors, name)
+
+    def reset(self, timeout: float | None = None) -> None:
+        """Make the group work again after an error; see `dmesh.collectives.reset`."""
+        self.refuse_forked_child()
+        check_timeout(timeout, self.communicator.timeout)
+        self._end("reset")
+        failure = self.current.failure
+        if failure is not None and failure.cause in (Cause.CLOSED, Cause.RENEWED, Cause.JOINING):
+            raise failure.afterwards(self.label)
+        self.communicator.restart(self)
+        self.barrier(timeout=timeout)
+
+    def _end(self, call: str) -> None:
+        """Fail the group, if it has not failed: this rank makes no more calls as it is."""
+        rank = self.communicator.rank
+        who = "its members" if call == "reset" else "its members that are alive"
+        text = f"rank {rank} called {call}() of {self.label}, as all {who} must"
+        self.fail(Failure(Cause.BROKEN, text, (rank,)))
+
+    def _prepare(self, call: str, timeout: float | None) -> tuple[Consensus, float]:
+        """Return how the members decide, and the limit in seconds."""
+        self.refuse_forked_child()
+        seconds = check_timeout(timeout, self.communicator.timeout)
+        store = self.communicator.store
+        if store is None:
+            raise CollectiveError(
+                f"{call}() of {self.label} needs a coordination service, which decides who is alive: "
+                "initialize with enable_coordination_service=True"
+            )
+        consensus = self._consensus
+        if consensus is None or consensus.generation is not self.current:
+            consensus = self._consensus = Consensus(self.current, store())
+        return consensus, seconds
+
     # -- what happens to the group; any thread ---------------------------------------------------------------
 
     def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
@@ -320,8 +485,17 @@ class Group(ProcessGroup):
     def renew(self, generation: int, over: Failure) -> None:
         """Begin a new generation; calls of the former one that are under way fail as `over` says."""
         former = self._generation
-        self._generation = self._begin(generation)
+        self._generation = self._begin(generation, self._members)
         former.fail(over, tell=False)
+
+    def restart(self) -> Generation:
+        """Begin anew under another id, after the group has failed; return what it was before."""
+        former = self._generation
+        resets = former.members.resets + 1
+        number = group_id("reset", self._members.group, resets)
+        members = Members(self.communicator, self.ranks, self.name, number, resets)
+        self._generation = self._begin(former.number, members)
+        return former
 
     def close(self, failure: Failure) -> None:
         """End the group on this client alone: its calls fail, its threads stop."""
@@ -329,6 +503,6 @@ class Group(ProcessGroup):
         _stop_all(self._workers)
 
 
-def _stop_all(workers: dict[Pair | None, Worker]) -> None:
+def _stop_all(workers: dict[Key, Worker]) -> None:
     for worker in tuple(workers.values()):
         worker.stop()

@@ -18,8 +18,9 @@ from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.services import NAMED, Barriers, Members, Pair, ranks_text
 from dmesh.collectives.tuning import SEND_BUFFER
 
-_ASK_ALL_UP_TO = 64
-"""Up to this group size, a waiting rank asks all members where they are."""
+_ASK_ALL_UP_TO = 16
+"""Up to this group size, a waiting rank asks all members where they are; those of larger groups have no
+connections with all others."""
 _FOREVER = 0
 _WHERE: dict[State, str] = {
     "behind": "is still in an earlier generation of the collectives",
@@ -42,6 +43,10 @@ class Inquiry:
     text: str
     """The call's descriptor."""
     waits_for: Callable[[], tuple[int, ...]]
+    numbered: bool = True
+    """False if the call has no number that the others know; then nothing is compared."""
+    compares: bool = True
+    """False for a receive that does not know yet what it will receive."""
 
     def __post_init__(self) -> None:
         members = self.members
@@ -62,10 +67,10 @@ class Inquiry:
         culprit is, too.
         """
         self._question += 1
-        question = WhereAreYou(
-            self.generation, self.members.group, self.pair, self.sequence, self._question, self.text
-        )
-        everybody = everybody or len(self.members.ranks) <= _ASK_ALL_UP_TO
+        call = (self.pair, self.sequence) if self.numbered else (None, 0)
+        text = self.text if self.numbered and self.compares else ""
+        question = WhereAreYou(self.generation, self.members.group, *call, self._question, text)
+        everybody = self.numbered and (everybody or len(self.members.ranks) <= _ASK_ALL_UP_TO)
         for rank in self._others if everybody else self.waits_for():
             self._services.tell(rank, question)
 
@@ -79,11 +84,14 @@ class Inquiry:
     def unanswered(self) -> tuple[int, ...]:
         """Return the ranks that have not answered the last question."""
         answers, asked = self._answers, self._question
-        return tuple(rank for rank in self._others if rank not in answers or answers[rank].question != asked)
+        others = self._others if self.numbered else self.waits_for()
+        return tuple(rank for rank in others if rank not in answers or answers[rank].question != asked)
 
     def blocking(self) -> tuple[int, ...]:
         """Return the ranks that block this call: not arrived, silent, or with data outstanding."""
         waited_for, silent = self.waits_for(), self.unanswered()
+        if not self.numbered:
+            return waited_for
         found = tuple(
             rank
             for rank in self._others
@@ -117,7 +125,7 @@ class Inquiry:
     def skipped(self, left: float) -> Failure | None:
         """Return the group's failure, if ranks will never make the call; see `never_come`."""
         found = self.never_come(left) if self._blocked_since else {}
-        if not found:
+        if not found or not (self.numbered or found.keys() >= set(self.waits_for())):
             return None
         own = self._services.rank
         running = [rank for rank, answer in list(self._answers.items()) if answer.state == "running"]
@@ -175,6 +183,10 @@ class Inquiry:
         if answer is None:
             return f"{name}, has not answered"
         where = _WHERE[answer.state].format(self.sequence)
+        if answer.state == "unknown" and self.members.resets:
+            where = "has not called reset()"
+        if not self.numbered and answer.state == "absent":
+            where = "has not made the call that matches"
         if answer.state == "absent" and answer.finished:
             last = self.members.call_text(self.pair, rank, answer.last)
             where = f"has finished #{answer.finished} ({last}) and {where}"

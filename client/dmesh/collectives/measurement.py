@@ -19,8 +19,8 @@ import numpy as np
 from dmesh.collectives.backends.hierarchical import HierarchicalBackend
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
-from dmesh.collectives.schedules import FLAT_TOTAL_LIMIT
-from dmesh.collectives.tuning import LEAST_ROWS, MOST_BYTES, SHIPPED, Tuning
+from dmesh.collectives.schedules.choice import FLAT_TOTAL_LIMIT, MOST_DIRECT
+from dmesh.collectives.tuning import LEAST_ROWS, MOST_BYTES, MOST_COST, SHIPPED, Tuning
 from dmesh.errors import CollectiveError, CollectiveValueError
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -42,8 +42,10 @@ _ROWS = tuple(16 * _KIB << shift for shift in range(7))
 """Bytes for each rank of a host."""
 _TREES = tuple(4 * _KIB << shift for shift in range(9))
 """Bytes of the arrays that are broadcast."""
-_PARTS = 7
-"""Parts of the time: two for pieces, one for each other value."""
+_PARTS = 8
+"""Parts of the time: two for pieces, one for each other value, and one for the cost model."""
+_LONG = 1024 * _KIB
+"""Bytes of the arrays that tell the cost of a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def measure(communicator: Communicator, seconds: float, tell: Tell) -> Tuning:
             tuning = _measure_connections(race, endpoint.slot_bytes)
         # Groups without shared memory and dedicated connections exchange messages.
         communicator.shared_memory = None
-        return _measure_messages(race, tuning)
+        return _measure_costs(race, _measure_messages(race, tuning))
     finally:
         communicator.tuning, communicator.shared_memory = before, shared_memory
 
@@ -175,17 +177,36 @@ class _Race:
         slowest = self.world.all_reduce(medians, "max").tolist()
         return Table(title, tuple(tunings), dict(zip(sizes, map(tuple, slowest), strict=True)))
 
+    def calls(self, tuning: Tuning, calls: Mapping[str, Callable[[Group], object]]) -> dict[str, float]:
+        """Return the median seconds of some calls of one group, on the slowest rank."""
+        group = self.group(tuning)
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(_ROUNDS + 1):
+            self._tell(Step("cost of messages", turn, _ROUNDS + 1))
+            for name, call in calls.items():
+                first = _seconds(group, call, 1)
+                mine = max(1, min(_MOST_CALLS, int(self._part / (_ROUNDS * len(calls)) / first)))
+                each = _seconds(group, call, int(self.world.broadcast(np.array(mine))))
+                if turn:
+                    times[name].append(each)
+        medians = np.array([statistics.median(found) for found in times.values()])
+        return dict(zip(calls, self.world.all_reduce(medians, "max").tolist(), strict=True))
 
-def _batch(group: Group, x: Floats, count: int, broadcast: bool) -> float:
+
+def _seconds(group: Group, call: Callable[[Group], object], count: int) -> float:
     """Return the seconds of one call, as the mean of some calls in a row."""
     group.barrier()
     began = time.perf_counter()
     for _ in range(count):
-        if broadcast:
-            group.broadcast(x, 0, out=x)
-        else:
-            group.all_reduce(x, "max", out=x)
+        call(group)
     return (time.perf_counter() - began) / count
+
+
+def _batch(group: Group, x: Floats, count: int, broadcast: bool) -> float:
+    """Return the seconds of one call, as the mean of some calls in a row."""
+    if broadcast:
+        return _seconds(group, lambda group: group.broadcast(x, 0, out=x), count)
+    return _seconds(group, lambda group: group.all_reduce(x, "max", out=x), count)
 
 
 def _measure_connections(race: _Race, share: int) -> Tuning:
@@ -217,16 +238,17 @@ def _measure_hierarchy(race: _Race, tuning: Tuning) -> int:
     if not isinstance(hierarchy, HierarchicalBackend):
         race.tell(
             f"rows = {SHIPPED.rows}: shipped default, not measured: hierarchical all-reduces need several "
-            "hosts with equally many clients, at least two"
+            "hosts, and two clients on one of them"
         )
         return SHIPPED.rows
-    members = len(hierarchy.intra_ranks)
+    members = hierarchy.largest_host
     title = "all-reduce, flat and hierarchical (intra-host, then inter-host)"
     table = race.run(title, tunings, [nbytes * members for nbytes in _ROWS])
     count = crossover(*table.columns())
     rows = _ROWS[count] if count < len(_ROWS) else 2 * _ROWS[-1]
     race.tell(
-        table, f"rows = {rows}: bytes for each of {members} ranks of a host, from which on it is hierarchical"
+        table,
+        f"rows = {rows}: bytes for each of {members} ranks of a host, from which on it is hierarchical",
     )
     return rows
 
@@ -257,6 +279,50 @@ def _measure_messages(race: _Race, tuning: Tuning) -> Tuning:
     tree = trees.limit()
     race.tell(trees, f"message_tree = {tree}: bytes of an array, up to which it goes through a tree")
     return replace(tuning, message_flat=flat, message_tree=tree)
+
+
+def _measure_costs(race: _Race, tuning: Tuning) -> Tuning:
+    """Return a tuning with the figures of the cost model for messages (`schedules.cost`)."""
+    size = race.world.size
+    if size > MOST_DIRECT:
+        race.tell(
+            f"latency, message, byte, local: as before, not measured with more than {MOST_DIRECT} clients"
+        )
+        return tuning
+    short, long = np.ones(1), np.ones(_LONG // 4, np.float32)
+    copied = long.copy()
+    found = race.calls(
+        tuning,
+        {
+            "barrier": lambda group: group.barrier(),
+            "short": lambda group: group.all_gather(short),
+            "long": lambda group: group.all_gather(long),
+            "local": lambda _: np.add(copied, long, out=copied),
+        },
+    )
+    costs = costs_of(size, found["barrier"], found["short"], found["long"], found["local"])
+    race.tell(*(f"{name} = {value}" for name, value in costs.items()))
+    latency, message, byte, local = costs.values()
+    return replace(tuning, latency=latency, message=message, byte=byte, local=local)
+
+
+def costs_of(size: int, barrier: float, short: float, long: float, local: float) -> dict[str, int]:
+    """Return the fields of the cost model.
+
+    Of `size` ranks that exchange directly, it takes the seconds of a barrier, of an all-gather of 8 bytes and
+    of 1 MiB, and of a fold of 1 MiB.
+    """
+    hop = barrier / (size - 1).bit_length()  # a latency and a message
+    message = (short - hop) / (size - 2) if size > 2 else hop / 2
+    message = min(max(message, hop / 20), 0.95 * hop)
+    byte = max(long - short, 0.0) / ((size - 1) * _LONG)
+    figures = {
+        "latency": 1e9 * (hop - message),
+        "message": 1e9 * message,
+        "byte": 1e12 * byte,
+        "local": 1e12 * local / _LONG,
+    }
+    return {name: max(1, min(MOST_COST, round(value))) for name, value in figures.items()}
 
 
 def _doublings(most: int) -> list[int]:

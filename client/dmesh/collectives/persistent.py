@@ -1,9 +1,9 @@
 """Collectives that are planned once and called again and again, with arrays of one dtype and shape.
 
-A plan of `plan_all_reduce` allocates and validates once. The other plans also have a result that exists once
-on a host: where the members share memory, two buffers that their calls use by turns. In large collectives of
-one host, most time is lost because every rank writes a result of its own. A call gives up the result of the
-last one.
+A plan of `plan_all_reduce` allocates and validates once, and chooses its native call once. The other plans
+also have a result that exists once on a host: where the members share memory, two buffers that their calls
+use by turns. In large collectives of one host, most time is lost because every rank writes a result of its
+own. A call gives up the result of the last one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from typing import Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dmesh import native
 from dmesh._log import logger
+from dmesh.collectives.api import Counts
 from dmesh.collectives.api import resolve as group_or_world
 from dmesh.collectives.backends.shm.arrays import PLACE_SIZE
 from dmesh.collectives.group import Group
@@ -28,6 +30,7 @@ from dmesh.errors import (
     CollectiveMismatchError,
     CollectiveTypeError,
     CollectiveValueError,
+    NativeCoreError,
     SharedMemoryError,
 )
 
@@ -38,8 +41,36 @@ _TEXT = 4 * MAX_LENGTH
 """Bytes of the text that members compare, in UTF-8."""
 
 
-class PlannedAllReduce:
+class _Called:
+    """Base of plans without the native core: all calls go to `_call`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plan."""
+        return self._call(*args, **kwargs)
+
+    _call: Any
+
+    def prepare(self, *_: object) -> bool:
+        """Return False: there is no endpoint that takes calls."""
+        return False
+
+
+def _base() -> Any:
+    """Return the class from which plans inherit their calls: the native one, if there is one."""
+    with contextlib.suppress(NativeCoreError):  # the caller that starts the collectives gets the reason
+        core = native.core()
+        return _Called if core is None else core.PlannedCall
+    return _Called
+
+
+_PlannedCall: Any = _base()
+
+
+class PlannedAllReduce(_PlannedCall):  # type: ignore[misc]
     """An all-reduce that is ready to be called; made by `plan_all_reduce`.
+
+    Where the group has a native endpoint, the first call prepares the others: dtypes, shapes, operation and
+    memory are checked once, and each later call is a call of the endpoint alone.
 
     Args:
         group: Ranks that take part.
@@ -60,35 +91,43 @@ class PlannedAllReduce:
         what = f"{self._op} of {self.input.dtype} {self.input.shape}"
         return f"<PlannedAllReduce: {what} in {self._group.label}>"
 
-    @overload
-    def __call__(
-        self, x: Array | None = None, *, timeout: float | None = None, async_op: Literal[False] = False
-    ) -> Array: ...
-    @overload
-    def __call__(
-        self, x: Array | None = None, *, timeout: float | None = None, async_op: Literal[True]
-    ) -> Future[Array]: ...
-    def __call__(
-        self, x: Array | None = None, *, timeout: float | None = None, async_op: bool = False
-    ) -> Any:
-        """Reduce the contributions of all ranks; all of them must call their plan.
+    if TYPE_CHECKING:
 
-        Args:
-            x: This rank's contribution; None for the content of `input`.
-            timeout: Seconds; see the module `api`.
-            async_op: Return a future at once.
+        @overload
+        def __call__(
+            self, x: Array | None = None, *, timeout: float | None = None, async_op: Literal[False] = False
+        ) -> Array: ...
+        @overload
+        def __call__(
+            self, x: Array | None = None, *, timeout: float | None = None, async_op: Literal[True]
+        ) -> Future[Array]: ...
+        def __call__(
+            self, x: Array | None = None, *, timeout: float | None = None, async_op: bool = False
+        ) -> Any:
+            """Reduce the contributions of all ranks; all of them must call their plan.
 
-        Returns:
-            `result`, or a future of it.
+            Args:
+                x: This rank's contribution; None for the content of `input`.
+                timeout: Seconds; see the module `api`.
+                async_op: Return a future at once.
 
-        Raises:
-            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
-            CollectiveValueError: It has another shape.
-            CollectiveError: As for `all_reduce`.
-        """
+            Returns:
+                `result`, or a future of it.
+
+            Raises:
+                CollectiveTypeError: `x` is no array, or has another dtype than was planned.
+                CollectiveValueError: It has another shape.
+                CollectiveError: As for `all_reduce`.
+            """
+
+    def _call(self, x: Array | None = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         x = _planned(self, x, self.input)
         group: Any = self._group  # the overload depends on `async_op`
-        return group.all_reduce(x, self._op, out=self.result, timeout=timeout, async_op=async_op)
+        found = group.all_reduce(x, self._op, out=self.result, timeout=timeout, async_op=async_op)
+        endpoint = self._group.endpoint
+        if endpoint is not None and not async_op:
+            self.prepare(self._group, endpoint, self.input, self._op, self.result)
+        return found
 
 
 class SharedPlan(ABC):
@@ -110,6 +149,7 @@ class SharedPlan(ABC):
         found = _common(group, what, 2 * padded)
         self.generation = group.generation
         """The generation of the group in which it can be called."""
+        self._of = group.id  # another one after a reset: then the ranks may be in different turns
         self.is_common = found is not None
         """True if the result is in common memory; else each rank has its own."""
         if found is None:
@@ -137,13 +177,12 @@ class SharedPlan(ABC):
         Raises:
             CollectiveTypeError: `x` is no array, or has another dtype than was planned.
             CollectiveValueError: It has another shape.
-            CollectiveError: As for the collective; or the group's members have changed since it was planned.
+            CollectiveError: As for the collective; or the group was reset, or has other members, since.
         """
         self._group.refuse_forked_child()
-        if self._group.generation != self.generation:
-            raise CollectiveError(
-                f"{self!r} was made before the members of {self._group.label} changed: make another one"
-            )
+        if (self._group.generation, self._group.id) != (self.generation, self._of):
+            changed = "was reset" if self._group.generation == self.generation else "got other members"
+            raise CollectiveError(f"{self!r} was made before {self._group.label} {changed}: make another one")
         self._run(x, timeout)
         turn, self._turn = self._turn, 1 - self._turn
         return self._views[turn]
@@ -154,27 +193,34 @@ class SharedPlan(ABC):
 
 
 class PlannedAllGather(SharedPlan):
-    """An all-gather that is ready to be called, with a result of shape (ranks, *shape).
+    """An all-gather that is ready to be called; made by `plan_all_gather`.
 
-    Made by `plan_all_gather`.
+    The result has shape (ranks, *shape), or with `counts` the arrays joined along axis 0.
     """
 
-    def __init__(self, group: Group, like: Array) -> None:
-        what = text_from("plan_all_gather", [], like.dtype, like.shape)
-        super().__init__(group, what, (group.size, *like.shape), like.dtype)
-        self._own = None if self.is_common else np.empty(like.shape, like.dtype)
+    def __init__(self, group: Group, like: Array, counts: tuple[int, ...] | None = None) -> None:
+        self._counts = counts
+        self._place: int | slice = group.rank
+        arguments, shape = [], (group.size, *like.shape)
+        if counts is not None:
+            begin = sum(counts[: group.rank])
+            self._place = slice(begin, begin + counts[group.rank])
+            arguments, shape = [f"counts={list(counts)}"], (sum(counts), *like.shape[1:])
+        what = text_from("plan_all_gather", arguments, like.dtype, like.shape if counts is None else shape)
+        super().__init__(group, what, shape, like.dtype)
 
     @property
     def input(self) -> Array:
-        """The place of this rank's contribution to the next call; in common memory part of its result."""
-        return self._results[self._turn][self._group.rank, ...] if self._own is None else self._own
+        """The place of this rank's contribution to the next call: part of its result."""
+        return self._results[self._turn][self._place, ...]
 
     def _run(self, x: Array | None, timeout: float | None) -> None:
         _fill(self, self.input, x)
-        if self._own is None:
+        if self.is_common:
             self._group.barrier(timeout=timeout)
         else:
-            self._group.all_gather(self._own, out=self._results[self._turn], timeout=timeout)
+            result = self._results[self._turn]
+            self._group.all_gather(self.input, out=result, counts=self._counts, timeout=timeout)
 
 
 class PlannedBroadcast(SharedPlan):
@@ -251,7 +297,9 @@ def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = N
     return PlannedAllReduce(members, array, op, resolve(op, array.dtype).result)
 
 
-def plan_all_gather(like: ArrayLike, *, group: Group | None = None) -> PlannedAllGather:
+def plan_all_gather(
+    like: ArrayLike, *, counts: Counts | None = None, group: Group | None = None
+) -> PlannedAllGather:
     """Prepare an all-gather that is called again and again, and whose result all ranks of a host share.
 
     ```python
@@ -266,6 +314,7 @@ def plan_all_gather(like: ArrayLike, *, group: Group | None = None) -> PlannedAl
 
     Args:
         like: Has dtype and shape of the contributions.
+        counts: For contributions whose lengths along axis 0 differ: as for `all_gather`.
         group: Ranks that take part; None for all clients.
 
     Raises:
@@ -275,7 +324,12 @@ def plan_all_gather(like: ArrayLike, *, group: Group | None = None) -> PlannedAl
         CollectiveError: As for `all_gather`.
         NotInitializedError: No group was given, and the system has not been initialized.
     """
-    return PlannedAllGather(_members(group), as_input(like, "plan_all_gather"))
+    members, array = _members(group), as_input(like, "plan_all_gather")
+    if counts is None:
+        return PlannedAllGather(members, array)
+    members.requests.make("all_gather", array, counts=counts)  # checks the counts
+    lengths = members.all_gather(len(array)) if isinstance(counts, str) else counts
+    return PlannedAllGather(members, array, tuple(map(int, lengths)))
 
 
 def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None) -> PlannedBroadcast:

@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from dmesh.collectives.schedules.blocks import Blocks
 from dmesh.errors import CollectiveValueError
 
 Array = NDArray[Any]
@@ -39,13 +40,15 @@ MAX_LENGTH = 1000
 """Characters of the text. A longer one (a structured dtype can be) ends in a hash of the whole."""
 TRANSFER = "transfer"
 """Kind of a `send` and of its `recv`, which have one descriptor."""
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 """Kinds that fold contributions."""
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 """Kinds with a root."""
 KINDS = (
     "barrier",
-    *REDUCING,
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
     "broadcast",
     "all_gather",
     "gather",
@@ -54,7 +57,7 @@ KINDS = (
     TRANSFER,
     "permute",
 )
-"""By number."""
+"""By number: the kinds that the native core knows."""
 OPS = ("sum", "prod", "min", "max", "mean", "any", "all", "bitwise_and", "bitwise_or", "bitwise_xor")
 """By number."""
 _CODES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", BFLOAT16, "f4", "f8", "c8", "c16")
@@ -75,6 +78,31 @@ class Reduction:
     accumulator: np.dtype[Any]
     result: np.dtype[Any]
     _ufunc: np.ufunc = field(repr=False)
+
+    @property
+    def undivided(self) -> bool:
+        """True if whole arrays must be folded, not one piece after the other."""
+        return False
+
+    @property
+    def commutative(self) -> bool:
+        """True if the order of contributions does not matter, except for rounding."""
+        return self.op in OPS
+
+    @property
+    def identity(self) -> Any:
+        """Value that changes nothing, as NumPy's; None if there is none."""
+        return None if self.op == "mean" else self._ufunc.identity
+
+    def of_shape(self, shape: tuple[int, ...]) -> Reduction:
+        """Return the reduction of arrays of a shape."""
+        del shape
+        return self
+
+    def contribution(self, array: Any, rank: int) -> Any:
+        """Return a rank's array as it travels."""
+        del rank
+        return array if array.dtype == self.wire else array.astype(self.wire, order="C")
 
     def fold(self, contribution: NDArray[Any], accumulator: NDArray[Any], first: bool) -> None:
         """Fold the next rank's contribution into the accumulator, in place."""
@@ -100,6 +128,19 @@ class Reduction:
                 np.copyto(result, accumulator, casting="unsafe")
 
 
+class Pattern(NamedTuple):
+    """Arrays that a receive takes, if it is not exactly the next one of its sender."""
+
+    source: int | None
+    """Position of the sender; None for any."""
+    tag: int | None
+    """Tag; None for any."""
+    template: tuple[np.dtype[Any], tuple[int, ...]] | None = None
+    """Dtype and shape that must come; None for any that `out`, if there is one, has room for."""
+    probes: bool = False
+    """True if the array is described, and not received."""
+
+
 @dataclass(slots=True)
 class Buffers:
     """Memory of one call: flat, contiguous arrays of the request's dtypes."""
@@ -109,7 +150,7 @@ class Buffers:
     result: Array
     """Output; empty on a rank that gets no result."""
     in_place: bool
-    """True if both are the same memory."""
+    """True if the output is the input's memory, or a part of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,18 +180,36 @@ class Request:
     shape: tuple[int, ...] | None = None
     """Shape of the result; None if this rank gets none."""
     out: Any = None
+    returns: Any = None
+    """`out` as the caller passed it, if that is no NumPy array; None otherwise."""
     arrange: Callable[[Any], Any] | None = None
     """Makes the result of the flat output buffer, if that takes more than a reshape."""
     aliased: bool = False
-    """True if `source` and `out` are the same memory."""
+    """True if `source` and `out` share memory."""
     needs_copy: bool = False
-    """True if an aliased source must be copied first: data arrives over elements that are not sent yet."""
-    zero_fill: bool = False
-    """True if the output must be zeroed first: nothing is sent to this rank."""
+    """True if an aliased source must be copied first: data arrives over elements that are still needed."""
+    fill: Any = None
+    """What the output is filled with, if nothing is sent to this rank: a number, or one for each element."""
+    blocks: Blocks | None = None
+    """Layout of the blocks, if their lengths differ."""
+    exchange: Request | None = None
+    """Call that tells the lengths of the blocks, if this rank does not know all of them."""
+    resolve: Callable[[Array], Request] | None = None
+    """Makes the request whose blocks are known of the result of `exchange`."""
+    precedes: bool = False
+    """True if this is another request's `exchange`: a second request of the same call follows."""
+    messages_only: bool = False
+    """True if only those ranks take part that have something to move, which are not known to all."""
     device: int | None = None
     """GPU of the arrays; None for NumPy's."""
     ready: Any = None
     """CUDA event after which the arrays may be used."""
+    tag: int = 0
+    """Tag of a send."""
+    pattern: Pattern | None = None
+    """Of a receive that does not know yet what it will receive; its text is for people."""
+    status: Any = None
+    """An `envelope.Status`, to be filled by a receive."""
     prepared: Buffers | None = None
     """Memory, if it had to be allocated on the caller's CUDA stream."""
 
@@ -179,30 +238,30 @@ class Request:
         if self.prepared is not None:
             return self.prepared
         source = None if self.source is None or not self.contributes else self.source.reshape(-1)
-        aliased = self.aliased
+        into_out = self._into_out()
+        aliased = self.aliased and into_out
         if aliased and self.needs_copy and source is not None:
             source, aliased = source.copy(), False
-        into_out = self._into_out()
         if into_out:
             result = self.out.reshape(-1)
         else:
             result = empty(0 if self.shape is None else math.prod(self.shape), self.dtype)
-        if self.zero_fill:
-            result[...] = np.zeros((), self.dtype)
-        return Buffers(source, result, aliased and into_out)
+        if self.fill is not None:
+            result[...] = self.fill
+        return Buffers(source, result, aliased)
 
     def finish(self, buffers: Buffers) -> Any:
         """Return what the caller gets, once the output buffer is complete."""
         if self.shape is None:
             return None
         if self._into_out():
-            return self.out
+            return self.out if self.returns is None else self.returns
         flat = buffers.result
         shaped = flat.reshape(self.shape) if self.arrange is None else self.arrange(flat)
         if self.out is None:
             return shaped
         self.out[...] = shaped
-        return self.out
+        return self.out if self.returns is None else self.returns
 
     def _into_out(self) -> bool:
         """Return whether the output buffer is `out` itself."""
@@ -226,6 +285,8 @@ class Requests:
 
     validate: Callable[..., Request]
     """Makes a request of the same arguments as `make`, after checking all of them."""
+    convert: Callable[..., Request]
+    """The same of arrays of any library."""
 
     def __init__(self, size: int, rank: int) -> None:
         self.size = size
@@ -236,7 +297,7 @@ class Requests:
         """Return the request of a call of a function, or refuse it; `root` is a transfer's peer, too."""
         is_plain = type(x) is np.ndarray and out is None and x.flags.c_contiguous and x.flags.aligned
         if not is_plain or not _EXACT.issuperset(map(type, arguments.values())):
-            return self.validate(kind, x, out, **arguments)
+            return self.convert(kind, x, out, **arguments)
         key = (kind, x.dtype, x.shape, *arguments.items())
         dtype, known = self._known.get(key, _UNKNOWN)
         if known is not None and dtype is x.dtype:
@@ -295,7 +356,8 @@ def describe(
     if dtype is None:
         return text, Descriptor(KINDS.index(kind), 0, 0, 0, ())
     # By value: NumPy has two types of 8 bytes on many systems, and compares them as equal.
-    if where or kind == "permute" or dtype not in DTYPES or len(shape) > MOST_DIMENSIONS:
+    is_native = kind in KINDS and kind != "permute" and (kind not in REDUCING or op in OPS)
+    if where or not is_native or dtype not in DTYPES or len(shape) > MOST_DIMENSIONS:
         return text, None
     code = OPS.index(op) if kind in REDUCING else 0
     return text, Descriptor(KINDS.index(kind), code, number, DTYPES.index(dtype), shape)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dmesh._log import announce as announce_to_user
+from dmesh.collectives.api import ProcessGroup
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.backends.shm.arrays import Pool
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
@@ -19,6 +20,9 @@ from dmesh.errors import DMeshError
 
 Pair = tuple[int, int]
 """Positions of the sender and the receiver of a transfer."""
+
+ANYBODY = -1
+"""Place of a sender that is not known yet."""
 
 NAMED = 8
 """Largest number of ranks that one message names."""
@@ -99,6 +103,9 @@ class Services(Protocol):
     barriers: Barriers
     generation: int
 
+    def add_group(self, number: int, ranks: tuple[int, ...], name: str) -> ProcessGroup:
+        """Make the group of an id that its members have agreed on."""
+
     def clock(self) -> float:
         """Return the seconds of the monotonic clock."""
 
@@ -123,14 +130,18 @@ class Members:
         ranks: The members, by position.
         name: The group's name; empty if it has none.
         group: The group's id, the same on all members.
+        resets: Number of times that the group has been reset; each time it gets another id.
     """
 
-    def __init__(self, services: Services, ranks: tuple[int, ...], name: str, group: int) -> None:
+    def __init__(
+        self, services: Services, ranks: tuple[int, ...], name: str, group: int, resets: int = 0
+    ) -> None:
         self.services = services
         self.ranks = ranks
         self.rank = ranks.index(services.rank)
         """This client's position."""
         self.group = group
+        self.resets = resets
         self.label = f"group {name}" if name else f"group of ranks {', '.join(map(str, ranks))}"
         """The group's name for people."""
         self.name = name or self.label
@@ -140,16 +151,22 @@ class Members:
         """Return number and group of a call, for people."""
         if pair is None:
             return f"collective #{sequence} of {self.label}"
+        if pair[0] == ANYBODY:
+            return f"receive #{sequence} of {self.label}"
         source, target = self.of(pair)
         return f"transfer #{sequence} from rank {source} to rank {target} of {self.label}"
 
     def call_text(self, pair: Pair | None, rank: int, text: str) -> str:
         """Return a descriptor as `rank` wrote the call: a transfer is a `send` or a `recv`."""
-        return as_called(text, None if pair is None else self.ranks[pair[0]] == rank)
+        if pair is None:
+            return as_called(text, None)
+        return as_called(text, pair[0] != ANYBODY and self.ranks[pair[0]] == rank)
 
     def of(self, pair: Pair | None) -> tuple[int, ...]:
         """Return the ranks that take part in the calls of a stream."""
-        return self.ranks if pair is None else tuple(self.ranks[at] for at in pair)
+        if pair is None or pair[0] == ANYBODY:
+            return self.ranks
+        return tuple(self.ranks[at] for at in pair)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

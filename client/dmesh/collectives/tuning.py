@@ -4,18 +4,25 @@ The shipped defaults are good for most machines. `dmesh tune` measures, and writ
 
 ```
 {
-  "format": 1,
+  "format": 2,
   "flat": 65536,
   "piece": 0,
   "rows": 524288,
   "message_flat": 32768,
   "message_tree": 65536,
-  "streams": 1
+  "streams": 1,
+  "latency": 60000,
+  "message": 25000,
+  "byte": 700,
+  "local": 300,
+  "connection": 20000,
+  "folding": "host"
 }
 ```
 
-Only `rows` changes results: it decides in which order floating-point numbers are folded (see
-`dmesh.collectives.backends.hierarchical`). All members of a group use the values of its first member.
+Only `rows` and `folding` change results: they decide in which order floating-point numbers are folded (see
+`dmesh.collectives.backends.hierarchical` and `dmesh.collectives.schedules`). All members of a group use the
+values of its first member.
 """
 
 from __future__ import annotations
@@ -29,10 +36,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dmesh.config.settings import FOLDINGS as FOLDINGS  # part of this module's interface
 from dmesh.errors import ConfigurationError
 from dmesh.security import tokens
 
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST_FILE = 4096
 _ADVICE = "make one with `dmesh tune`, or set DMESH_TUNING to 0 for the shipped defaults"
 
@@ -47,6 +55,8 @@ SEND_BUFFER = 16 * 1024
 
 On shared memory, dedicated connections and messages alike, so that a program whose ranks send to each other
 before they receive behaves the same everywhere."""
+MOST_COST = 10**9
+"""Limit of the fields of the cost model."""
 LEAST_ROWS = 64
 """Smallest `rows`: each rank of a host has some elements to fold."""
 _LIMITS = {
@@ -56,7 +66,14 @@ _LIMITS = {
     "message_flat": (0, MOST_BYTES),
     "message_tree": (0, MOST_BYTES),
     "streams": (1, MOST_STREAMS),
+    "latency": (0, MOST_COST),
+    "message": (0, MOST_COST),
+    "byte": (0, MOST_COST),
+    "local": (0, MOST_COST),
+    "connection": (0, MOST_COST),
 }
+_SINCE_2 = ("latency", "message", "byte", "local", "connection", "folding")
+"""Fields that files of format 1 do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,21 @@ class Tuning:
     streams: int = 1
     """Dedicated connections between each pair of ranks: more are faster where a network limits the bandwidth
     of one connection. Arrays of one piece use only one."""
+    latency: int = 60_000
+    """Messages: nanoseconds from the begin of a send until the receiver goes on. With the next four, the cost
+    model by which groups of more than 16 ranks choose schedules (`schedules.cost`)."""
+    message: int = 25_000
+    """Nanoseconds of processor time for each message."""
+    byte: int = 700
+    """Picoseconds for each byte that is sent."""
+    local: int = 300
+    """Picoseconds for each byte that is folded or copied."""
+    connection: int = 20_000
+    """Nanoseconds that a call may be slower if it needs one peer less."""
+    folding: str = "host"
+    """Order in which contributions are folded: `rank` for that of ranks in every call of every size; `host`
+    for the same, but large all-reduces of several hosts are folded host by host; `any` for what is fastest,
+    so that in groups of more than 16 ranks the order depends on the size of the array."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _LIMITS.items():
@@ -93,6 +125,10 @@ class Tuning:
                 raise ConfigurationError(
                     f"{name} is {_shown(value)}; expected a whole number from {least} to {most}"
                 )
+        if self.folding not in FOLDINGS:
+            raise ConfigurationError(
+                f"folding is {_shown(self.folding)}; expected one of {', '.join(FOLDINGS)}"
+            )
         if self.piece % 64:
             raise ConfigurationError(f"piece is {self.piece}; expected a multiple of 64")
 
@@ -155,7 +191,10 @@ def read(path: Path, origin: str | None = None) -> Tuning:
         raise refusal(f" is not JSON as expected: {error}") from error
     if not isinstance(found, dict):
         raise refusal(" is not a JSON object")
-    expected = {"format", *_LIMITS}
+    version = found.get("format")
+    if version == 1 and type(version) is int:  # it has none of the fields that are newer
+        found = {**{name: getattr(SHIPPED, name) for name in _SINCE_2}, **found}
+    expected = {"format", "folding", *_LIMITS}
     for what, names in (
         (" has no field", expected - found.keys()),
         (" has a field", found.keys() - expected),
@@ -163,8 +202,8 @@ def read(path: Path, origin: str | None = None) -> Tuning:
         if names:
             raise refusal(f"{what} {_shown(min(names))}; expected {', '.join(sorted(expected))}")
     version = found.pop("format")
-    if type(version) is not int or version != _FORMAT:
-        raise refusal(f": its format is {_shown(version)}; this version of dmesh knows {_FORMAT}")
+    if type(version) is not int or version not in (1, _FORMAT):
+        raise refusal(f": its format is {_shown(version)}; this version of dmesh knows 1 and {_FORMAT}")
     try:
         return Tuning(**found)
     except ConfigurationError as error:

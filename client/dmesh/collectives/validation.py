@@ -16,20 +16,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from dmesh.collectives import operators
 from dmesh.collectives.backends.nccl.arrays import GpuArrays, is_gpu_array
-from dmesh.collectives.reduction import REDUCTIONS, canonical_op, resolve
+from dmesh.collectives.envelope import ANY_SOURCE, ANY_TAG, MAX_TAG
+from dmesh.collectives.foreign_arrays import as_numpy, as_output
+from dmesh.collectives.reduction import REDUCTIONS, canonical_op
 from dmesh.collectives.request import (
     BFLOAT16,
     REDUCING,
     ROOTED,
     TRANSFER,
     Array,
+    Pattern,
     Reduction,
     Request,
     Requests,
     describe,
     describe_dtype,
     describe_type,
+    text_from,
 )
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
@@ -37,7 +42,7 @@ from dmesh.errors import CollectiveTypeError, CollectiveValueError
 _OVERLAP_EFFORT = 10_000
 
 _PEERS = {"send": "dst", "recv": "src"}
-_NUMPY_ONLY = ("gather", "scatter", "permute")
+_NUMPY_ONLY = ("gather", "scatter", "permute", "scan", "exscan")
 
 
 def as_input(x: ArrayLike, what: str) -> Array:
@@ -47,7 +52,7 @@ def as_input(x: ArrayLike, what: str) -> Array:
             f"{what} cannot take a masked array; pass x.filled(value), or x.data and x.mask separately"
         )
     try:
-        array = np.asarray(x)
+        array = np.asarray(x if isinstance(x, np.ndarray) else as_numpy(x, what))
     except ValueError as error:
         raise CollectiveValueError(f"{what} needs an array, got {describe_type(x)}: {error}") from error
     except TypeError as error:  # such as an array on a GPU, for an operation that knows only NumPy's
@@ -66,7 +71,8 @@ def as_input(x: ArrayLike, what: str) -> Array:
 
 
 def check_out(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...], x: Any, what: str) -> None:
-    """Raise if the result cannot be put into `out`; it may be the input `x`, but not overlap it otherwise."""
+    """Raise if the result cannot be put into `out`; it may overlap the input `x`, which is copied then."""
+    del x
     if out is None:
         return
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
@@ -79,10 +85,6 @@ def check_out(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...], x: Any, wh
         raise CollectiveValueError(f"out= of {what} has shape {out.shape}, but the result's is {shape}")
     if not out.flags.writeable:
         raise CollectiveValueError(f"out= of {what} is read-only")
-    if isinstance(x, np.ndarray) and _overlap(x, out) and not _same_memory(x, out):
-        raise CollectiveValueError(
-            f"out= of {what} overlaps the input without being the same array; pass a separate array"
-        )
 
 
 class NumpyArrays:
@@ -101,7 +103,7 @@ class NumpyArrays:
         """Return how contributions are folded; raises where that has no meaning."""
         del what
         known = REDUCTIONS.get((op, dtype)) if isinstance(op, str) else None
-        return known or resolve(canonical_op(op), dtype)
+        return known or operators.resolve(op, dtype)
 
     def complete(self, request: Request) -> Request:
         """Return the request as it is."""
@@ -118,6 +120,19 @@ class RequestBuilder(Requests):
         super().__init__(size, rank)
         self._gpu = GpuArrays()
 
+    def convert(self, kind: str, x: Any, out: Any = None, **arguments: Any) -> Request:
+        """Return the request of arrays of any library; see `Requests.make`."""
+        if is_gpu_array(x) or is_gpu_array(out):
+            return self.validate(kind, x, out, **arguments)
+        target = as_output(out, kind)
+        request = self.validate(kind, as_numpy(x, kind), target, **arguments)
+        if target is out:
+            return request
+        resolves = request.resolve
+        if resolves is None:
+            return replace(request, returns=out)
+        return replace(request, resolve=lambda result: replace(resolves(result), returns=out))
+
     def validate(
         self,
         kind: str,
@@ -128,17 +143,25 @@ class RequestBuilder(Requests):
         axis: Any = None,
         compress: Any = None,
         pairs: Any = None,
+        counts: Any = None,
+        recv_counts: Any = None,
+        tag: Any = 0,
+        status: Any = None,
     ) -> Request:
         """Check everything that a caller passed, and return the request; see `Requests.make`."""
         if kind == "barrier":
             return Request(kind, *describe(kind))
         if compress is not None:
             return self._compressed(x, op, out, compress)
+        cuts = axis is not None and (kind == "scatter" or (kind == "all_to_all" and axis != 0))
+        if cuts or counts is not None or recv_counts is not None:
+            return self.with_counts(kind, x, out, counts, recv_counts, axis, root, op)
         size, rank = self.size, self.rank
+        if kind == "probe" or (kind == "recv" and self._is_open(x, out, root, tag)):
+            return self._receive(kind, x, out, root, tag, status)
         if kind in _PEERS:
             root = check_position(root, size, _PEERS[kind], kind)
-            if root == rank:
-                raise CollectiveValueError(f"{_PEERS[kind]}={root} of {kind} is this rank itself")
+            tag = check_tag(tag, kind)
         elif kind in ROOTED:
             root = check_position(root, size, "root", kind)
         if kind in ("reduce", "gather") and out is not None and rank != root:
@@ -169,19 +192,37 @@ class RequestBuilder(Requests):
                 array = array[0, ...]  # an array even where array[0] would be a scalar of another dtype
                 shape = array.shape
             arrays.check_out(out, dtype, shape, None if receives else x, kind)
+            fill = np.zeros((), dtype) if kind == "permute" and all(end != rank for _, end in moves) else None
+            gets_result = not (kind == "send" or (kind in ("reduce", "gather") and rank != root))
             if reduction is not None:
-                if source.dtype != reduction.wire:
-                    source = source.astype(reduction.wire, order="C")
-                source = arrays.as_input(source, kind)
+                source = arrays.as_input(reduction.contribution(source, rank), kind)
+                reduction = reduction.of_shape(source.shape)
+                if axis is not None and reduction.undivided:
+                    raise CollectiveValueError(
+                        f"{kind} along an axis needs an operation that may be called with pieces of the "
+                        "arrays: use dmesh.collectives.Op(function, elementwise=True)"
+                    )
+                if kind == "exscan" and rank == 0:  # nobody is before it
+                    fill = _identity(reduction, dtype, shape)
+                    gets_result = fill is not None
             contributes = not receives and (kind != "broadcast" or rank == root)
+            if status is not None:
+                status.fill(root, tag, dtype, shape)  # nothing else can come
             if kind == "permute":
                 contributes = any(start == rank for start, _ in moves)
+            aliased, needs_copy = False, False
+            if out is not None and not receives:
+                own = rank * min(int(source.nbytes), int(out.nbytes))
+                aliased, needs_copy = aliasing(kind, source, out, own)
             parts = size if kind in ("reduce_scatter", "all_to_all") else 1
             called = TRANSFER if kind in _PEERS else kind
             name = "" if reduction is None else reduction.op
-            text, descriptor = describe(
-                called, array.dtype, array.shape, name, root or 0, axis, moves, arrays.where
-            )
+            where = f"tag={tag}" if tag else arrays.where
+            text, descriptor = describe(called, array.dtype, array.shape, name, root or 0, axis, moves, where)
+            if (tag or root == rank) and arrays is not NUMPY and kind == "send":
+                raise CollectiveTypeError(
+                    "send of a GPU array takes no tag, and does not send to this rank itself"
+                )
             request = Request(
                 called,
                 text,
@@ -194,14 +235,64 @@ class RequestBuilder(Requests):
                 contributes=contributes,
                 dtype=dtype,
                 source=source if contributes else None,
-                shape=None if kind == "send" or (kind in ("reduce", "gather") and rank != root) else shape,
+                shape=shape if gets_result else None,
                 out=out,
                 arrange=arrange,
-                aliased=out is not None and not receives and _same_memory(source, out),
-                needs_copy=kind in ("all_to_all", "permute"),
-                zero_fill=kind == "permute" and all(end != rank for _, end in moves),
+                aliased=aliased,
+                needs_copy=needs_copy or fill is not None,
+                fill=fill,
+                tag=tag,
             )
             return arrays.complete(request)
+
+    def with_counts(self, kind: str, x: Any, out: Any, *arguments: Any) -> Request:
+        """Return the request of a call with blocks whose lengths may differ; see `counts`."""
+        raise NotImplementedError
+
+    def _is_open(self, x: Any, out: Any, source: Any, tag: Any) -> bool:
+        """Return whether a receive takes more than the next array of one sender, of known dtype and shape."""
+        unknown = x is None and self._arrays(out, "recv") is NUMPY
+        return unknown or source is ANY_SOURCE or source == self.rank or tag is ANY_TAG or tag != 0
+
+    def _receive(self, kind: str, x: Any, out: Any, source: Any, tag: Any, status: Any) -> Request:
+        """Return the request of a receive that is more than the next array of one sender, or of a probe."""
+        source = None if source is ANY_SOURCE else check_position(source, self.size, "src", kind)
+        tag = None if tag is ANY_TAG else check_tag(tag, kind)
+        said = [] if source is not None else ["any source"]
+        template = None
+        if x is not None:
+            if self._arrays(x, kind) is not NUMPY:
+                raise CollectiveTypeError(
+                    "recv of a GPU array takes no tag, and needs a source that is another rank"
+                )
+            array = as_input(x, kind)
+            template = array.dtype, array.shape
+            check_out(out, array.dtype, array.shape, None, kind)
+            said += [describe_dtype(array.dtype), f"shape {array.shape}"]
+        elif out is not None:
+            if self._arrays(out, kind) is not NUMPY:
+                raise CollectiveTypeError(
+                    "recv into a GPU array needs to know what comes: pass an array like it"
+                )
+            dtype = getattr(out, "dtype", np.dtype(np.uint8))
+            check_out(out, dtype, getattr(out, "shape", ()), None, kind)
+            if dtype.hasobject or not dtype.isnative:
+                raise CollectiveTypeError(f"recv cannot receive into an array of dtype {dtype}")
+            said += [describe_dtype(out.dtype), f"shape {out.shape} or smaller"]
+        elif kind == "recv":
+            said.append("any dtype and shape")
+        if tag != 0:
+            said.append("any tag" if tag is None else f"tag={tag}")
+        pattern = Pattern(source, tag, template, kind == "probe")
+        called = TRANSFER if kind == "recv" else kind
+        return Request(
+            called,
+            text_from(called, said, None, ()),
+            root=source or 0,
+            out=out,
+            pattern=pattern,
+            status=status,
+        )
 
     def _compressed(self, x: ArrayLike, op: Any, out: Any, compress: DTypeLike) -> Request:
         """Return the request of an all-reduce of arrays that travel in 16 bits."""
@@ -212,7 +303,7 @@ class RequestBuilder(Requests):
             )
         wide = as_input(x, kind)
         shape, dtype = wide.shape, wide.dtype
-        NUMPY.reduction(op, dtype, kind)
+        NUMPY.reduction(canonical_op(op), dtype, kind)
         narrow = _as_half(compress, dtype)
         check_out(out, dtype, shape, x, kind)
         with np.errstate(all="ignore"):  # values that are too large become infinite, on one rank as on all
@@ -247,7 +338,40 @@ def _arranged(kind: str, x: Any, axis: int | None, size: int) -> tuple[Any, tupl
     return x, joined, arrange if axis else None
 
 
-def _overlap(x: Array, out: Array) -> bool:
+def _identity(reduction: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | None:
+    """Return the elements of an array that changes nothing; None if the reduction has none."""
+    if (identity := reduction.identity) is None:
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(np.asarray(identity).astype(dtype), shape).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise CollectiveValueError(
+            f"the identity of {reduction.op} does not fit arrays of {describe_dtype(dtype)}, shape {shape}: "
+            f"{error}"
+        ) from None
+
+
+def aliasing(kind: str, source: Any, out: Any, own: int) -> tuple[bool, bool]:
+    """Return whether an input and `out` share memory, and whether the input must be copied first.
+
+    It need not if data is only written where the same elements were, or where this rank alone read them.
+    `own` is the number of bytes before this rank's own block, in the larger one of the two.
+    """
+    if not isinstance(out, np.ndarray):
+        return _same_memory(source, out), kind in ("all_to_all", "permute")
+    if not _shares_memory(source, out):
+        return False, False
+    if kind not in ("all_gather", "gather", "scatter", "reduce_scatter"):
+        return True, kind in ("all_to_all", "permute") or not _same_memory(source, out)
+    x, result = (array.__array_interface__["data"][0] for array in (source, out))
+    first, second = (x, result) if kind in ("all_gather", "gather") else (result, x)
+    is_own = first == second + own and out.flags.c_contiguous and source.dtype == out.dtype
+    return kind == "reduce_scatter" or not is_own, not is_own
+
+
+def _shares_memory(x: Array, out: Array) -> bool:
+    """Return whether two arrays have memory in common, or may have."""
     try:
         return np.shares_memory(x, out, max_work=_OVERLAP_EFFORT)  # type: ignore[arg-type]  # takes any int
     except np.exceptions.TooHardError:
@@ -267,7 +391,8 @@ def _same_memory(x: Any, out: Any) -> bool:
     )
 
 
-def _as_integer(value: Any, error: str) -> int:
+def as_integer(value: Any, error: str) -> int:
+    """Return an integer as an int, or refuse it; True and False are none."""
     try:
         if not isinstance(value, (bool, np.bool_)):
             return operator.index(value)
@@ -276,9 +401,25 @@ def _as_integer(value: Any, error: str) -> int:
     raise CollectiveValueError(f"{error}, got {value!r}")
 
 
+def check_int64(value: Any, name: str, what: str) -> int:
+    """Return an integer that fits in 64 bits, or refuse it."""
+    number = as_integer(value, f"{name} of {what} must be an integer")
+    if not -(1 << 63) <= number < 1 << 63:
+        raise CollectiveValueError(f"{name}={number} of {what} does not fit in 64 bits")
+    return number
+
+
+def check_tag(value: Any, what: str) -> int:
+    """Return a tag as an int, or refuse it."""
+    tag = value if type(value) is int else as_integer(value, f"tag of {what} must be an integer")
+    if not 0 <= tag <= MAX_TAG:
+        raise CollectiveValueError(f"tag={tag} of {what} is not within 0 to {MAX_TAG}")
+    return tag
+
+
 def check_position(value: Any, size: int, name: str, what: str) -> int:
     """Return a position in a group (`root`, `src`, `dst`) as an int, or refuse it."""
-    position = value if type(value) is int else _as_integer(value, f"{name} of {what} must be an integer")
+    position = value if type(value) is int else as_integer(value, f"{name} of {what} must be an integer")
     if not 0 <= position < size:
         raise CollectiveValueError(
             f"{name}={position} of {what} is not in the group: its {size} ranks have the positions "
@@ -314,13 +455,13 @@ def _check_rows(x: Any, size: int, what: str) -> None:
 
 def _check_axis(axis: Any, x: NDArray[Any], size: int, what: str) -> int:
     """Return an axis as a number from 0 to ndim - 1; the ranks divide its length, unless they gather."""
-    number = _as_integer(axis, f"axis of {what} must be an integer or None")
+    number = as_integer(axis, f"axis of {what} must be an integer or None")
     if not -x.ndim <= number < x.ndim:
         raise CollectiveValueError(
             f"axis={number} of {what} is out of range for an array of {x.ndim} dimensions"
         )
     number %= x.ndim
-    if what != "all_gather" and x.shape[number] % size:
+    if what not in ("all_gather", "gather") and x.shape[number] % size:
         raise CollectiveValueError(
             f"{what} divides axis {number} among the group's {size} ranks, but its length "
             f"{x.shape[number]} (shape {x.shape}) is not a multiple of {size}"

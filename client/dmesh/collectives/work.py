@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -17,19 +16,22 @@ from functools import partial
 from itertools import chain, count
 from typing import Any, Protocol
 
-from dmesh._log import logger
-from dmesh.collectives.backends.base import Backend, Operation
-from dmesh.collectives.control_messages import Abort, Position
-from dmesh.collectives.failure import Cause, Failure
+from dmesh.collectives.backends.base import Backend, Matcher, Operation, Search
+from dmesh.collectives.control_messages import Position
+from dmesh.collectives.failing import Failing, close_all
+from dmesh.collectives.failure import Failure
 from dmesh.collectives.inquiry import Inquiry
-from dmesh.collectives.request import Descriptor, Request, as_called, text_of
-from dmesh.collectives.services import Members, Pair
+from dmesh.collectives.request import Buffers, Descriptor, Request, as_called, text_of
+from dmesh.collectives.services import ANYBODY, Members, Pair
 from dmesh.collectives.tuning import SHIPPED, Tuning
 from dmesh.coordination.waiting import Bell
 from dmesh.native import Endpoint
 
 _SENT = 64
 """Transfers whose descriptors are kept: the receiver may come to one when its sender is several further."""
+Key = tuple[int, ...] | None
+"""Stream of a group: None for its collectives, (sender, receiver) for the transfers without a tag of a pair,
+(sender, receiver, 1) for those with one, () for receives that have not found what they take."""
 _LAST_LOOKS = 0.02
 """Seconds between looks for the last answers, when time has run out."""
 
@@ -49,9 +51,13 @@ class Stream:
     other: an endpoint carries one call at a time. Guarded by the generation's lock.
     """
 
-    def __init__(self, number: int, pair: Pair | None) -> None:
+    def __init__(self, number: int, pair: Pair | None, *, numbered: bool = True) -> None:
         self.number = number
         self.pair = pair
+        self.numbered = numbered
+        """True if its calls have the same numbers on all ranks, which can ask each other about them."""
+        self.others = 0
+        """Transfers with a tag from this rank to the same receiver."""
         self.endpoint: Endpoint | None = None
         self.calls: dict[int, Work] = {}
         """Calls under way that Python carries out, by number."""
@@ -94,12 +100,24 @@ class Stream:
 
     def issue(self) -> int:
         """Count a call, and return its number."""
-        if self._open is not None and self._first == self._issued + 1:
-            self._open_endpoint()
+        self.open_next()
         if self.endpoint is not None:
             return self.endpoint.next_sequence()
         self._issued += 1
         return self._issued
+
+    def issue_tagged(self, untagged: Stream) -> int:
+        """Count a transfer with a tag; its number is its place among all transfers to the same receiver."""
+        untagged.others += 1
+        if untagged.endpoint is not None:
+            untagged.endpoint.others = untagged.others
+        self._issued = untagged.issued + untagged.others
+        return self._issued
+
+    def open_next(self) -> None:
+        """Open the endpoint, if the next call goes through it."""
+        if self._open is not None and self._first == self._issued + 1:
+            self._open_endpoint()
 
     def complete(self, number: int, text: str) -> None:
         """Note that a call is over; to be followed by `wake`, without the lock."""
@@ -124,7 +142,7 @@ class Stream:
     def _open_endpoint(self) -> None:
         assert self._open is not None
         endpoint = self._open()
-        endpoint.issued, endpoint.completed = self._issued, self._first - 1
+        endpoint.issued, endpoint.completed, endpoint.others = self._issued, self._first - 1, self.others
         self.endpoint, self._open = endpoint, None
         self._listen()
 
@@ -191,37 +209,24 @@ class Connection:
     receives_from: tuple[int, ...] = ()
 
 
-class Generation:
-    """A group in one generation: its streams, its backends, and its failure.
-
-    Its first failure is the failure of all its calls, on all members: ranks that have lost step cannot find
-    it again before the next generation, in which the group begins anew.
-    """
+class Generation(Failing):
+    """A group in one generation: its streams, its backends, and its failure."""
 
     def __init__(self, members: Members, number: int, failure: Failure | None = None) -> None:
-        self.members = members
-        self.number = number
-        self.lock = threading.Lock()
-        self.streams: dict[Pair | None, Stream] = {None: Stream(members.group, None)}
-        self.failure = failure
-        self.reported = False
-        """True if this rank's program knows of the failure."""
-        self.departed: dict[int, str] = {}
-        """Members that have said goodbye, and how."""
+        super().__init__(members, number, failure)
+        self.streams: dict[Key, Stream] = {None: Stream(members.group, None)}
         self.tuning = SHIPPED
         """Tuning of the group's first member; until `settle`, the one that all clients have."""
-        self.backends: list[Backend] = []
-        """Backends of the group, the preferred one first."""
         self.connects: Callable[[str], Operation]
         """Begins to find out, before the first collective, which backends all have; takes its descriptor."""
+        self.matcher: Matcher
+        """Finds what receives with a tag, of any source or of unknown shape take."""
         # Native endpoints for collectives, and for transfers to and from each member: the fast path's.
         self.endpoint: Endpoint | None = None
         self.outgoing: list[Endpoint | None] = [None] * len(members.ranks)
         self.incoming: list[Endpoint | None] = [None] * len(members.ranks)
-        self._failing = threading.RLock()  # held while the group is failed and the other members are told
-        self._is_failing = False
-        self._told = failure is not None
         self._connection: Connection | None = None
+        self._numbers: dict[Key, int] = {}
         self._frozen = False
         members.services.events.attach(self.streams[None], members.name, None)
 
@@ -231,36 +236,58 @@ class Generation:
         found = [s.endpoint for s in tuple(self.streams.values()) if s.endpoint is not None]
         return found if self._connection is None else [*found, *self._connection.inner]
 
+    def all_calls(self) -> Iterable[Stream]:
+        """Return the streams; with the lock held."""
+        return self.streams.values()
+
     def stream_of(self, endpoint: Endpoint) -> Stream | None:
         """Return the stream of an endpoint; None if it is none of this generation's."""
         return next((s for s in tuple(self.streams.values()) if s.endpoint is endpoint), None)
 
-    def call_at(self, pair: Pair | None, sequence: int) -> Work | None:
-        """Return a call under way that Python carries out; None if it is none."""
-        with self.lock:
-            stream = self.streams.get(pair)
-            return None if stream is None else stream.calls.get(sequence)
-
     # -- streams and backends --------------------------------------------------------------------------------
 
-    def add_stream(self, pair: Pair | None) -> Stream:
-        """Begin to count the transfers of a pair; with the lock held."""
-        assert pair is not None  # the stream of collectives is there from the beginning
+    def stream(self, key: Key) -> Stream:
+        """Return a stream; with the lock held."""
+        stream = self.streams.get(key)
+        if stream is not None:
+            return stream
+        assert key is not None  # the stream of collectives is there from the beginning
         members = self.members
-        stream = self.streams[pair] = Stream(group_id(members.group, "transfers", pair), pair)
+        pair = self.pair_of(key)
+        numbered = len(key) == len(pair) and pair[0] != pair[1]
+        stream = self.streams[key] = Stream(self.number_of(key), pair, numbered=numbered)
         members.services.events.attach(stream, members.name, pair[0] == members.rank)
-        if self._connection is not None:
+        if not numbered:
+            stream.settle(0, None)
+        elif self._connection is not None:
             self._settle(stream, self._connection)
         elif self._frozen:
             stream.freeze()
         return stream
+
+    def issue(self, key: Key) -> int:
+        """Count a call in its stream, and return its number; with the lock held."""
+        stream = self.stream(key)
+        if key is None or len(key) < 3:
+            return stream.issue()
+        return stream.issue_tagged(self.stream(self.pair_of(key)))
+
+    def pair_of(self, key: tuple[int, ...]) -> Pair:
+        """Return positions of sender and receiver in a stream of transfers."""
+        return (key[0], key[1]) if key else (ANYBODY, self.members.rank)
+
+    def number_of(self, key: Key) -> int:
+        """Return the id of a stream, the same on all ranks."""
+        if key not in self._numbers:
+            self._numbers[key] = group_id(self.members.group, "transfers", key)
+        return self._numbers[key]
 
     def freeze(self) -> list[tuple[int, int]]:
         """Let no transfer begin before `settle`; return how many were made to and from each member."""
         with self.lock:
             self._frozen = True
             me, streams = self.members.rank, self.streams
-            frozen = {pair: stream.freeze() for pair, stream in streams.items() if pair is not None}
+            frozen = {s.pair: s.freeze() for s in streams.values() if s.pair is not None and s.numbered}
             others = range(len(self.members.ranks))
             return [(frozen.get((me, other), 0), frozen.get((other, me), 0)) for other in others]
 
@@ -270,13 +297,14 @@ class Generation:
             self._connection, self._frozen, self.tuning = connection, False, connection.tuning
             self.backends[:0] = connection.backends
             for stream in self.streams.values():
-                self._settle(stream, connection)
+                if stream.numbered:
+                    self._settle(stream, connection)
             has_failed = self.failure is not None
             if has_failed or self.departed:
                 for endpoint in self.endpoints:
                     endpoint.close()
         if has_failed:
-            _close_all(connection.backends, orderly=False)
+            close_all(connection.backends, orderly=False)
 
     def _settle(self, stream: Stream, connection: Connection) -> None:
         opener, pair = connection.endpoints, stream.pair
@@ -293,84 +321,6 @@ class Generation:
         # Not a method: generations are to be freed without the garbage collector's help.
         open_ = None if opener is None else partial(_open_transfers, opener, pair, endpoints, other)
         stream.settle(first, open_)
-
-    # -- failure ---------------------------------------------------------------------------------------------
-
-    def fail(self, failure: Failure, *, tell: bool | None = True) -> None:
-        """Fail the group, unless it has failed before. Any thread.
-
-        If Ctrl-C ends it in the middle, the next one who fails the group does what is left to do.
-
-        Args:
-            failure: Why.
-            tell: Whether the other members must hear of it from here. None leaves it until somebody may be
-                waiting for this rank: at once if calls are under way, else when the next one is refused.
-        """
-        with self._failing:
-            if self.failure is not None or self._is_failing:
-                return
-            self._is_failing = True
-            try:
-                with self.lock:
-                    waited_for = any(stream.calls for stream in self.streams.values())
-                    waited_for = waited_for or any(endpoint.pending for endpoint in self.endpoints)
-                self._told = tell is False
-                if tell or (tell is None and waited_for):
-                    # Before anybody here can see the failure and act on it: withdraw a message, end the
-                    # process. The others must hear of the cause before they see its consequences.
-                    self._tell_members(failure)
-                with self.lock:
-                    streams = list(self.streams.values())
-                    calls = [call for stream in streams for call in stream.calls.values()]
-                    backends = list(self.backends)  # later ones are closed by `settle`
-                    self.failure = failure
-                    for endpoint in self.endpoints:
-                        endpoint.abort()
-            finally:
-                self._is_failing = False
-        for call in calls:
-            call.abort(failure)
-        for stream in streams:
-            stream.wake()
-        _close_all(backends, orderly=failure.cause is Cause.CLOSED and not calls)
-
-    def tell_of(self, failure: Failure) -> None:
-        """Tell the other members why, unless they know: they may wait for a call that fails or is refused."""
-        with self._failing:
-            if self.failure is not None and not self._told:
-                self._tell_members(failure)
-
-    def _tell_members(self, failure: Failure) -> None:
-        members, services = self.members, self.members.services
-        for rank in members.ranks:
-            if rank != services.rank:
-                services.tell(rank, Abort(self.number, members.group, failure))
-        self._told = True
-
-    def lose(self, rank: int, reason: str) -> None:
-        """Fail the group because a member is gone. Any thread."""
-        cause = Cause.LEFT if rank in self.departed else Cause.LOST
-        message = f"lost {self.members.services.describe(rank)}: {reason}"
-        self.fail(Failure(cause, message, (rank,), reason), tell=None)
-
-    def member_left(self, rank: int, reason: str) -> None:
-        """Note a member's goodbye: all that it has sent is here, and no more will come. Any thread.
-
-        The group has not failed: what the member sent before may be all that later calls need of it. A call
-        that waits for it fails.
-        """
-        with self.lock:
-            self.departed[rank] = reason
-            for endpoint in self.endpoints:
-                endpoint.close()
-
-
-def _close_all(backends: Iterable[Backend], *, orderly: bool) -> None:
-    for backend in backends:
-        try:
-            backend.close(orderly=orderly)
-        except Exception:  # noqa: BLE001 -- a program's own backend must not keep other groups from failing
-            logger.exception("the backend %r could not be closed", backend.name)
 
 
 def _open_transfers(
@@ -403,12 +353,16 @@ class Work(Future[Any]):
         super().__init__()
         members, pair = self.generation.members, self.stream.pair
         self._services = members.services
+        self.order = self.sequence + self.stream.others
         called = as_called(self.text, None if pair is None else pair[0] == members.rank)
         self.record = self._services.events.called(
             members.name, self.sequence, called, self.nbytes, self.stream.number
         )
         """Its entry in the event ring."""
         self._operation: Operation | None = None
+        self._search: Search | None = None
+        self._refusal: Exception | None = None
+        self._begun: tuple[Operation, Buffers] | None = None
         self._deadline = 0.0
         self._inquiry: Inquiry | None = None
 
@@ -416,6 +370,12 @@ class Work(Future[Any]):
         members, pair = self.generation.members, self.stream.pair
         call = members.call_text(pair, self._services.rank, self.text)
         return f"{call}, {members.call_label(pair, self.sequence)}"
+
+    @property
+    def agreed_text(self) -> str:
+        """Descriptor that other ranks must have, too; empty while it is unknown here. Any thread."""
+        request = self.request
+        return "" if request is not None and request.pattern is not None else self.text
 
     @property
     def started(self) -> bool:
@@ -427,17 +387,24 @@ class Work(Future[Any]):
         operation = self._operation
         return () if operation is None else operation.missing()
 
+    def move(self, stream: Stream, number: int, text: str) -> None:
+        """Go on in another stream, in which it has a number now."""
+        self.stream, self.sequence, self.text, self._inquiry = stream, number, text, None
+
     def abort(self, failure: Failure) -> None:
         """End it with the group's failure. Any thread."""
-        operation = self._operation
-        if operation is not None:
+        if (operation := self._operation) is not None:
             operation.fail(failure.during(str(self)))
 
     def answered(self, rank: int, answer: Position) -> None:
         """Take another rank's answer to where it is. Any thread."""
-        inquiry = self._inquiry
-        if inquiry is not None:
+        if (inquiry := self._inquiry) is not None:
             inquiry.answered(rank, answer)
+
+    def search(self, request: Request) -> Search:
+        """Take a receive's place among those that wait for an array."""
+        self._operation = self._search = self.generation.matcher.match(self.generation, self, request)
+        return self._search
 
     # -- carrying out ----------------------------------------------------------------------------------------
 
@@ -449,22 +416,53 @@ class Work(Future[Any]):
         """
         request = self.request
         assert request is not None
-        self._await_turn(alone=request.device is not None)
+        if self.stream.numbered:
+            self._await_turn(alone=request.device is not None)
         if self.sequence == 1 and self.stream.pair is None and len(self.generation.members.ranks) > 1:
             connecting = self.generation.connects(self.text)
             self.drive(connecting)
             connecting.revoke()
-        self._refuse_departed(request)
-        backend = self._choose(request)
-        buffers = request.allocate()
-        self.drive(backend.start(request, buffers, self))
-        return request.out if request.device is not None else request.finish(buffers)
+        if request.pattern is not None:
+            matching = self._search or self.search(request)
+            self.drive(matching)
+            matching.revoke()
+            if request.pattern.probes:
+                return matching.status
+            request = self.request = matching.request
+            self.move(self.stream, self.sequence, request.text)
+        if self._refusal is not None:
+            raise self._refusal
+        if self._begun is None:
+            self._refuse_departed(request)
+            if request.exchange is not None and request.resolve is not None:
+                request = request.resolve(self._perform(request.exchange))
+        return self._perform(request)
 
-    def _choose(self, request: Request) -> Backend:
-        for backend in self.generation.backends:
-            if backend.supports(request, self.stream, self.sequence):
-                return backend
-        raise AssertionError(f"no backend supports {self.text}")
+    def begin(self) -> bool:
+        """Begin a send, without waiting; return whether it is complete, or has failed, as `run` finds out."""
+        try:
+            request = self.request
+            assert request is not None
+            self._refuse_departed(request)
+            self._begun = self._start(request)
+            return self._begun[0].progress(0.0)
+        except Exception as error:  # noqa: BLE001 -- raised by `run`
+            self._refusal = error
+            return True
+
+    def _start(self, request: Request) -> tuple[Operation, Buffers]:
+        stream, sequence = self.stream, self.sequence
+        backend = next(b for b in self.generation.backends if b.supports(request, stream, sequence))
+        buffers = request.allocate()
+        return backend.start(request, buffers, self), buffers
+
+    def _perform(self, request: Request) -> Any:
+        """Carry out a request; a second one of the call may follow if it says so."""
+        operation, buffers = self._begun or self._start(request)
+        self.drive(operation)
+        if request.precedes:
+            operation.revoke()
+        return request.out if request.device is not None else request.finish(buffers)
 
     def _refuse_departed(self, request: Request) -> None:
         """Fail a send to a member that has left: over TCP, the reset in reply would drop what it has sent."""
@@ -502,8 +500,10 @@ class Work(Future[Any]):
     def end(self) -> None:
         """Let go of the operation: no memory of the caller's is touched any more. Idempotent."""
         operation, self._operation = self._operation, None
+        if self._begun is not None:
+            operation = self._begun[0]
         # A future that the caller keeps must not keep the arrays; nor may a cycle keep the generation.
-        self.request = self._inquiry = None
+        self.request = self._inquiry = self._begun = self._search = None
         if operation is not None:
             operation.revoke()
 
@@ -515,8 +515,9 @@ class Work(Future[Any]):
         if self._inquiry is None:
             generation, stream = self.generation, self.stream
             self._inquiry = Inquiry(
-                generation.members, generation.number, stream.pair, self.sequence, self.text, self.waits_for
-            )
+                generation.members, generation.number, stream.pair, self.sequence, self.text,
+                self.waits_for, stream.numbered, bool(self.agreed_text),
+            )  # fmt: skip
         return self._inquiry
 
     def ask_everybody(self) -> None:

@@ -8,7 +8,7 @@ because `dmesh.config` reads single ones at every call and must not stumble over
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from dmesh._log import announce
@@ -20,6 +20,9 @@ from dmesh.errors import ConfigurationError
 
 RESTART_POLICIES = ("fail-fast", "rejoin")
 """Restart policies: after a client's loss the job fails for all, or another process may take its place."""
+
+FOLDINGS = ("host", "rank", "any")
+"""Orders in which reductions fold; see `collectives.tuning.Tuning`."""
 
 BACKENDS = ("tcp", "mpi")
 """Backends of the data plane."""
@@ -93,6 +96,8 @@ class Settings:
     tuning: str | None = None
     """`DMESH_TUNING`: file that `dmesh tune` has written, or 0 for the shipped defaults. None:
     `~/.config/dmesh/tuning.json`, if there is one."""
+    folding: str | None = None
+    """`DMESH_FOLDING`: order in which reductions fold, `rank`, `host` or `any`. None: that of the tuning."""
     restart_policy: str | None = None
     """`DMESH_RESTART_POLICY`: `fail-fast` or `rejoin`. None: whatever the cluster has."""
     heartbeat_interval: float | None = None
@@ -176,6 +181,7 @@ class Settings:
             collective_timeout=values.seconds(environ, "DMESH_COLLECTIVE_TIMEOUT", cls.collective_timeout),
             shared_memory=_shared_memory(environ),
             tuning=values.text(environ, "DMESH_TUNING"),
+            folding=_folding(environ),
             restart_policy=_restart_policy(environ),
             heartbeat_interval=values.optional_seconds(
                 environ, "DMESH_HEARTBEAT_INTERVAL", 0.01, _LONGEST_LEASE
@@ -261,6 +267,7 @@ VARIABLES: Mapping[str, str] = {
     "collective_timeout": "DMESH_COLLECTIVE_TIMEOUT",
     "shared_memory": "DMESH_SHARED_MEMORY",
     "tuning": "DMESH_TUNING",
+    "folding": "DMESH_FOLDING",
     "restart_policy": "DMESH_RESTART_POLICY",
     "heartbeat_interval": "DMESH_HEARTBEAT_INTERVAL",
     "lease": "DMESH_LEASE",
@@ -429,15 +436,28 @@ def _origin(environ: Mapping[str, str], variable: str) -> str:
     return _DEFAULT if values.text(environ, variable) is None else f"environment variable {variable}"
 
 
-def _restart_policy(environ: Mapping[str, str]) -> str | None:
-    raw = values.text(environ, "DMESH_RESTART_POLICY")
-    if raw is not None and raw.lower() not in RESTART_POLICIES:
-        raise ConfigurationError(
-            f"DMESH_RESTART_POLICY is {shown(raw)}; expected {' or '.join(RESTART_POLICIES)}: whether a lost "
-            "client fails the job for all, or another process may take its place. Unset it for whatever the "
-            "cluster has"
-        )
+def _choice(environ: Mapping[str, str], variable: str, choices: Collection[str], expected: str) -> str | None:
+    raw = values.text(environ, variable)
+    if raw is not None and raw.lower() not in choices:
+        raise ConfigurationError(f"{variable} is {shown(raw)}; expected {expected}")
     return None if raw is None else raw.lower()
+
+
+def _restart_policy(environ: Mapping[str, str]) -> str | None:
+    expected = (
+        f"{' or '.join(RESTART_POLICIES)}: whether a lost client fails the job for all, or another process "
+        "may take its place. Unset it for whatever the cluster has"
+    )
+    return _choice(environ, "DMESH_RESTART_POLICY", RESTART_POLICIES, expected)
+
+
+def _folding(environ: Mapping[str, str]) -> str | None:
+    expected = (
+        f"{', '.join(FOLDINGS)}: whether reductions fold in the order of ranks in every size of array and "
+        "group, host by host where that is faster, or in any order. Unset it for the tuning's, by default "
+        "host"
+    )
+    return _choice(environ, "DMESH_FOLDING", FOLDINGS, expected)
 
 
 def _shared_memory(environ: Mapping[str, str]) -> int:

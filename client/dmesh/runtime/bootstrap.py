@@ -85,6 +85,8 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
         CollectiveError: MPI failed.
     """
     tuning = find_tuning(settings.tuning)
+    if settings.folding is not None:
+        tuning = replace(tuning, folding=settings.folding)
     with contextlib.ExitStack() as undo:
         coordinator = _coordinator(settings) if use_coordination else None
         tracing = _open_tracing(settings, coordinator) if settings.otel else None
@@ -358,6 +360,7 @@ def _communicator(
         shared_memory=SharedMemoryRegistry(settings.shared_memory << 20, native.core()),
         tuning=tuning,
         mpi=mpi,
+        store=None if agent is None else lambda: agent,
     )
     TRACKER.watch(communicator.events)
     if agent is not None:

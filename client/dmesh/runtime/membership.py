@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dmesh.telemetry.client import ClientTracing
 
 SHUTDOWN_BARRIER = f"{RESERVED_PREFIX}shutdown"
+SURVIVORS_BARRIER = f"{SHUTDOWN_BARRIER}/survivors"
+"""Barrier of the shutdown after survivors went on without lost clients."""
 LAST_WORDS = 1.0
 """Limit for the delivery of a leaving client's last messages, seconds."""
 ENDED = "its program ended normally, without calling dmesh.shutdown_accelerator_system()"
@@ -299,7 +301,7 @@ class ClientBarriers(Barriers):
             frozenset(task.index for task in tasks if task.job == self._job) if tasks else None,
             arrival.thread,
             arrival.called + limit / 1000 - time.monotonic() if (limit := request.timeout_ms) else math.inf,
-            arrival.name == SHUTDOWN_BARRIER,
+            arrival.name in (SHUTDOWN_BARRIER, SURVIVORS_BARRIER),
         )
 
 

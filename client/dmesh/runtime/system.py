@@ -37,7 +37,7 @@ from dmesh.errors import (
 from dmesh.runtime import context, exits, tracebacks
 from dmesh.runtime.bootstrap import start_client, start_local_coordination
 from dmesh.runtime.context import Context
-from dmesh.runtime.membership import SHUTDOWN_BARRIER, Client
+from dmesh.runtime.membership import SHUTDOWN_BARRIER, SURVIVORS_BARRIER, Client
 from dmesh.tpu.accelerator import TpuSystem
 from dmesh.tpu.table import devices_of, exchange, topology_of, without_tpus
 from dmesh.tpu.topology import Topology
@@ -201,7 +201,8 @@ def shutdown_accelerator_system() -> None:
     """Leave the cluster cleanly and forget the system; it may be initialized again afterwards.
 
     In multi-client mode all clients must call it: they meet at a barrier for at most `DMESH_SHUTDOWN_TIMEOUT`
-    seconds (default 60), then leave. This client has left even when an exception is raised.
+    seconds (default 60), then leave. This client has left even when an exception is raised. Survivors that
+    have agreed to go on without lost clients (`dmesh.collectives.shrink`) meet without them.
 
     Raises:
         NotInitializedError: There is nothing to shut down.
@@ -252,7 +253,9 @@ def _leave_together(client: Client) -> None:
     patience = 0.0
     client.leaving = True
     try:
-        if client.agent is not None:
+        if client.agent is not None and client.communicator.goes_on:
+            client.agent.alive_barrier(SURVIVORS_BARRIER, timeout=timeout)
+        elif client.agent is not None:
             client.agent.barrier(SHUTDOWN_BARRIER, timeout=timeout)
         else:
             client.communicator.world.barrier(timeout=timeout)
@@ -338,8 +341,13 @@ def _initialize_local(
             settings.coordinator,
         )
     myself = Peer(0, (), 0, f"/job:{settings.job_name}/task:0 (this process)")
+    source = AgentSource(start=partial(start_local_coordination, settings, devices))
     communicator = Communicator(
-        0, [myself], LocalNetwork(1).transport(0), timeout=settings.collective_timeout
+        0,
+        [myself],
+        LocalNetwork(1).transport(0),
+        timeout=settings.collective_timeout,
+        store=source.open,
     )
     context.install(
         Context(
@@ -350,7 +358,7 @@ def _initialize_local(
             topology_of([_alone(settings, devices)]) if device_type == "TPU" else None,
             communicator,
             World(communicator.world),
-            AgentSource(start=partial(start_local_coordination, settings, devices)),
+            source,
         )
     )
 

@@ -277,7 +277,7 @@ class _Call:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.sequence = stream.issue()
+        self.sequence = self.order = stream.issue()
 
     def ask_everybody(self) -> None:
         """Do nothing: no rank answers questions about calls that the group has not made itself."""

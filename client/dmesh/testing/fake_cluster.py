@@ -34,6 +34,7 @@ from dmesh.errors import (
 )
 from dmesh.runtime import context
 from dmesh.runtime.context import Context, Process
+from dmesh.testing.keys import FakeKeys
 from dmesh.tpu.accelerator import TpuSystem
 from dmesh.tpu.table import devices_of, topology_of
 
@@ -176,10 +177,10 @@ class FakeCluster:
             for member in members
         ]  # fmt: skip
         self._ranks: list[_Rank] = []
+        keys = FakeKeys()
         for rank in range(size):
-            communicator = Communicator(
-                rank, peers, self._network.transport(rank), settings[rank].collective_timeout
-            )
+            transport, timeout = self._network.transport(rank), settings[rank].collective_timeout
+            communicator = Communicator(rank, peers, transport, timeout, store=lambda: keys)
             state = Context(
                 rank,
                 settings[rank],

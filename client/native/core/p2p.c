@@ -5,8 +5,28 @@
 enum { SENDER = 0, RECEIVER = 1 };
 enum { SLICE = 1 << 20, STREAMED = 8 << 20 };
 
-void dmesh_p2p_begin(struct dmesh_transfer *transfer, uint64_t hash, void *data, size_t nbytes) {
-    *transfer = (struct dmesh_transfer){.data = data, .nbytes = nbytes, .hash = hash, .active = 1};
+void dmesh_p2p_begin(struct dmesh_transfer *transfer, uint64_t hash, void *data, size_t nbytes,
+                     const struct dmesh_envelope *envelope) {
+    *transfer = (struct dmesh_transfer){.data = data, .nbytes = nbytes, .hash = hash, .active = 1, .envelope = envelope};
+}
+
+/* The sender's envelope for an epoch. */
+static struct dmesh_envelope *envelope_of(const struct dmesh_shm *shm, uint64_t epoch) {
+    unsigned char *envelopes = shm->regions[SENDER]->slots + 2 * shm->slot_bytes + 2 * shm->staging_bytes;
+    return (struct dmesh_envelope *)(void *)envelopes + (epoch & 1);
+}
+
+enum dmesh_status dmesh_p2p_await(struct dmesh_shm *shm, int64_t deadline) {
+    return dmesh_shm_wait_for(shm, SENDER, shm->epoch + 1, deadline);
+}
+
+int dmesh_p2p_envelope(const struct dmesh_shm *shm, struct dmesh_envelope *envelope) {
+    const struct dmesh_envelope *from = envelope_of(shm, shm->epoch + 1);
+    memcpy(envelope, from, offsetof(struct dmesh_envelope, text));
+    if (!dmesh_envelope_is_valid(envelope))
+        return 0;
+    memcpy(envelope->text, from->text, (size_t)envelope->text_bytes);
+    return 1;
 }
 
 /* Bytes of the next piece: the whole transfer if it fits into a slot, else at most a staging buffer. */
@@ -32,6 +52,8 @@ static enum dmesh_status send(struct dmesh_shm *shm, struct dmesh_transfer *tran
             if (status != DMESH_OK)
                 return status;
         }
+        if (!transfer->piece)
+            memcpy(envelope_of(shm, epoch), transfer->envelope, dmesh_envelope_size(transfer->envelope));
         if (transfer->location.where && transfer->nbytes > shm->slot_bytes) {
             memcpy(shm->regions[SENDER]->flags[epoch & 1].contribution, &transfer->location, sizeof transfer->location);
             dmesh_shm_post(shm, transfer->hash ^ DMESH_LOCATIONS);

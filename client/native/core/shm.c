@@ -66,15 +66,15 @@ static const unsigned char *contribution(const struct dmesh_shm *shm, const stru
 void dmesh_shm_begin(struct dmesh_shm *shm, const struct dmesh_call *call, uint64_t hash) {
     if (call->source)
         dmesh_publish(&shm->copies, dmesh_shm_slot(shm, shm->me, shm->epoch + 1, call->contribution), call->source,
-                      call->contribution);
+                      dmesh_own(call));
     dmesh_shm_post(shm, hash);
 }
 
 void dmesh_shm_end(const struct dmesh_shm *shm, const struct dmesh_call *call) {
-    const size_t offset = dmesh_source_offset(call, shm->me);
     if (!call->target)
         return;
     if (dmesh_patterns[call->kind].reduces) {
+        const size_t offset = dmesh_source_offset(call, shm->me);
         const void *inputs[DMESH_MEMBERS];
         void *outputs[] = {call->target};
         for (int member = 0; member < shm->size; member++)
@@ -83,11 +83,12 @@ void dmesh_shm_end(const struct dmesh_shm *shm, const struct dmesh_call *call) {
         return;
     }
     for (int member = 0; member < shm->size; member++) {
-        unsigned char *into = call->target + dmesh_target_offset(call, member);
-        if (!dmesh_contributes(call, member))
+        const size_t nbytes = dmesh_taken(call, shm->me, member);
+        if (!nbytes)
             continue;
-        const unsigned char *from = contribution(shm, call, member) + offset;
+        unsigned char *into = call->target + dmesh_target_offset(call, member);
+        const unsigned char *from = contribution(shm, call, member) + dmesh_origin(call, shm->me, member);
         if (into != from)
-            dmesh_copy(into, from, dmesh_share(call));
+            dmesh_copy(into, from, nbytes);
     }
 }

@@ -93,6 +93,12 @@ static struct range piece_of(const struct dmesh_staged *staged, size_t step) {
     return (struct range){begin, dmesh_least(begin + staged->piece, staged->length)};
 }
 
+/* The part of a piece that a block of `nbytes` has; the pieces are those of the largest block. */
+static struct range clip(struct range piece, size_t nbytes) {
+    const size_t end = dmesh_least(piece.end, nbytes);
+    return (struct range){dmesh_least(piece.begin, end), end};
+}
+
 /* The part of a piece that a member reduces: a multiple of 64 bytes; the last parts may be shorter or empty. */
 static struct range part_of(const struct dmesh_shm *shm, struct range piece, int member) {
     const size_t share = (piece.end - piece.begin + (size_t)shm->size - 1) / (size_t)shm->size;
@@ -122,12 +128,15 @@ static void stage(struct dmesh_shm *shm, const struct dmesh_staged *staged) {
         dmesh_publish(&shm->copies, buffer, source + piece.begin, own.begin - piece.begin);
         dmesh_publish(&shm->copies, buffer + (own.end - piece.begin), source + own.end, piece.end - own.end);
     } else if (pattern_of(staged)->source_blocks) {
-        for (int member = 0; member < shm->size; member++)
-            if (member != shm->me)
+        for (int member = 0; member < shm->size; member++) {
+            const struct range part = clip(piece, dmesh_given(call, shm->me, member));
+            if (member != shm->me && part.end > part.begin)
                 dmesh_publish(&shm->copies, buffer + section_at(shm, staged, piece, member),
-                              source + (size_t)member * call->block + piece.begin, piece.end - piece.begin);
+                              source + dmesh_source_offset(call, member) + part.begin, part.end - part.begin);
+        }
     } else if (!pattern_of(staged)->to_root || shm->me != call->root) {
-        dmesh_publish(&shm->copies, buffer, source + piece.begin, piece.end - piece.begin);
+        const struct range part = clip(piece, dmesh_own(call));
+        dmesh_publish(&shm->copies, buffer, source + part.begin, part.end - part.begin);
     }
 }
 
@@ -219,20 +228,22 @@ static enum dmesh_status fetch(struct dmesh_shm *shm, const struct dmesh_staged 
 static enum dmesh_status take(struct dmesh_shm *shm, const struct dmesh_staged *staged, struct range piece,
                               struct range slice) {
     const struct dmesh_call *call = &staged->call;
-    const size_t begin = piece.begin + slice.begin, nbytes = slice.end - slice.begin;
-    const size_t offset = dmesh_source_offset(call, shm->me) + begin;
-    const size_t at = section_at(shm, staged, piece, shm->me) + slice.begin;
+    const struct range whole = {piece.begin + slice.begin, piece.begin + slice.end};
+    const size_t begin = whole.begin, at = section_at(shm, staged, piece, shm->me) + slice.begin;
     enum dmesh_status status = DMESH_OK;
     if (pattern_of(staged)->reduces) {
+        const struct range part = clip(whole, dmesh_taken(call, shm->me, shm->me));
         void *outputs[] = {call->target + begin};
-        reduce(shm, staged, offset, at, nbytes, outputs, 1, 0);
+        if (call->target && part.end > part.begin)
+            reduce(shm, staged, dmesh_source_offset(call, shm->me) + begin, at, part.end - part.begin, outputs, 1, 0);
         return DMESH_OK;
     }
     for (int turn = 0; call->target && status == DMESH_OK && turn < shm->size; turn++) {
         const int member = (shm->me + turn) % shm->size; /* each starts with another one */
-        if (dmesh_contributes(call, member))
-            status = fetch(shm, staged, member, offset, at, call->target + dmesh_target_offset(call, member) + begin,
-                           nbytes);
+        const struct range part = clip(whole, dmesh_taken(call, shm->me, member));
+        if (part.end > part.begin)
+            status = fetch(shm, staged, member, dmesh_origin(call, shm->me, member) + begin, at,
+                           call->target + dmesh_target_offset(call, member) + begin, part.end - part.begin);
     }
     return status;
 }

@@ -22,6 +22,7 @@ enum {
     SMALLEST_PIECE = 32 * 1024,
     ROUNDS = 400, /* rounds over all connections before this thread sleeps: 0.1 to 0.4 ms */
     LOOKS = 8,    /* rounds with progress between looks at the clock */
+    MATCHED = 16, /* bytes of a header that are the same on both ends */
 };
 static const int64_t NAP = 50 * 1000 * 1000; /* longest sleep between looks at `stop` */
 
@@ -93,7 +94,7 @@ static int lacks(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int
 static int is_over(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic) {
     if (!traffic->active)
         return 1;
-    if (traffic->header_done < DMESH_TCP_HEADER)
+    if (traffic->header_done < traffic->header_bytes)
         return 0;
     for (int stream = 0; stream < tcp->used; stream++)
         if (seek(tcp, traffic, stream))
@@ -110,18 +111,29 @@ static int fail(struct dmesh_tcp *tcp, int member, enum dmesh_status status) {
     return -1;
 }
 
+/* Adds what is left of a header and its envelope; returns how many parts were added. */
+static size_t add_header(struct dmesh_traffic *traffic, struct iovec *parts) {
+    const size_t done = traffic->header_done, behind = done < DMESH_TCP_HEADER ? 0 : done - DMESH_TCP_HEADER;
+    size_t count = 0;
+    if (done < DMESH_TCP_HEADER)
+        parts[count++] = (struct iovec){traffic->header + done, DMESH_TCP_HEADER - done};
+    if (DMESH_TCP_HEADER + behind < traffic->header_bytes)
+        parts[count++] = (struct iovec){traffic->envelope + behind, traffic->header_bytes - DMESH_TCP_HEADER - behind};
+    return count;
+}
+
 /* Writes to one stream as much as possible; returns whether anything was written, or -1 if the call has failed. */
 static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
     struct dmesh_tcp_peer *peer = &tcp->peers[member];
     struct dmesh_traffic *out = &peer->out;
     struct dmesh_cursor *at = &out->cursors[stream];
-    struct iovec parts[2];
+    struct iovec parts[3];
     size_t count = 0, piece;
     if (!out->active)
         return 0;
-    const size_t greets = stream ? 0 : DMESH_TCP_HEADER - out->header_done;
+    const size_t greets = stream ? 0 : out->header_bytes - out->header_done;
     if (greets)
-        parts[count++] = (struct iovec){out->header + out->header_done, greets};
+        count = add_header(out, parts);
     if (seek(tcp, out, stream)) {
         const int phase = piece_of(tcp, at->item, &piece);
         if (phase == DMESH_CONTRIBUTIONS || piece < tcp->folded)
@@ -150,14 +162,12 @@ static struct iovec inbox(const struct dmesh_tcp *tcp, struct dmesh_traffic *in,
     return (struct iovec){piece_at(tcp, &SCRATCH, member, 0) + in->early, first - in->early};
 }
 
-/* Checks a complete header; returns 1, or -1 if the call has failed. */
+/* Takes a complete header of the same call; returns 1, or -1 if the call has failed. */
 static int check(struct dmesh_tcp *tcp, int member) {
     struct dmesh_traffic *in = &tcp->peers[member].in;
     unsigned char *data = in->spans[DMESH_CONTRIBUTIONS].data;
     uint64_t nbytes;
     memcpy(&nbytes, in->header + 16, sizeof nbytes);
-    if (memcmp(in->header, tcp->peers[member].out.header, 16) != 0) /* without the number of bytes */
-        return fail(tcp, member, DMESH_MISMATCH);
     if (nbytes != in->spans[DMESH_CONTRIBUTIONS].nbytes + in->spans[DMESH_RESULTS].nbytes)
         return fail(tcp, member, DMESH_CORRUPT);
     if (in->early && data)
@@ -181,15 +191,15 @@ static int read_some(struct dmesh_tcp *tcp, int member, int stream) {
     struct dmesh_traffic *in = &peer->in;
     struct dmesh_cursor *at = &in->cursors[stream];
     const struct dmesh_span *span;
-    struct iovec parts[2];
+    struct iovec parts[3];
     size_t count = 0, piece;
     if (!in->active)
         return 0;
-    const int greets = in->header_done < DMESH_TCP_HEADER;
+    const int greets = in->header_done < in->header_bytes;
     if (greets) {
         if (stream)
             return 0;
-        parts[count++] = (struct iovec){in->header + in->header_done, DMESH_TCP_HEADER - in->header_done};
+        count = add_header(in, parts);
         parts[count] = inbox(tcp, in, member);
         count += parts[count].iov_len > 0;
     } else if ((span = next_in(tcp, in, stream, &piece))) {
@@ -207,10 +217,13 @@ static int read_some(struct dmesh_tcp *tcp, int member, int stream) {
         at->done += (size_t)got;
         return 1;
     }
-    const size_t greeting = dmesh_least(DMESH_TCP_HEADER - in->header_done, (size_t)got);
+    const size_t greeting = dmesh_least(in->header_bytes - in->header_done, (size_t)got);
     in->header_done += greeting;
     in->early += (size_t)got - greeting;
-    return in->header_done < DMESH_TCP_HEADER ? 1 : check(tcp, member);
+    /* What follows the header of another call may be shorter than expected, and never come. */
+    if (in->header_done >= DMESH_TCP_HEADER && memcmp(in->header, peer->out.header, MATCHED) != 0)
+        return fail(tcp, member, DMESH_MISMATCH);
+    return in->header_done < in->header_bytes ? 1 : check(tcp, member);
 }
 
 /* Adds what to poll for on one stream; returns how many were added. */
@@ -219,9 +232,9 @@ static nfds_t add_waits(const struct dmesh_tcp *tcp, struct dmesh_tcp_peer *peer
     size_t piece;
     nfds_t count = 0;
     if (out->active && peer->streams[stream].blocked &&
-        ((!stream && out->header_done < DMESH_TCP_HEADER) || seek(tcp, out, stream)))
+        ((!stream && out->header_done < out->header_bytes) || seek(tcp, out, stream)))
         waits[count++] = (struct pollfd){.fd = peer->streams[stream].to, .events = POLLOUT};
-    if (in->active && (in->header_done < DMESH_TCP_HEADER ? !stream : next_in(tcp, in, stream, &piece) != NULL))
+    if (in->active && (in->header_done < in->header_bytes ? !stream : next_in(tcp, in, stream, &piece) != NULL))
         waits[count++] = (struct pollfd){.fd = peer->streams[stream].from, .events = POLLIN};
     return count;
 }
@@ -234,7 +247,7 @@ static int can_fold(struct dmesh_tcp *tcp, size_t piece) {
     for (int member = 0; member < tcp->size; member++) {
         struct dmesh_traffic *in = &tcp->peers[member].in, *out = &tcp->peers[member].out;
         if (in->active && extent(tcp, &in->spans[DMESH_CONTRIBUTIONS], piece) &&
-            (in->header_done < DMESH_TCP_HEADER || lacks(tcp, in, DMESH_CONTRIBUTIONS, piece)))
+            (in->header_done < in->header_bytes || lacks(tcp, in, DMESH_CONTRIBUTIONS, piece)))
             return 0;
         if (in_place && !is_over(tcp, out))
             return 0; /* the result would overwrite data that has not been sent */
@@ -333,6 +346,35 @@ enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline) {
     return tcp->failure;
 }
 
+enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *envelope, int64_t deadline) {
+    const int connection = tcp->peers[0].streams[0].from;
+    const size_t least = offsetof(struct dmesh_envelope, text);
+    unsigned char header[DMESH_TCP_HEADER];
+    struct iovec parts[] = {{header, sizeof header}, {envelope, sizeof *envelope}};
+    for (unsigned idle = 0;; idle++) {
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+        const ssize_t got = recvmsg(connection, &message, MSG_PEEK | MSG_DONTWAIT);
+        const size_t behind = got < (ssize_t)sizeof header ? 0 : (size_t)got - sizeof header;
+        if (!got || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+            return fail(tcp, 0, DMESH_DISCONNECTED), tcp->failure;
+        if (behind >= least && !dmesh_envelope_is_valid(envelope))
+            return fail(tcp, 0, DMESH_CORRUPT), tcp->failure;
+        if (behind >= least && behind >= dmesh_envelope_size(envelope))
+            return DMESH_OK;
+        const int64_t now = dmesh_now();
+        if (atomic_load_explicit(&tcp->stop, memory_order_relaxed))
+            return DMESH_ABORTED;
+        if (now >= deadline)
+            return DMESH_PENDING;
+        const int64_t left = deadline - now < NAP ? deadline - now : NAP;
+        struct pollfd wait = {.fd = connection, .events = POLLIN};
+        if (idle < ROUNDS || got > 0) /* a part of it is readable already */
+            sched_yield();
+        else if (poll(&wait, 1, (int)((left + 999999) / 1000000)) < 0 && errno == EINTR)
+            return DMESH_ABORTED;
+    }
+}
+
 int dmesh_tcp_waits_for(const struct dmesh_tcp *tcp, int member) {
     if (member == tcp->me)
         return 0;
@@ -365,6 +407,11 @@ struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_byte
         for (int stream = 0; stream < streams; stream++)
             tcp->peers[member].streams[stream].to = tcp->peers[member].streams[stream].from =
                 descriptors[member * streams + stream];
+    if (receipts >= 0 && me && !(tcp->envelope = calloc(1, sizeof *tcp->envelope))) {
+        free(tcp->scratch);
+        free(tcp);
+        return NULL;
+    }
     if (receipts >= 0)
         *(me ? &tcp->peers[0].streams[0].to : &tcp->peers[1].streams[0].from) = receipts;
     return tcp;
@@ -378,6 +425,7 @@ void dmesh_tcp_free(struct dmesh_tcp *tcp) {
             if (from != to)
                 close(from);
         }
+    free(tcp->envelope);
     free(tcp->scratch);
     free(tcp);
 }

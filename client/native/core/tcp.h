@@ -5,6 +5,7 @@
  * a call sends to a peer:
  *
  *     header: number of the call | descriptor hash | bytes that follow      (three little-endian words of 64 bits)
+ *     envelope, from the sender of a transfer
  *     pieces
  *
  * A rank without data for a peer sends the header alone: a collective ends when all members have come to it. There may be
@@ -55,7 +56,9 @@ struct dmesh_cursor {
 struct dmesh_traffic {
     int active;
     unsigned char header[DMESH_TCP_HEADER];
-    size_t header_done;                         /* bytes of it that are through */
+    unsigned char *envelope;                    /* of a transfer, behind the header */
+    size_t header_bytes;                        /* of header and envelope */
+    size_t header_done;                         /* bytes of them that are through */
     size_t early;                               /* bytes of the first piece that came before the header was checked */
     struct dmesh_span spans[2];                 /* contributions and results */
     struct dmesh_cursor cursors[DMESH_STREAMS]; /* of the streams in use */
@@ -90,6 +93,7 @@ struct dmesh_tcp {
     enum dmesh_status failure; /* DMESH_PENDING unless it has failed for good */
     int culprit;
     _Atomic int stop;
+    struct dmesh_envelope *envelope; /* of a transfer that is received; NULL unless transfers are */
     struct dmesh_tcp_peer peers[]; /* each member */
 };
 
@@ -106,8 +110,13 @@ void dmesh_tcp_free(struct dmesh_tcp *tcp);
 /* Pieces of a call in one direction, in all phases. */
 static inline size_t dmesh_items(const struct dmesh_tcp *tcp) { return (tcp->two_phases ? 2 : 1) * tcp->pieces; }
 
-/* Prepares a call; sends nothing yet. An all-to-all must not be in place. */
-void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash);
+/* Prepares a call; sends nothing yet. An all-to-all must not be in place. The envelope of a transfer, which must stay as
+ * it is, is what is sent, or what is expected. */
+void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash,
+                     const struct dmesh_envelope *envelope);
+
+/* Waits, between two transfers, until the envelope of the next one has come, and copies it. Deadline 0: does not wait. */
+enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *envelope, int64_t deadline);
 
 /* Carries the call out, or goes on with it after DMESH_PENDING, or an interruption by a signal. Returns DMESH_PENDING at
  * `deadline` even if no rank is missing. DMESH_DISCONNECTED: the connection with `culprit` has ended. */

@@ -37,24 +37,25 @@ static void arrange(struct dmesh_tcp *tcp, int member) {
             in[DMESH_RESULTS] = part(tcp, call->target, share, member);
         return;
     }
-    if (sends && dmesh_gets_result(call, member))
-        out[DMESH_CONTRIBUTIONS] = span(call->source, dmesh_source_offset(call, member), share);
-    if (receives && dmesh_gets_result(call, me))
-        in[DMESH_CONTRIBUTIONS] = span(pattern->reduces ? NULL : call->target, dmesh_target_offset(call, member), share);
+    const size_t given = dmesh_given(call, me, member), taken = dmesh_taken(call, me, member);
+    if (given)
+        out[DMESH_CONTRIBUTIONS] = span(call->source, dmesh_source_offset(call, member), given);
+    if (taken)
+        in[DMESH_CONTRIBUTIONS] = span(pattern->reduces ? NULL : call->target, dmesh_target_offset(call, member), taken);
 }
 
 /* Sets up this rank's own part. */
 static void arrange_own(struct dmesh_tcp *tcp) {
     const struct dmesh_call *call = &tcp->call;
     const int me = tcp->me, reduces = dmesh_patterns[call->kind].reduces;
-    const size_t share = dmesh_share(call);
+    const size_t share = dmesh_share(call), taken = dmesh_taken(call, me, me);
     tcp->source = tcp->target = tcp->copy = (struct dmesh_span){NULL, 0};
     if (tcp->two_phases && reduces) {
         tcp->source = part(tcp, call->source, share, me);
         tcp->target = part(tcp, call->target, share, me);
-    } else if (call->target && dmesh_contributes(call, me) && dmesh_gets_result(call, me)) {
-        const struct dmesh_span source = span(call->source, dmesh_source_offset(call, me), share);
-        const struct dmesh_span target = span(call->target, dmesh_target_offset(call, me), share);
+    } else if (call->target && taken) {
+        const struct dmesh_span source = span(call->source, dmesh_source_offset(call, me), taken);
+        const struct dmesh_span target = span(call->target, dmesh_target_offset(call, me), taken);
         *(reduces ? &tcp->target : &tcp->copy) = target;
         if (reduces)
             tcp->source = source;
@@ -70,7 +71,8 @@ static void reset(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic) {
         traffic->cursors[stream] = (struct dmesh_cursor){.item = (size_t)stream};
 }
 
-void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash) {
+void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash,
+                     const struct dmesh_envelope *envelope) {
     const size_t others = (size_t)tcp->size - 1;
     /* At most one piece: a rank that reduces in place in one step must have sent all of it before. */
     const int small = call->contribution <= tcp->piece_bytes && call->contribution * others <= tcp->one_step_bytes;
@@ -103,5 +105,11 @@ void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint6
         const int both = call->kind != DMESH_TRANSFER || call->contribution > DMESH_SEND_BUFFER;
         peer->out.active = both || tcp->me == 0;
         peer->in.active = both || tcp->me == 1;
+        peer->out.header_bytes = peer->in.header_bytes = DMESH_TCP_HEADER;
+        if (call->kind == DMESH_TRANSFER) {
+            struct dmesh_traffic *forth = tcp->me ? &peer->in : &peer->out;
+            forth->header_bytes += dmesh_envelope_size(envelope);
+            forth->envelope = tcp->me ? (unsigned char *)tcp->envelope : (unsigned char *)envelope;
+        }
     }
 }

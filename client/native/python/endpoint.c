@@ -146,7 +146,7 @@ static dmesh_endpoint *blank(PyTypeObject *type, int size, int me, int is_p2p) {
     self->is_p2p = (char)is_p2p;
     self->forks = dmesh_forks;
     self->bfloat16 = bfloat16;
-    self->max_all_reduce = ULLONG_MAX;
+    self->max_flat = ULLONG_MAX;
     self->single_copy_from = ULLONG_MAX;
     return self;
 }
@@ -304,6 +304,8 @@ static PyGetSetDef endpoint_getset[] = {
 static PyMemberDef endpoint_members[] = {
     {"issued", T_ULONGLONG, offsetof(dmesh_endpoint, issued), 0, NULL},
     {"completed", T_ULONGLONG, offsetof(dmesh_endpoint, completed), 0, NULL},
+    {"others", T_ULONGLONG, offsetof(dmesh_endpoint, others), 0, NULL},
+    {"held", T_INT, offsetof(dmesh_endpoint, held), 0, NULL},
     {"completed_at", T_LONGLONG, offsetof(dmesh_endpoint, completed_at), READONLY, NULL},
     {"can_read_peers", T_BOOL, offsetof(dmesh_endpoint, can_read_peers), READONLY, NULL},
     {"pending", T_BOOL, offsetof(dmesh_endpoint, pending), READONLY, NULL},
@@ -313,7 +315,7 @@ static PyMemberDef endpoint_members[] = {
     {"staging_bytes", T_PYSSIZET, offsetof(dmesh_endpoint, shm.staging_bytes), READONLY, NULL},
     {"one_step_bytes", T_PYSSIZET, offsetof(dmesh_endpoint, one_step_bytes), READONLY, NULL},
     {"streams", T_INT, offsetof(dmesh_endpoint, streams), READONLY, NULL},
-    {"max_all_reduce", T_ULONGLONG, offsetof(dmesh_endpoint, max_all_reduce), 0, NULL},
+    {"max_flat", T_ULONGLONG, offsetof(dmesh_endpoint, max_flat), 0, NULL},
     {"single_copy_from", T_ULONGLONG, offsetof(dmesh_endpoint, single_copy_from), 0, NULL},
     {"on_complete", T_OBJECT_EX, offsetof(dmesh_endpoint, on_complete), 0, NULL},
     {"keep_alive", T_OBJECT, offsetof(dmesh_endpoint, keep_alive), 0, NULL},
@@ -348,6 +350,7 @@ static PyMethodDef endpoint_methods[] = {
     {"start_recv", (PyCFunction)dmesh_endpoint_start_transfer, METH_VARARGS, NULL},
     {"supports", (PyCFunction)endpoint_supports, METH_O, NULL},
     {"advertise", (PyCFunction)dmesh_endpoint_advertise, METH_VARARGS, NULL},
+    {"arrival", (PyCFunction)dmesh_endpoint_arrival, METH_O, NULL},
     {"progress", (PyCFunction)dmesh_endpoint_progress, METH_O, NULL},
     {"missing", (PyCFunction)endpoint_missing, METH_NOARGS, NULL},
     {"recent", (PyCFunction)(void (*)(void))endpoint_recent, METH_FASTCALL, NULL},

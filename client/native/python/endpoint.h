@@ -37,7 +37,7 @@ typedef struct {
     unsigned long long issued;
     unsigned long long completed;
     unsigned long long number;           /* of the pending call, if the endpoint took it whole */
-    unsigned long long max_all_reduce;   /* bytes from which an all-reduce is left to Python */
+    unsigned long long max_flat;   /* bytes from which calls that can be hierarchical are left to Python */
     unsigned long long single_copy_from; /* bytes from which private arrays are read in place by peers */
     long long completed_at;
     char is_p2p;
@@ -46,8 +46,12 @@ typedef struct {
     char pending; /* a call has begun and is not complete */
     enum dmesh_status status;
     struct dmesh_call call;
+    struct dmesh_blocks blocks;          /* of a call whose blocks have different lengths */
     struct dmesh_staged staged;          /* `steps` is 0 if the call takes one epoch */
     struct dmesh_transfer transfer;      /* in shared memory */
+    struct dmesh_envelope envelope;      /* of the transfer that is sent; over TCP also what is expected */
+    unsigned long long others;           /* transfers to the same receiver over other media */
+    int held;                            /* no call is taken whole */
     Py_buffer data, into;                /* of a call that Python started; `obj` is NULL if there is none */
     PyObject *source, *result;           /* of a pending call that the endpoint took whole */
     dmesh_registered_object *registered; /* NULL unless all members exchange the locations of arrays */
@@ -109,16 +113,32 @@ const dmesh_kernel *dmesh_kernel_of(int op, int dtype);
 /* A call that is being prepared; the source is borrowed until it begins. */
 struct dmesh_attempt {
     struct dmesh_descriptor descriptor;
+    uint64_t hash; /* of the descriptor */
     struct dmesh_call call;
     PyArrayObject *source;
     PyObject *result; /* owned */
 };
+
+/* Whether the endpoint can take a call now: no other one is under way, and it has not been closed. */
+static inline int dmesh_endpoint_is_free(const dmesh_endpoint *self) {
+    return !self->closed && !self->held && self->issued == self->completed && !dmesh_is_forked(self);
+}
+
+/* Takes the arguments of a call, and provides its result; false if Python must look at them. */
+int dmesh_endpoint_accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enum dmesh_kind kind,
+                          PyObject *const *given);
+
+/* Lets a group's method `interrupted` deal with the exception that is set, which stays set. */
+void dmesh_fail_group(PyObject *interrupted, PyObject *group, dmesh_endpoint *endpoint);
 
 /* endpoint_run.c: calls under way. */
 
 /* Carries out a call that the endpoint takes whole; what has not come to its end is `pending`. Returns what the method
  * returns. */
 PyObject *dmesh_endpoint_carry_out(dmesh_endpoint *self, struct dmesh_attempt *attempt, int waits);
+
+/* Whether the next array that comes is as described; waits for it a while, if asked to. */
+int dmesh_endpoint_expects(dmesh_endpoint *self, const struct dmesh_descriptor *descriptor, int waits);
 
 /* Passes the arrays of a pending call to `retire`, if peers may still access them. */
 void dmesh_endpoint_retire(dmesh_endpoint *self);
@@ -127,6 +147,7 @@ void dmesh_endpoint_retire(dmesh_endpoint *self);
 PyObject *dmesh_endpoint_progress(dmesh_endpoint *self, PyObject *seconds);
 PyObject *dmesh_endpoint_start(dmesh_endpoint *self, PyObject *args);
 PyObject *dmesh_endpoint_start_transfer(dmesh_endpoint *self, PyObject *args);
+PyObject *dmesh_endpoint_arrival(dmesh_endpoint *self, PyObject *seconds);
 PyObject *dmesh_endpoint_advertise(dmesh_endpoint *self, PyObject *args);
 
 /* Bytes from which peers read an array in this process, instead of getting it piece by piece: one copy instead of two,

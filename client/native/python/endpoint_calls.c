@@ -71,8 +71,21 @@ static int overlaps(PyArrayObject *a, PyArrayObject *b) {
     return first < second + PyArray_NBYTES(b) && second < first + PyArray_NBYTES(a);
 }
 
+/* Whether an array that overlaps the contribution may be the result: it is the same, or one of them is the other's block of
+ * this rank. */
+static int is_in_place(const struct dmesh_attempt *attempt, PyArrayObject *array, int ndim, const npy_intp *shape, int me) {
+    PyArrayObject *like = attempt->source;
+    const struct dmesh_pattern *pattern = &dmesh_patterns[attempt->call.kind];
+    const size_t own = (size_t)me * attempt->call.block;
+    if (pattern->source_blocks != pattern->target_blocks)
+        return pattern->target_blocks ? PyArray_BYTES(array) + own == PyArray_BYTES(like)
+                                      : PyArray_BYTES(array) == PyArray_BYTES(like) + own;
+    return PyArray_DATA(array) == PyArray_DATA(like) && PyArray_NDIM(like) == ndim &&
+           PyArray_CompareLists(PyArray_DIMS(like), shape, ndim);
+}
+
 /* Provides the result, of the contribution's dtype: `out`, or a new array. May fail with an exception set. */
-static int provide(struct dmesh_attempt *attempt, PyObject *out, int ndim, const npy_intp *shape) {
+static int provide(struct dmesh_attempt *attempt, PyObject *out, int ndim, const npy_intp *shape, int me) {
     PyArrayObject *like = attempt->source, *array = (PyArrayObject *)out;
     if (out == Py_None) {
         PyArray_Descr *descr = PyArray_DESCR(like);
@@ -80,8 +93,7 @@ static int provide(struct dmesh_attempt *attempt, PyObject *out, int ndim, const
         attempt->result = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, shape, NULL, NULL, 0, NULL);
     } else if (PyArray_CheckExact(out) && PyArray_ISCARRAY(array) && PyArray_TYPE(array) == PyArray_TYPE(like) &&
                PyArray_NDIM(array) == ndim && PyArray_CompareLists(PyArray_DIMS(array), shape, ndim) &&
-               (!overlaps(array, like) || (PyArray_DATA(array) == PyArray_DATA(like) && PyArray_NDIM(like) == ndim &&
-                                           PyArray_CompareLists(PyArray_DIMS(like), shape, ndim)))) {
+               (!overlaps(array, like) || is_in_place(attempt, array, ndim, shape, me))) {
         attempt->result = Py_NewRef(out);
     }
     if (attempt->result)
@@ -89,13 +101,12 @@ static int provide(struct dmesh_attempt *attempt, PyObject *out, int ndim, const
     return attempt->result != NULL;
 }
 
-/* Takes the arguments of a call, and provides its result; false if Python must look at them. */
 static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enum dmesh_kind kind, PyObject *const *given) {
     const struct dmesh_pattern *pattern = &dmesh_patterns[kind];
     const int size = self->shm.size, transfers = kind == DMESH_TRANSFER;
     struct dmesh_call *call = &attempt->call;
     PyObject *x = given[DMESH_X], *axis = given[DMESH_AXIS], *out = given[DMESH_OUT];
-    if (self->closed || self->issued != self->completed || dmesh_is_forked(self) || self->is_p2p != transfers)
+    if (!dmesh_endpoint_is_free(self) || self->is_p2p != transfers)
         return 0;
     if (transfers && (out == NULL) != (self->shm.me == 0)) /* the wrong end */
         return 0;
@@ -108,7 +119,8 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
     if (transfers && x == Py_None && out)
         x = out; /* what a receiver expects is like its result */
     if (call->root < 0 || !accept_array(self, attempt, x) ||
-        (kind == DMESH_ALL_REDUCE && call->contribution >= self->max_all_reduce))
+        ((kind == DMESH_ALL_REDUCE || kind == DMESH_REDUCE || kind == DMESH_BROADCAST) &&
+         call->contribution >= self->max_flat))
         return 0;
     int ndim = PyArray_NDIM(attempt->source);
     npy_intp dimensions[DMESH_DIMENSIONS + 1], *shape = dimensions + 1;
@@ -139,18 +151,45 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
         else
             *--shape = size, ndim++;
     }
-    if (out && dmesh_gets_result(call, self->shm.me) ? !provide(attempt, out, ndim, shape) : out && out != Py_None)
+    const int gets_result = dmesh_gets_result(call, self->shm.me);
+    if (out && gets_result ? !provide(attempt, out, ndim, shape, self->shm.me) : out && out != Py_None)
         return 0;
     if (!dmesh_contributes(call, self->shm.me))
         call->source = NULL;
     return !self->tcp || kind != DMESH_ALL_TO_ALL || call->target != call->source;
 }
 
+int dmesh_endpoint_accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enum dmesh_kind kind,
+                          PyObject *const *given) {
+    const int accepted = accept(self, attempt, kind, given);
+    attempt->hash = dmesh_descriptor_hash(&attempt->descriptor);
+    return accepted;
+}
+
 PyObject *dmesh_endpoint_call(dmesh_endpoint *self, const struct dmesh_spec *spec, PyObject *const *given, int waits) {
     struct dmesh_attempt attempt = {0};
-    if (accept(self, &attempt, spec->kind, given))
+    /* A buffer alone may be larger than what comes: then Python takes it. */
+    const int open = spec->kind == DMESH_TRANSFER && given[DMESH_OUT] && given[DMESH_X] == Py_None;
+    if (dmesh_endpoint_accept(self, &attempt, spec->kind, given) &&
+        (!open || dmesh_endpoint_expects(self, &attempt.descriptor, waits)))
         return dmesh_endpoint_carry_out(self, &attempt, waits);
     Py_XDECREF(attempt.result);
     PyErr_Clear(); /* if there was no memory for the result, Python finds that out again, and tells the others */
     Py_RETURN_NOTIMPLEMENTED;
+}
+
+void dmesh_fail_group(PyObject *interrupted, PyObject *group, dmesh_endpoint *endpoint) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *args[] = {group, (PyObject *)endpoint, value};
+    PyObject *done = PyObject_VectorcallMethod(interrupted, args, 3, NULL);
+    if (done) {
+        Py_DECREF(done);
+        PyErr_Restore(type, value, trace);
+    } else { /* another one came meanwhile */
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+    }
 }

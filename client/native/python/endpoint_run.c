@@ -74,9 +74,10 @@ static int resolve(dmesh_endpoint *self, int member, const struct dmesh_location
 /* Maps the arrays that the members of a group have offered; -1 with an exception set if that fails. */
 static int resolve_all(dmesh_endpoint *self) {
     struct dmesh_staged *staged = &self->staged;
-    const size_t nbytes = staged->call.contribution;
+    const struct dmesh_blocks *blocks = staged->call.blocks;
     for (int member = 0; member < self->shm.size; member++) {
         struct dmesh_peer_arrays *peer = &staged->peers[member];
+        const size_t nbytes = blocks ? blocks->origin[member] + blocks->receives[member] : staged->call.contribution;
         if (member == self->shm.me) {
             peer->source = staged->source.where ? staged->call.source : NULL;
             peer->target = staged->target.where ? staged->call.target : NULL;
@@ -152,22 +153,37 @@ PyObject *dmesh_endpoint_advertise(dmesh_endpoint *self, PyObject *args) {
 
 /* ---- calls -------------------------------------------------------------------------------------------------- */
 
+/* Describes a transfer, of a place among all to the receiver: by its dtype and shape, or if the dtype is -1 by a text. */
+static void describe(dmesh_endpoint *self, unsigned long long order, int dtype, int ndim, const int64_t *shape,
+                     const char *text, size_t text_bytes) {
+    struct dmesh_envelope *envelope = &self->envelope;
+    envelope->order = order;
+    envelope->dtype = dtype;
+    envelope->ndim = ndim;
+    for (int axis = 0; axis < ndim; axis++)
+        envelope->shape[axis] = shape[axis];
+    envelope->text_bytes = dmesh_least(text_bytes, DMESH_TEXT);
+    memcpy(envelope->text, text, envelope->text_bytes);
+}
+
 /* Begins a call; only `run` waits for others. */
 static void begin(dmesh_endpoint *self, const struct dmesh_call *call, uint64_t hash) {
     const size_t nbytes = call->contribution;
     self->call = *call;
     self->staged.steps = 0;
     if (self->tcp) {
-        dmesh_tcp_begin(self->tcp, call, hash);
+        dmesh_tcp_begin(self->tcp, call, hash, &self->envelope);
     } else if (self->is_p2p) {
         const int sends = self->shm.me == 0;
-        dmesh_p2p_begin(&self->transfer, hash, sends ? (unsigned char *)call->source : call->target, nbytes);
+        dmesh_p2p_begin(&self->transfer, hash, sends ? (unsigned char *)call->source : call->target, nbytes,
+                        &self->envelope);
         if (self->registered && sends && nbytes > self->shm.slot_bytes)
             self->transfer.location = locate(self, call->source, nbytes);
     } else if (nbytes > self->shm.slot_bytes) {
         dmesh_staged_init(&self->shm, &self->staged, call, hash);
         if (self->registered)
-            dmesh_staged_offer(&self->staged, locate(self, call->source, nbytes), locate(self, call->target, nbytes));
+            dmesh_staged_offer(&self->staged, locate(self, call->source, dmesh_own(call)),
+                               locate(self, call->target, nbytes));
     } else {
         dmesh_shm_begin(&self->shm, call, hash);
     }
@@ -228,7 +244,9 @@ PyObject *dmesh_endpoint_carry_out(dmesh_endpoint *self, struct dmesh_attempt *a
     *entry = (struct dmesh_entry){.number = number, .descriptor = attempt->descriptor, .nbytes = (npy_intp)nbytes,
                                   .began = dmesh_now()};
     self->whole = 1;
-    begin(self, &attempt->call, dmesh_descriptor_hash(&attempt->descriptor));
+    if (self->is_p2p)
+        describe(self, number + self->others, attempt->descriptor.dtype, attempt->descriptor.ndim, attempt->descriptor.shape, "", 0);
+    begin(self, &attempt->call, attempt->hash);
     const int streams = self->tcp || nbytes > self->shm.slot_bytes;
     self->status = streams ? DMESH_PENDING : advance(self, 0);
     if (self->status == DMESH_PENDING) {
@@ -267,6 +285,20 @@ PyObject *dmesh_endpoint_progress(dmesh_endpoint *self, PyObject *argument) {
     return complete(self, self->number, result);
 }
 
+/* Whether blocks lie in this rank's buffers, and in the largest contribution. */
+static int blocks_fit(const dmesh_endpoint *self, const struct dmesh_call *call) {
+    const struct dmesh_blocks *blocks = call->blocks;
+    const size_t most = call->contribution, room = self->into.obj ? (size_t)self->into.len : 0;
+    int fit = blocks->own <= most && blocks->largest <= most && most / (size_t)self->shm.size <= blocks->largest;
+    for (int member = 0; member < self->shm.size; member++) {
+        const size_t sends = blocks->sends[member], receives = blocks->receives[member];
+        fit &= sends <= blocks->largest && sends <= blocks->own && blocks->send_at[member] <= blocks->own - sends;
+        fit &= receives <= blocks->largest && blocks->origin[member] <= most - receives;
+        fit &= receives <= room && blocks->receive_at[member] <= room - receives;
+    }
+    return fit;
+}
+
 /* Begins a call between flat buffers of bytes, each of which may be None; `progress` goes on. */
 static PyObject *start(dmesh_endpoint *self, struct dmesh_call *call, uint64_t hash, PyObject *source, PyObject *target) {
     if (self->pending || dmesh_is_forked(self)) {
@@ -282,6 +314,15 @@ static PyObject *start(dmesh_endpoint *self, struct dmesh_call *call, uint64_t h
     }
     call->source = self->data.obj ? self->data.buf : NULL;
     call->target = self->into.obj ? self->into.buf : NULL;
+    if (call->blocks) {
+        self->blocks.own = self->data.obj ? (size_t)self->data.len : 0;
+        if (!blocks_fit(self, call)) {
+            PyBuffer_Release(&self->data);
+            PyBuffer_Release(&self->into);
+            PyErr_SetString(PyExc_ValueError, "the blocks do not fit into the buffers");
+            return NULL;
+        }
+    }
     if (call->kind == DMESH_TRANSFER)
         call->contribution = (size_t)(source != Py_None ? self->data.len : self->into.len);
     self->whole = 0;
@@ -291,36 +332,127 @@ static PyObject *start(dmesh_endpoint *self, struct dmesh_call *call, uint64_t h
     Py_RETURN_NONE;
 }
 
+/* Takes the layout of blocks of different lengths: for each member five numbers, in the order of `struct dmesh_blocks`, then
+ * the bytes of the largest block of any member. */
+static void take_blocks(dmesh_endpoint *self, const char *layout) {
+    struct dmesh_blocks *blocks = &self->blocks;
+    uint64_t words[5];
+    for (int member = 0; member < self->shm.size; member++, layout += sizeof words) {
+        memcpy(words, layout, sizeof words);
+        blocks->sends[member] = words[0];
+        blocks->send_at[member] = words[1];
+        blocks->receives[member] = words[2];
+        blocks->receive_at[member] = words[3];
+        blocks->origin[member] = words[4];
+    }
+    memcpy(words, layout, sizeof *words);
+    blocks->largest = words[0];
+}
+
 PyObject *dmesh_endpoint_start(dmesh_endpoint *self, PyObject *args) {
     int kind, op, dtype, root;
     unsigned long long hash;
-    Py_ssize_t nbytes, block;
+    Py_ssize_t nbytes, block, layout_bytes = 0;
     PyObject *source, *target;
-    if (!PyArg_ParseTuple(args, "iiiiKnnOO", &kind, &op, &dtype, &root, &hash, &nbytes, &block, &source, &target))
+    const char *layout = NULL;
+    if (!PyArg_ParseTuple(args, "iiiiKnnOO|z#", &kind, &op, &dtype, &root, &hash, &nbytes, &block, &source, &target, &layout,
+                          &layout_bytes))
         return NULL;
     const int known = kind >= 0 && kind < DMESH_KINDS, reduces = known && dmesh_patterns[kind].reduces;
     const dmesh_kernel *kernel = reduces ? dmesh_kernel_of(op, dtype) : NULL;
-    if (self->is_p2p || !known || kind == DMESH_TRANSFER || (reduces && !kernel) || (kind == DMESH_PERMUTE && self->tcp) ||
-        root >= self->shm.size || nbytes < 0 || block < 0)
+    if (self->is_p2p || !known || kind == DMESH_TRANSFER || (reduces && !kernel) || (kind == DMESH_PERMUTE && !layout) ||
+        root < 0 || root >= self->shm.size || nbytes < 0 || block < 0 ||
+        (layout && layout_bytes != (5 * self->shm.size + 1) * (Py_ssize_t)sizeof(uint64_t)))
         return PyErr_Format(PyExc_ValueError, "no collective %d with op %d, dtype %d, root %d in this endpoint", kind, op,
                             dtype, root);
     struct dmesh_call call = {.kind = (enum dmesh_kind)kind, .root = root, .contribution = (size_t)nbytes,
                               .block = (size_t)block, .kernel = kernel};
-    call.count = kernel ? dmesh_share(&call) / dmesh_kernel_input_size(kernel) : 0;
+    if (layout && !self->pending) {
+        take_blocks(self, layout);
+        call.blocks = &self->blocks;
+    }
+    const size_t reduced = layout ? self->blocks.receives[self->shm.me] : dmesh_share(&call);
+    call.count = kernel ? reduced / dmesh_kernel_input_size(kernel) : 0;
     return start(self, &call, hash, source, target);
+}
+
+/* Waits until the sender has begun to send: with the GIL, if for no time. Returns whether there is an envelope now. */
+static int await(dmesh_endpoint *self, struct dmesh_envelope *envelope, int64_t nanoseconds) {
+    const unsigned long long epoch = self->shm.epoch, issued = self->issued;
+    enum dmesh_status status;
+    if (nanoseconds <= 0) {
+        status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, 0) : dmesh_p2p_await(&self->shm, 0);
+    } else {
+        const int64_t deadline = dmesh_now() + nanoseconds;
+        Py_BEGIN_ALLOW_THREADS
+        status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, deadline) : dmesh_p2p_await(&self->shm, deadline);
+        Py_END_ALLOW_THREADS
+    }
+    /* Another thread may have begun a call meanwhile. */
+    if (self->pending || self->shm.epoch != epoch || self->issued != issued)
+        return 0;
+    if (status == DMESH_OK && !self->tcp && !dmesh_p2p_envelope(&self->shm, envelope))
+        status = DMESH_CORRUPT;
+    if (status == DMESH_CORRUPT || status == DMESH_DISCONNECTED) {
+        self->status = status;
+        self->shm.culprit = 0;
+    }
+    return status == DMESH_OK;
+}
+
+int dmesh_endpoint_expects(dmesh_endpoint *self, const struct dmesh_descriptor *descriptor, int waits) {
+    struct dmesh_envelope envelope;
+    if (!await(self, &envelope, 0) && (!waits || !await(self, &envelope, BUDGET)))
+        return 0;
+    return envelope.dtype == descriptor->dtype && envelope.ndim == descriptor->ndim &&
+           memcmp(envelope.shape, descriptor->shape, (size_t)envelope.ndim * sizeof *envelope.shape) == 0;
+}
+
+/* Returns what the sender has begun to send: order, dtype, shape and text; None if that is nothing, or a call is under way. */
+PyObject *dmesh_endpoint_arrival(dmesh_endpoint *self, PyObject *argument) {
+    const double seconds = PyFloat_AsDouble(argument);
+    struct dmesh_envelope envelope;
+    if (seconds == -1.0 && PyErr_Occurred())
+        return NULL;
+    if (!self->is_p2p || self->shm.me == 0 || dmesh_is_forked(self)) {
+        PyErr_SetString(PyExc_RuntimeError, "nothing arrives at this endpoint");
+        return NULL;
+    }
+    if (self->pending)
+        Py_RETURN_NONE;
+    if (!await(self, &envelope, (int64_t)((seconds < 1e6 ? seconds : 1e6) * 1e9)))
+        Py_RETURN_NONE;
+    npy_intp lengths[DMESH_DIMENSIONS];
+    for (int axis = 0; axis < envelope.ndim; axis++)
+        lengths[axis] = (npy_intp)envelope.shape[axis];
+    return Py_BuildValue("(KiNN)", (unsigned long long)envelope.order, envelope.dtype,
+                         PyArray_IntTupleFromIntp(envelope.ndim, lengths),
+                         PyUnicode_DecodeUTF8(envelope.text, (Py_ssize_t)envelope.text_bytes, "replace"));
 }
 
 /* Begins to send or receive bytes, as the endpoint's position says. */
 PyObject *dmesh_endpoint_start_transfer(dmesh_endpoint *self, PyObject *args) {
     struct dmesh_call call = {.kind = DMESH_TRANSFER};
     const int sends = self->shm.me == 0;
-    unsigned long long hash;
-    PyObject *buffer;
-    if (!PyArg_ParseTuple(args, "KO", &hash, &buffer))
+    unsigned long long hash, order = 0;
+    PyObject *buffer, *lengths = NULL;
+    int dtype = -1;
+    const char *text = "";
+    Py_ssize_t text_bytes = 0, ndim = 0;
+    int64_t shape[DMESH_DIMENSIONS];
+    if (!PyArg_ParseTuple(args, "KO|KiO!s#", &hash, &buffer, &order, &dtype, &PyTuple_Type, &lengths, &text, &text_bytes))
+        return NULL;
+    if (lengths && (ndim = PyTuple_GET_SIZE(lengths)) > DMESH_DIMENSIONS)
+        return PyErr_Format(PyExc_ValueError, "%zd dimensions are too many", ndim);
+    for (Py_ssize_t axis = 0; axis < ndim; axis++)
+        shape[axis] = PyLong_AsLongLong(PyTuple_GET_ITEM(lengths, axis));
+    if (PyErr_Occurred())
         return NULL;
     if (!self->is_p2p) {
         PyErr_SetString(PyExc_RuntimeError, "this endpoint is not one for transfers");
         return NULL;
     }
+    if (!self->pending)
+        describe(self, order, dtype, (int)ndim, shape, text, (size_t)text_bytes);
     return start(self, &call, hash, sends ? buffer : Py_None, sends ? Py_None : buffer);
 }

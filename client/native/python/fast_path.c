@@ -12,9 +12,10 @@
 static const char *const NAMES[] = {
     "", "x", "op", "root", "axis", "dst", "src", "out", "group", "timeout", "async_op", "compress",
     "_generation", "endpoint", "outgoing", "incoming", "_resume", "_interrupted", "_completed", "_begun",
+    "context", "parts",
 };
 enum name { GROUP = DMESH_ARGUMENTS, TIMEOUT, ASYNC_OP, COMPRESS, GENERATION, ENDPOINT, OUTGOING, INCOMING, RESUME,
-            INTERRUPTED, COMPLETED, BEGUN, NAME_COUNT };
+            INTERRUPTED, COMPLETED, BEGUN, CONTEXT, PARTS, NAME_COUNT };
 
 typedef struct {
     PyObject_HEAD
@@ -22,7 +23,8 @@ typedef struct {
     const struct dmesh_spec *spec;
     enum dmesh_argument peer; /* DMESH_DST or DMESH_SRC of a transfer, else 0 */
     PyObject *slow;         /* the Python function; its argument `group` names the group */
-    PyObject *resolve;      /* returns the group of a function that was given none; NULL in a method */
+    PyObject *process;      /* the variable `runtime.context.process`; NULL in a method */
+    PyObject *world;        /* the class of the part of its context that has the group of all clients; NULL in a method */
     PyObject *method;       /* the method of groups that a function makes; NULL in a method */
     PyTypeObject *endpoint; /* the type */
     PyObject *names[NAME_COUNT];
@@ -43,7 +45,7 @@ static int sort(const dmesh_fast_path *self, PyObject *const *args, Py_ssize_t n
     const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     for (Py_ssize_t n = 0; n < named; n++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, n), *value = args[nargs + n];
-        if (name == names[GROUP] && self->resolve)
+        if (name == names[GROUP] && self->process)
             continue;
         if (name == names[ASYNC_OP] && value == Py_True && self->peer) {
             *async = 1;
@@ -90,26 +92,9 @@ static dmesh_endpoint *find(const dmesh_fast_path *self, PyObject *group, PyObje
     return NULL;
 }
 
-/* Lets the group deal with the exception that is set, which stays set. */
-static void fail_group(const dmesh_fast_path *self, PyObject *group, dmesh_endpoint *endpoint) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *args[] = {group, (PyObject *)endpoint, value};
-    PyObject *done = PyObject_VectorcallMethod(self->names[INTERRUPTED], args, 3, NULL);
-    if (done) {
-        Py_DECREF(done);
-        PyErr_Restore(type, value, trace);
-    } else { /* another one came meanwhile */
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(trace);
-    }
-}
-
 /* Calls the Python function: of a method, with the group as its argument of that name. */
 static PyObject *call_function(const dmesh_fast_path *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    if (self->resolve)
+    if (self->process)
         return PyObject_Vectorcall(self->slow, args, nargsf, kwnames);
     const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     if (nargs < 1)
@@ -129,23 +114,37 @@ static PyObject *call_function(const dmesh_fast_path *self, PyObject *const *arg
     return result;
 }
 
+/* Returns the group of all clients, as a new reference; NULL without an exception if Python must look for it. */
+static PyObject *find_world(const dmesh_fast_path *self) {
+    PyObject *process = NULL, *context = NULL, *parts = NULL, *group = NULL;
+    if (PyContextVar_Get(self->process, NULL, &process) == 0 && process &&
+        (context = PyObject_GetAttr(process, self->names[CONTEXT])) && context != Py_None &&
+        (parts = PyObject_GetAttr(context, self->names[PARTS])) && PyDict_CheckExact(parts)) {
+        PyObject *world = PyDict_GetItemWithError(parts, self->world);
+        group = world ? PyObject_GetAttr(world, self->names[GROUP]) : NULL;
+    }
+    Py_XDECREF(parts);
+    Py_XDECREF(context);
+    Py_XDECREF(process);
+    if (!group)
+        PyErr_Clear();
+    return group;
+}
+
 /* Returns the group of a call, as a new reference; NULL if Python must look for it. */
 static PyObject *group_of(const dmesh_fast_path *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    if (!self->resolve)
+    if (!self->process)
         return nargs ? Py_NewRef(args[0]) : NULL;
     const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
     for (Py_ssize_t n = 0; n < named; n++)
         if (PyTuple_GET_ITEM(kwnames, n) == self->names[GROUP] && args[nargs + n] != Py_None)
             return Py_NewRef(args[nargs + n]);
-    PyObject *world = PyObject_CallOneArg(self->resolve, Py_None);
-    if (!world)
-        PyErr_Clear();
-    return world;
+    return find_world(self);
 }
 
 static PyObject *fast_path_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     dmesh_fast_path *self = (dmesh_fast_path *)callable;
-    const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), skipped = self->resolve ? 0 : 1;
+    const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf), skipped = self->process ? 0 : 1;
     PyObject *given[DMESH_ARGUMENTS], *group = NULL, *result;
     dmesh_endpoint *endpoint = NULL;
     int async = 0;
@@ -170,14 +169,15 @@ static PyObject *fast_path_call(PyObject *callable, PyObject *const *args, size_
             result = answer;
         }
         if (!result)
-            fail_group(self, group, endpoint);
+            dmesh_fail_group(self->names[INTERRUPTED], group, endpoint);
     }
     Py_DECREF(endpoint);
     Py_DECREF(group);
     return result;
 }
 
-static dmesh_fast_path *make(PyTypeObject *type, const struct dmesh_spec *spec, PyObject *slow, PyObject *resolve) {
+static dmesh_fast_path *make(PyTypeObject *type, const struct dmesh_spec *spec, PyObject *slow, PyObject *process,
+                             PyObject *world) {
     dmesh_fast_path *self = (dmesh_fast_path *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
@@ -185,7 +185,8 @@ static dmesh_fast_path *make(PyTypeObject *type, const struct dmesh_spec *spec, 
     self->spec = spec;
     self->peer = spec->kind == DMESH_TRANSFER ? spec->arguments[1] : 0;
     self->slow = Py_NewRef(slow);
-    self->resolve = Py_XNewRef(resolve);
+    self->process = Py_XNewRef(process);
+    self->world = Py_XNewRef(world);
     self->endpoint = (PyTypeObject *)Py_NewRef(dmesh_state_of(PyType_GetModule(type))->endpoint);
     int failed = 0;
     for (int n = 0; n < NAME_COUNT; n++)
@@ -201,21 +202,23 @@ static dmesh_fast_path *make(PyTypeObject *type, const struct dmesh_spec *spec, 
     return self;
 }
 
-/* FastPath(name, function, resolve): `resolve(None)` returns the group of a call that names none. */
+/* FastPath(name, function, process, world): calls that name no group go to the `group` of the part of class `world` of the
+ * context of the variable `process`. */
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     const char *name;
-    PyObject *slow, *resolve;
-    static char *keywords[] = {"name", "function", "resolve", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO", keywords, &name, &slow, &resolve))
+    PyObject *slow, *process, *world;
+    static char *keywords[] = {"name", "function", "process", "world", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO!O!", keywords, &name, &slow, &PyContextVar_Type, &process,
+                                     &PyType_Type, &world))
         return NULL;
     const struct dmesh_spec *spec = NULL;
     for (int n = 0; n < DMESH_CALL_COUNT; n++)
         if (strcmp(dmesh_specs[n].name, name) == 0)
             spec = &dmesh_specs[n];
-    if (!spec || !PyCallable_Check(slow) || !PyCallable_Check(resolve))
+    if (!spec || !PyCallable_Check(slow))
         return PyErr_Format(PyExc_ValueError, "no fast path for %s", name);
-    dmesh_fast_path *self = make(type, spec, slow, resolve);
-    if (self && !(self->method = (PyObject *)make(type, spec, slow, NULL)))
+    dmesh_fast_path *self = make(type, spec, slow, process, world);
+    if (self && !(self->method = (PyObject *)make(type, spec, slow, NULL, NULL)))
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -225,7 +228,7 @@ static PyObject *fast_path_get(PyObject *self, PyObject *group, PyObject *type) 
     return group && group != Py_None ? PyMethod_New(self, group) : Py_NewRef(self);
 }
 
-#define OBJECTS(DO) DO(self->slow) DO(self->resolve) DO(self->method) DO(self->endpoint)
+#define OBJECTS(DO) DO(self->slow) DO(self->process) DO(self->world) DO(self->method) DO(self->endpoint)
 
 static int fast_path_traverse(dmesh_fast_path *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));

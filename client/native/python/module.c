@@ -64,12 +64,15 @@ static int module_exec(PyObject *module) {
     /* Returns at once if another interpreter did it before: NumPy's table is the process's. */
     if (PyArray_ImportNumPyAPI() < 0)
         return -1;
-    PyTypeObject *fast_path = NULL;
+    PyTypeObject *fast_path = NULL, *planned_call;
     if (!(state->registered = add_type(module, &dmesh_registered_spec)) ||
         !(state->endpoint = add_type(module, &dmesh_endpoint_spec)) ||
         !(fast_path = add_type(module, &dmesh_fast_path_spec)))
         return -1;
     Py_DECREF(fast_path);
+    if (!(planned_call = add_type(module, &dmesh_planned_call_spec)))
+        return -1;
+    Py_DECREF(planned_call);
     PyObject *sanitizers = split_names(DMESH_SANITIZERS);
     PyObject *build = sanitizers ? Py_BuildValue("{s:s, s:s, s:N}", "compiler", DMESH_COMPILER, "simd", DMESH_SIMD,
                                                  "sanitizers", sanitizers)

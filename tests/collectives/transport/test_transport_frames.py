@@ -95,7 +95,7 @@ def test_frames_that_break_a_rule_are_refused(frame, message):
 
 def test_other_versions_and_kinds_are_refused():
     good = bytearray(encode(Frame(Kind.DATA)))
-    with pytest.raises(CollectiveError, match="version 9 came, this process speaks version 4"):
+    with pytest.raises(CollectiveError, match="version 9 came, this process speaks version 5"):
         parse_header(bytes([9]) + bytes(good[1:]))
     with pytest.raises(CollectiveError, match="unknown kind 77"):
         parse_header(bytes([good[0], 77]) + bytes(good[2:]))
@@ -130,3 +130,11 @@ def test_distant_numbers_do_not_close_each_other():
     assert 1000 not in closed
     assert 2**63 + 1000 not in closed
     assert 2**62 not in closed
+
+
+def test_closed_sequences_never_hold_what_is_awaited():
+    closed = ClosedSequences(limit=2)
+    for number in range(1, 40, 2):
+        closed.add(number, lambda: {4})
+    assert 4 not in closed
+    assert [number for number in range(40) if number not in closed] == [0, 4]

@@ -57,6 +57,85 @@ static struct dmesh_call sum_of(const int32_t *source, int32_t *target, size_t c
                                .kernel = dmesh_kernel_for(DMESH_I32, DMESH_SUM, DMESH_ISA_BEST)};
 }
 
+/* Lengths of blocks, from each rank to each. */
+typedef size_t lengths[SIZE][SIZE];
+
+static struct dmesh_blocks blocks_of(int rank, const lengths table) {
+    struct dmesh_blocks blocks = {0};
+    size_t end = 0;
+    for (int peer = 0; peer < SIZE; peer++) {
+        blocks.sends[peer] = 4 * table[rank][peer];
+        blocks.send_at[peer] = blocks.own;
+        blocks.own += blocks.sends[peer];
+        blocks.receives[peer] = 4 * table[peer][rank];
+        blocks.receive_at[peer] = end;
+        end += blocks.receives[peer];
+        for (int other = 0; other < SIZE; other++) {
+            blocks.origin[peer] += other < rank ? 4 * table[peer][other] : 0;
+            if (4 * table[peer][other] > blocks.largest)
+                blocks.largest = 4 * table[peer][other];
+        }
+    }
+    return blocks;
+}
+
+/* Exchanges and reduces blocks of different lengths: `carry_out` runs a call of one rank. */
+static void exchange_blocks(int rank, void (*carry_out)(const struct dmesh_call *call, void *of), void *of) {
+    static const lengths TABLES[] = {
+        {{1, 2, 0}, {0, 0, 0}, {20, 30, 10}},             /* in one epoch */
+        {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}},
+        {{0, 3000, 1}, {5, 0, 0}, {1000, 2000, 7000}},    /* in pieces */
+        {{0, 5000, 0}, {0, 0, 0}, {5000, 0, 0}},          /* a permutation */
+    };
+    static int32_t inputs[SIZE][LARGE], outputs[SIZE][LARGE];
+    int32_t *input = inputs[rank], *output = outputs[rank];
+    for (int n = 0; n < LARGE; n++)
+        input[n] = (rank + 1) * n;
+    for (size_t n = 0; n < sizeof TABLES / sizeof *TABLES; n++) {
+        const struct dmesh_blocks blocks = blocks_of(rank, TABLES[n]);
+        struct dmesh_call call = {.kind = n == 3 ? DMESH_PERMUTE : DMESH_ALL_TO_ALL, .blocks = &blocks,
+                                  .source = (unsigned char *)input, .target = (unsigned char *)output};
+        for (int peer = 0; peer < SIZE; peer++) {
+            const struct dmesh_blocks theirs = blocks_of(peer, TABLES[n]);
+            call.contribution = theirs.own > call.contribution ? theirs.own : call.contribution;
+        }
+        memset(output, 0xff, 4 * LARGE);
+        carry_out(&call, of);
+        int32_t *at = output;
+        for (int peer = 0; peer < SIZE; peer++)
+            for (size_t k = 0; k < blocks.receives[peer] / 4; k++)
+                CHECK(*at++ == (peer + 1) * (int32_t)(blocks.origin[peer] / 4 + k));
+        CHECK(*at == -1);
+    }
+    for (size_t scale = 1; scale <= 400; scale += 399) {
+        const lengths table = {{0, 3 * scale, scale}, {0, 3 * scale, scale}, {0, 3 * scale, scale}};
+        const struct dmesh_blocks blocks = blocks_of(rank, table);
+        struct dmesh_blocks own = blocks;
+        for (int peer = 0; peer < SIZE; peer++)
+            own.receive_at[peer] = 0;
+        const size_t count = blocks.receives[0] / 4;
+        struct dmesh_call call = sum_of(input, output, count);
+        call.kind = DMESH_REDUCE_SCATTER;
+        call.contribution = 16 * scale;
+        call.blocks = &own;
+        call.target = count ? call.target : NULL;
+        carry_out(&call, of);
+        for (size_t k = 0; k < count; k++)
+            CHECK(output[k] == 6 * (int32_t)(blocks.origin[0] / 4 + k));
+    }
+}
+
+static void in_shared_memory(const struct dmesh_call *call, void *of) {
+    struct dmesh_shm *shm = of;
+    struct dmesh_staged staged;
+    if (call->contribution <= SLOT) {
+        CHECK(small(shm, call, 77) == DMESH_OK);
+        return;
+    }
+    dmesh_staged_init(shm, &staged, call, 78);
+    CHECK(dmesh_staged_run(shm, &staged, soon()) == DMESH_OK);
+}
+
 /* Each rank's calls; all ranks run the same. */
 static void run_calls(int rank) {
     struct dmesh_shm shm = group_of(rank, SIZE);
@@ -74,18 +153,7 @@ static void run_calls(int rank) {
     CHECK(dmesh_staged_run(&shm, &staged, soon()) == DMESH_OK);
     for (int n = 0; n < LARGE; n++)
         CHECK(output[rank][n] == 6 * n);
-    /* A ring: each gets the array of the rank before it; then rank 0 is no source, and rank 1 gets nothing. */
-    struct dmesh_call ring = {.kind = DMESH_PERMUTE, .root = (rank + SIZE - 1) % SIZE, .contribution = 4 * LARGE,
-                              .source = (const unsigned char *)input[rank], .target = (unsigned char *)output[rank]};
-    for (int turn = 0; turn < 2; turn++) {
-        dmesh_staged_init(&shm, &staged, &ring, 2);
-        CHECK(dmesh_staged_run(&shm, &staged, soon()) == DMESH_OK);
-        CHECK(!ring.target || output[rank][LARGE - 1] == (ring.root + 1) * (LARGE - 1));
-        if (rank == 0)
-            ring.source = NULL;
-        if (rank == 1)
-            ring.root = -1, ring.target = NULL;
-    }
+    exchange_blocks(rank, in_shared_memory, &shm);
     const struct dmesh_call barrier = {.kind = DMESH_BARRIER};
     const enum dmesh_status status = small(&shm, &barrier, rank == 2 ? 7 : 8);
     CHECK(status == DMESH_MISMATCH && (rank == 2 ? shm.culprit == 0 : shm.culprit == 2));
@@ -134,7 +202,13 @@ static void transfer(int rank) {
         for (size_t n = 0; n < count; n++)
             data[n] = rank == 0 ? (int32_t)(n * count) : -1;
         struct dmesh_transfer moved;
-        dmesh_p2p_begin(&moved, count, data, 4 * count);
+        const struct dmesh_envelope described = {.order = count, .ndim = 1, .shape = {(int64_t)count}};
+        if (rank == 1) {
+            struct dmesh_envelope found;
+            CHECK(dmesh_p2p_await(&shm, soon()) == DMESH_OK && dmesh_p2p_envelope(&shm, &found));
+            CHECK(found.order == count && found.ndim == 1 && found.shape[0] == (int64_t)count);
+        }
+        dmesh_p2p_begin(&moved, count, data, 4 * count, &described);
         CHECK(dmesh_p2p_run(&shm, &moved, soon()) == DMESH_OK);
         for (size_t n = 0; n < count; n++)
             CHECK(data[n] == (int32_t)(n * count));
@@ -152,10 +226,11 @@ static void test_p2p_aborted_sender(void) {
     struct dmesh_shm sender = group_of(0, 2), receiver = group_of(1, 2);
     static int32_t from[LARGE], into[LARGE];
     struct dmesh_transfer sent, received;
-    dmesh_p2p_begin(&sent, 5, from, sizeof from);
+    const struct dmesh_envelope described = {.ndim = 0};
+    dmesh_p2p_begin(&sent, 5, from, sizeof from, &described);
     sent.location.where = DMESH_IN_PROCESS;
     CHECK(dmesh_p2p_run(&sender, &sent, 0) == DMESH_PENDING);
-    dmesh_p2p_begin(&received, 5, into, sizeof into);
+    dmesh_p2p_begin(&received, 5, into, sizeof into, NULL);
     CHECK(dmesh_p2p_run(&receiver, &received, soon()) == DMESH_RESOLVE);
     CHECK(received.location.where == DMESH_IN_PROCESS);
     received.from = (const unsigned char *)from;
@@ -200,6 +275,11 @@ static void test_long_reductions(void) {
 static int sockets[SIZE][SIZE];
 static int noticed[2]; /* connects ranks 0 and 1 */
 
+static void over_tcp(const struct dmesh_call *call, void *tcp) {
+    dmesh_tcp_begin(tcp, call, 77, NULL);
+    CHECK(dmesh_tcp_run(tcp, soon()) == DMESH_OK);
+}
+
 static void tcp_calls(int rank) {
     struct dmesh_tcp *tcp = dmesh_tcp_new(SIZE, rank, 1, 64, 64, 1, sockets[rank], -1);
     static int32_t input[LARGE], output[LARGE];
@@ -208,12 +288,13 @@ static void tcp_calls(int rank) {
         input[n] = (rank + 1) * n;
     for (size_t count = 1; count <= LARGE; count *= 10) {
         const struct dmesh_call call = sum_of(input, output, count);
-        dmesh_tcp_begin(tcp, &call, count);
+        dmesh_tcp_begin(tcp, &call, count, NULL);
         CHECK(dmesh_tcp_run(tcp, soon()) == DMESH_OK);
         CHECK(output[count - 1] == 6 * (int32_t)(count - 1));
     }
+    exchange_blocks(rank, over_tcp, tcp);
     const struct dmesh_call barrier = {.kind = DMESH_BARRIER};
-    dmesh_tcp_begin(tcp, &barrier, 99);
+    dmesh_tcp_begin(tcp, &barrier, 99, NULL);
     if (rank != 2) {
         CHECK(dmesh_tcp_run(tcp, soon()) == DMESH_DISCONNECTED && tcp->culprit == 2);
         char byte = 0; /* Its own end must not come before the other one has noticed that of rank 2. */

@@ -15,10 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dmesh.collectives.backends.tcp.channel import Waits
-from dmesh.collectives.request import Buffers, Request
+from dmesh.collectives.request import Buffers, Pattern, Request
 from dmesh.native import Endpoint
 
 
@@ -103,6 +103,10 @@ class Call(Protocol):
     def sequence(self) -> int:
         """Its number there."""
 
+    @property
+    def order(self) -> int:
+        """Of a transfer without a tag: its number among all transfers of its pair."""
+
     def ask_everybody(self) -> None:
         """Ask all other ranks where they are, because one of them has called something else."""
 
@@ -134,6 +138,22 @@ class Backend(ABC):
             buffers: The memory to do it with.
             call: Its place among the group's calls.
         """
+
+    polls = False
+    """True if nothing wakes a thread that waits for `arrival`."""
+
+    def arrival(self, stream: Stream, sequence: int, seconds: float) -> tuple[str, int] | None:
+        """Return descriptor and order of a transfer to this rank that its sender has begun, or None.
+
+        The order is its number among all transfers from its sender, with or without a tag; 0 if unknown.
+
+        Args:
+            stream: Stream of the pair.
+            sequence: The transfer's number there.
+            seconds: Longest wait for it, if the medium wakes who waits.
+        """
+        del stream, sequence, seconds
+        return None
 
     def close(self, *, orderly: bool) -> None:
         """Let go of what the backend holds; does not wait.
@@ -174,6 +194,28 @@ class Exchange(Protocol):
 
     def check(self) -> None:
         """Raise the group's failure, if it has failed."""
+
+
+class Search(Operation):
+    """Wait of a receive until it is known what it takes; see `matching`."""
+
+    request: Request
+    """Then: the request of an ordinary receive."""
+
+    @property
+    @abstractmethod
+    def status(self) -> object:
+        """Description of what it takes."""
+
+
+class Matcher(Protocol):
+    """Finds what receives take; see `matching`."""
+
+    def match(self, generation: Any, work: Any, request: Request) -> Search:
+        """Begin to wait for what a receive takes."""
+
+    def look(self, generation: Any, pattern: Pattern) -> object:
+        """Return a description of what a receive would take now; None if that is nothing."""
 
 
 Steps = Generator[Operation, None, None]

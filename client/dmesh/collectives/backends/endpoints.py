@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints
-from dmesh.collectives.request import KINDS, Buffers, Descriptor, Request
+from dmesh.collectives.request import DTYPES, KINDS, OPS, TRANSFER, Buffers, Descriptor, Request, describe
+from dmesh.collectives.schedules.blocks import Blocks
 from dmesh.coordination.waiting import take
 from dmesh.errors import CollectiveError
 from dmesh.native import Endpoint
 
 _EXPLAINED_WITHIN = 5.0
 """Seconds in which a rank tells what it has called instead, or the transport that it has ended."""
+
+
+_LOOK = 0.05
+"""Seconds between looks at a connection that has ended."""
 
 
 class EndpointOperation(Operation):
@@ -48,7 +55,7 @@ class EndpointOperation(Operation):
             return True
         self._check()
         if endpoint.corrupt:
-            raise self._corrupt()
+            raise self.corrupt()
         # If the process of a rank that is cut off has ended, or failed, the transport knows that in a moment.
         if endpoint.disconnected and self._waited_enough(seconds):
             raise self._disconnected()
@@ -98,7 +105,8 @@ class EndpointOperation(Operation):
         if self._error is not None:
             raise self._error
 
-    def _corrupt(self) -> CollectiveError:
+    def corrupt(self) -> CollectiveError:
+        """Return the error of an endpoint in which a rank has left invalid data."""
         rank = self._ranks[self.endpoint.culprit]
         if self.endpoint.over_tcp:
             return CollectiveError(f"rank {rank} has sent invalid data: a bug in its program, or in dmesh")
@@ -130,11 +138,14 @@ class EndpointBackend(Backend):
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
         """Return whether the stream's endpoint takes the call; see `Backend.supports`."""
         endpoint = stream.endpoint
-        if request.device is not None or endpoint is None or not stream.uses_endpoint(sequence):
+        if request.device is not None or request.messages_only:
+            return False
+        if endpoint is None or not stream.uses_endpoint(sequence):
             return False
         if stream.pair is not None or request.reduction is None:
-            return not (endpoint.over_tcp and request.kind == "permute")
-        return request.descriptor is not None and endpoint.supports(request.descriptor)
+            return True
+        descriptor = _numbers(request)
+        return descriptor is not None and endpoint.supports(descriptor)
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
         """Begin a call at the stream's endpoint; see `Backend.start`."""
@@ -145,20 +156,38 @@ class EndpointBackend(Backend):
         if pair is None:
             self._start(endpoint, request, buffers)
         elif pair[0] == self._rank:
-            endpoint.start_send(request.hash, _octets(buffers.source))
+            endpoint.start_send(request.hash, _octets(buffers.source), call.order, *_described(request))
         else:
-            endpoint.start_recv(request.hash, _octets(buffers.result))
+            endpoint.start_recv(request.hash, _octets(buffers.result), 0, *_described(request))
         return operation
+
+    def arrival(self, stream: Stream, sequence: int, seconds: float) -> tuple[str, int] | None:
+        """Return what the sender's envelope says; see `Backend.arrival`."""
+        endpoint = stream.endpoint
+        if endpoint is None or stream.pair is None or not stream.uses_endpoint(sequence):
+            return None
+        found = endpoint.arrival(seconds)
+        if found is None:
+            if seconds and endpoint.disconnected:  # soon the transport knows why
+                time.sleep(min(seconds, _LOOK))
+            elif endpoint.corrupt:
+                ranks = [self._ranks[at] for at in stream.pair]
+                raise EndpointOperation(endpoint, ranks, lambda: None).corrupt()
+            return None
+        order, dtype, shape, text = found
+        return text if dtype < 0 else describe(TRANSFER, DTYPES[dtype], shape)[0], order
 
     def _start(self, endpoint: Endpoint, request: Request, buffers: Buffers) -> None:
         kind, nbytes, root = request.kind, request.nbytes_per_rank, request.root
-        if kind == "permute":
-            root = next((source for source, target in request.pairs if target == self._rank), -1)
-        number, op, _, dtype, _ = request.descriptor or Descriptor(KINDS.index(kind), 0, 0, 0, ())
+        number, op, _, dtype, _ = _numbers(request) or Descriptor(KINDS.index(kind), 0, 0, 0, ())
         block = nbytes if kind in ("all_gather", "gather") else nbytes // len(self._ranks)
         both = buffers.source, buffers.result
-        data = (None if array is None or not array.size else _octets(array) for array in both)
-        endpoint.start(number, op, dtype, root, request.hash, nbytes, block, *data)
+        source, target = (None if array is None or not array.size else _octets(array) for array in both)
+        blocks = request.blocks
+        if kind == "permute":
+            blocks = permuted(request.pairs, request.count, len(self._ranks), self._rank)
+        layout = None if blocks is None else _layout(blocks, _travels_as(request).itemsize)
+        endpoint.start(number, op, dtype, root, request.hash, nbytes, block, source, target, layout)
 
 
 class SharedMemoryBackend(EndpointBackend):
@@ -181,7 +210,7 @@ class TcpBackend(EndpointBackend):
     capabilities = Capabilities(
         media="dedicated TCP connections",
         arrays="NumPy",
-        operations="all but permute",
+        operations="all",
         dtypes="all of fixed size; reductions of native dtypes",
         condition="up to 64 members with the native core, without peer TLS",
     )
@@ -194,6 +223,45 @@ class TcpBackend(EndpointBackend):
         """Drop arrays that have come without a `recv`, so that those that this rank has sent arrive."""
         del orderly
         self._endpoints.discard_transfers()
+
+
+@lru_cache(maxsize=64)
+def permuted(pairs: tuple[tuple[int, int], ...], count: int, size: int, rank: int) -> Blocks:
+    """Return the layout of a permutation: whole arrays, for one rank and from one rank."""
+    whole = (0, count)
+    sends = tuple(whole if (rank, peer) in pairs else (0, 0) for peer in range(size))
+    receives = tuple(whole if (peer, rank) in pairs else (0, 0) for peer in range(size))
+    return Blocks(sends, receives, (0,) * size, count, count, closes=True)
+
+
+@lru_cache(maxsize=256)
+def _layout(blocks: Blocks, itemsize: int) -> bytes:
+    """Return a layout as `Endpoint.start` takes it: in bytes."""
+    spans = zip(blocks.sends, blocks.receives, blocks.origins, strict=True)
+    words = [(b - a, a, d - c, c, origin) for (a, b), (c, d), origin in spans]
+    flat = [*itertools.chain.from_iterable(words), blocks.largest]
+    return (np.array(flat, np.uint64) * np.uint64(itemsize)).tobytes()
+
+
+def _travels_as(request: Request) -> np.dtype[Any]:
+    return request.dtype if request.reduction is None else request.reduction.wire
+
+
+def _numbers(request: Request) -> Descriptor | None:
+    """Return kind, op and dtype of a call in numbers; None if the native core does not know them."""
+    reduction = request.reduction
+    if request.blocks is None or reduction is None:
+        return request.descriptor
+    known = reduction.op in OPS and reduction.wire == reduction.result and reduction.wire in DTYPES
+    if not known:
+        return None
+    dtype = DTYPES.index(reduction.wire)
+    return Descriptor(KINDS.index(request.kind), OPS.index(reduction.op), 0, dtype, ())
+
+
+def _described(request: Request) -> tuple[Any, ...]:
+    descriptor = request.descriptor
+    return (-1, (), request.text) if descriptor is None else (descriptor.dtype, descriptor.shape)
 
 
 def _octets(array: Any) -> memoryview:

@@ -1,9 +1,10 @@
-"""Hierarchical backend: large all-reduces of groups with several members on each of several hosts.
+"""Hierarchical backend: large arrays of groups with several members on at least one of several hosts.
 
-The ranks of a host reduce their arrays in shared memory, and each of them gets a block of the result. The
-ranks with the same place on their hosts reduce these blocks over dedicated connections. Then the ranks of
-each host gather the blocks in shared memory. So a block crosses the network once for each host, not once for
-each rank.
+An array is cut into as many blocks as the host with the fewest members has members. On each host, each of as
+many *leaders* has one block. In an all-reduce the ranks of a host reduce their arrays in shared memory, to
+the leaders; the leaders of one block reduce it over dedicated connections; then those of each host share
+their blocks in shared memory. So a block crosses the network once for each host, not once for each rank.
+A reduce goes the same way up to the root's host, and a broadcast the same way down from it.
 
 Elements are folded host by host: all ranks have the same bits, in every run, but not always those of a fold
 in the order of ranks. Partial results of bfloat16, folded in 32 bits, are rounded twice; sums, products and
@@ -12,6 +13,7 @@ means of float16, whose range is small, do not go this way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -32,88 +34,160 @@ from dmesh.collectives.backends.shm.setup import share_memory
 from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
 from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
+from dmesh.collectives.schedules.program import bounds
 from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import Tuning
 from dmesh.native import Endpoint
 
-_REDUCE_SCATTER, _ALL_REDUCE, _ALL_GATHER = map(KINDS.index, ("reduce_scatter", "all_reduce", "all_gather"))
+_BARRIER, _ALL_REDUCE, _REDUCE, _REDUCE_SCATTER, _BROADCAST, _ALL_GATHER = map(
+    KINDS.index, ("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
+)
+_KINDS = ("all_reduce", "reduce", "broadcast")
 
 _Part = tuple[tuple[int, ...], Endpoint]
-"""Ranks that reduce together, and this rank's endpoint among them."""
+"""Ranks that carry out a step together, and this rank's endpoint among them."""
 
 
 class HierarchicalBackend(EndpointBackend):
-    """Intra-host reduction in shared memory, inter-host reduction over connections.
+    """Intra-host steps in shared memory, inter-host steps over connections.
 
-    `minimum`: bytes of the arrays from which on this is faster than one flat all-reduce.
+    `hosts` has the positions of each host's members, `intra` this host's ranks, and `inter` the leaders with
+    this rank's block, None if it is no leader. `minimum`: bytes of the arrays from which on this is faster
+    than dedicated connections alone.
     """
 
     name = "hierarchical"
     capabilities = Capabilities(
         media="shared memory on each host, dedicated TCP connections between hosts",
         arrays="NumPy",
-        operations="all_reduce of large arrays",
+        operations="all_reduce, reduce and broadcast of large arrays",
         dtypes="native dtypes; float16 not for sum, prod, mean",
-        condition="equally many members, at least two, on each of at least two hosts",
+        condition="at least two hosts, and two members on one of them",
     )
 
-    def __init__(self, intra: _Part, inter: _Part, members: Members, minimum: int) -> None:
+    def __init__(
+        self, hosts: Items[list[int]], intra: _Part, inter: _Part | None, members: Members, minimum: int
+    ) -> None:
         super().__init__(members.ranks, members.rank)
         self.minimum = minimum
-        self.intra_ranks = intra[0]
-        self.endpoints = intra[1], inter[1]
+        self.largest_host = max(map(len, hosts))
+        """Number of members on the host that has the most."""
+        self.endpoints = (intra[1],) if inter is None else (intra[1], inter[1])
         self._intra = intra
         self._inter = inter
+        self._hosts = hosts
+        self._blocks = min(map(len, hosts))
+        self._host = next(at for at, host in enumerate(hosts) if members.rank in host)
+        self._place = hosts[self._host].index(members.rank)
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
-        """Return whether it is a large all-reduce of a suitable dtype; see `Backend.supports`."""
-        if request.kind != "all_reduce" or request.nbytes_per_rank < self.minimum:
+        """Return whether it is a large array of a suitable dtype; see `Backend.supports`."""
+        if request.kind not in _KINDS or request.nbytes_per_rank < self.minimum:
             return False
         descriptor = request.descriptor
         if descriptor is None or not super().supports(request, stream, sequence):
             return False
         # Partial results must fit into the dtype, and float16 ends at 65504: others go on folding in 32 bits.
-        narrow = DTYPES[descriptor.dtype] == np.float16
+        narrow = request.kind != "broadcast" and DTYPES[descriptor.dtype] == np.float16
         return not (narrow and OPS[descriptor.op] in ("sum", "prod", "mean"))
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
-        """Begin with the reduction on this host; see `Backend.start`."""
+        """Begin with the step on this host, or on the root's; see `Backend.start`."""
         return Sequence(self._steps(request, buffers, call))
 
     def _steps(self, request: Request, buffers: Buffers, call: Call) -> Steps:
         descriptor, flat = request.descriptor, call.stream.endpoint
         assert descriptor is not None
         assert flat is not None
-        assert buffers.source is not None
-        dtype, op = descriptor.dtype, OPS[descriptor.op]
-        mine, total = buffers.source, buffers.result
-        places, members = len(self.intra_ranks), len(self._ranks)
-        count = mine.size // places
-        whole = count * places
-        folds = OPS.index("sum") if op == "mean" else descriptor.op
-        part = np.empty(count, mine.dtype)
+        mine, total, dtype = buffers.source, buffers.result, descriptor.dtype
+        everybody = self._ranks, flat
 
-        def step(at: _Part, inner: Descriptor, source: NDArray[Any], target: NDArray[Any]) -> Operation:
+        def step(
+            at: _Part,
+            kind: int,
+            source: NDArray[Any] | None,
+            target: NDArray[Any] | None,
+            op: int = 0,
+            root: int = 0,
+            number: int = 0,
+        ) -> Operation:
             ranks, endpoint = at
             operation = EndpointOperation(endpoint, ranks, call.ask_everybody)
-            nbytes = int(source.nbytes)
-            block = nbytes // len(ranks) if inner.kind == _REDUCE_SCATTER else nbytes
+            given = source if source is not None else target
+            nbytes = 0 if given is None else int(given.nbytes)
+            block = nbytes // len(ranks) if kind == _REDUCE_SCATTER else nbytes
             # All members must agree on the whole call, too.
-            agreed = hash_of(inner) ^ request.hash
-            data = source.view(np.uint8), target.view(np.uint8)
-            endpoint.start(inner.kind, inner.op, inner.dtype, 0, agreed, nbytes, block, *data)
+            agreed = hash_of(Descriptor(kind, op, number, dtype, (root,))) ^ request.hash
+            octets, into = (None if array is None else array.view(np.uint8) for array in (source, target))
+            endpoint.start(kind, op, dtype, root, agreed, nbytes, block, octets, into)
             return operation
 
-        scattered = Descriptor(_REDUCE_SCATTER, folds, 0, dtype, (places, count))
-        yield step(self._intra, scattered, mine[:whole], part)
-        yield step(self._inter, Descriptor(_ALL_REDUCE, folds, 0, dtype, (count,)), part, part)
-        if op == "mean":
-            with np.errstate(all="ignore"):  # what overflows on one rank is no error on that rank alone
-                np.divide(part, np.array(members, mine.dtype), out=part)
-        yield step(self._intra, Descriptor(_ALL_GATHER, 0, 0, dtype, (count,)), part, total[:whole])
-        if whole < mine.size:  # the last elements, too few for the ranks of a host
-            last = Descriptor(_ALL_REDUCE, descriptor.op, 0, dtype, (mine.size - whole,))
-            yield step((self._ranks, flat), last, mine[whole:], total[whole:])
+        if request.kind == "broadcast":
+            yield from self._broadcast(request.root, mine, total, step)
+            yield step(everybody, _BARRIER, None, None)
+            return
+        assert mine is not None
+        op = OPS[descriptor.op]
+        folds = OPS.index("sum") if op == "mean" else descriptor.op
+        to_all = request.kind == "all_reduce"
+        above = None if to_all else self._host_of(request.root)
+        # Ranks of equally many hosts scatter and gather in one step; what is left of the array goes flat.
+        even = to_all and self._blocks > 1 and len(set(map(len, self._hosts))) == 1
+        whole = mine.size // self._blocks * self._blocks if even else mine.size
+        part = np.empty(0, mine.dtype) if self._inter is None else np.empty(self._length(whole), mine.dtype)
+        if even:
+            yield step(self._intra, _REDUCE_SCATTER, mine[:whole], part, folds)
+        else:
+            for block in range(self._blocks):
+                into = part if block == self._place else None
+                yield step(self._intra, _REDUCE, mine[self._cut(whole, block)], into, folds, block, block)
+        if self._inter is not None:
+            into = part if above in (None, self._host) else None
+            kind, root = (_ALL_REDUCE, 0) if above is None else (_REDUCE, above)
+            yield step(self._inter, kind, part, into, folds, root)
+            if op == "mean":
+                with np.errstate(all="ignore"):  # what overflows on one rank is no error on that rank alone
+                    np.divide(part, np.array(len(self._ranks), mine.dtype), out=part)
+        if even:
+            yield step(self._intra, _ALL_GATHER, part, total[:whole])
+        elif above in (None, self._host):
+            result = (
+                total if total.size else np.empty(whole, mine.dtype)
+            )  # the root's neighbours keep nothing
+            for block in range(self._blocks):
+                source = part if block == self._place else None
+                yield step(self._intra, _BROADCAST, source, result[self._cut(whole, block)], 0, block, block)
+        if whole < mine.size:
+            yield step(everybody, _ALL_REDUCE, mine[whole:], total[whole:], descriptor.op)
+        if not to_all:
+            yield step(everybody, _BARRIER, None, None)
+
+    def _broadcast(
+        self, root: int, mine: NDArray[Any] | None, total: NDArray[Any], step: Callable[..., Operation]
+    ) -> Steps:
+        above = self._host_of(root)
+        if above == self._host:
+            yield step(self._intra, _BROADCAST, mine, total, 0, self._hosts[above].index(root))
+        if self._inter is not None:
+            own = total[self._cut(total.size, self._place)]
+            yield step(self._inter, _BROADCAST, own if above == self._host else None, own, 0, above)
+        if above != self._host:
+            for block in range(self._blocks):
+                part = total[self._cut(total.size, block)]
+                source = part if block == self._place else None
+                yield step(self._intra, _BROADCAST, source, part, 0, block, block)
+
+    def _host_of(self, position: int) -> int:
+        return next(at for at, host in enumerate(self._hosts) if position in host)
+
+    def _cut(self, count: int, block: int) -> slice:
+        """Return the elements of a block."""
+        return slice(*bounds(count, self._blocks, block))
+
+    def _length(self, count: int) -> int:
+        """Return the number of elements of this leader's block."""
+        start, stop = bounds(count, self._blocks, self._place)
+        return stop - start
 
 
 def find_hierarchy(
@@ -121,13 +195,16 @@ def find_hierarchy(
 ) -> Waits[HierarchicalBackend | str]:
     """Return the backend of a group with dedicated connections, or why it has none. All members call this.
 
-    `places` has the positions of each host's members, equally many.
+    `places` has the positions of each host's members.
     """
     services, ranks, position = members.services, members.ranks, members.rank
     shared_memory = services.shared_memory
     assert shared_memory is not None
     host = next(place for place in places if position in place)
-    column = [other[host.index(position)] for other in places]
+    block = host.index(position)
+    leads = block < min(map(len, places))
+    # A rank that is no leader takes as many rounds by itself.
+    column = [other[block] for other in places] if leads else [position]
     oversubscribed = services.neighbours > shared_memory.cores
     memory = yield from share_memory(exchange.among(host), shared_memory, oversubscribed)
     found = yield from open_connections(
@@ -145,8 +222,10 @@ def find_hierarchy(
         found.close()
         return f"rank {verdict.against} shares no memory on its host, or has no connections between hosts"
     assert shared_memory.core is not None
-    between = TcpEndpoints(shared_memory.core, column.index(position), found)
-    intra, inter = (tuple(ranks[member] for member in part) for part in (host, column))
-    within = memory.open_collectives()
-    minimum = tuning.rows * len(intra)
-    return HierarchicalBackend((intra, within), (inter, between.collectives), members, minimum)
+    inter = None
+    if leads:
+        between = TcpEndpoints(shared_memory.core, column.index(position), found)
+        inter = tuple(ranks[member] for member in column), between.collectives
+    intra = tuple(ranks[member] for member in host), memory.open_collectives()
+    minimum = tuning.rows * max(map(len, places))
+    return HierarchicalBackend(places, intra, inter, members, minimum)

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.backends.mpi_world import MOVING_FOR, MpiWorld
-from dmesh.collectives.request import Buffers, Reduction, Request
-from dmesh.collectives.schedules import bounds
+from dmesh.collectives.backends.tcp.frames import SIGNATURE_LIMIT
+from dmesh.collectives.request import KINDS, OPS, Buffers, Reduction, Request
+from dmesh.collectives.schedules.program import bounds
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.errors import CollectiveError
 
@@ -60,6 +61,8 @@ _ANSWERED_WITHIN = 5.0
 """Seconds in which the other ranks say what they called, after a mismatch."""
 _ARRIVES_WITHIN = 5.0
 """Seconds in which data of a rank arrives after the rank's goodbye."""
+_WORDS = 24
+"""Bytes of a transfer's header before its descriptor."""
 _HEADER, _READY, _DATA, _DONE = range(4)
 """MPI tags."""
 _INTEGER_OPS = {
@@ -183,6 +186,25 @@ class MpiOperation(Operation):
         return not self._requests
 
 
+class _Header:
+    """Header of the next transfer from a rank: three words, the descriptor, and small data."""
+
+    def __init__(self, world: MpiWorld, comm: Any, peer: int) -> None:
+        self.memory = np.empty(_WORDS + SIGNATURE_LIMIT + SEND_BUFFER, np.uint8)
+        self.request = comm.Irecv([self.memory, world.mpi.BYTE], peer, _HEADER)
+        world.hold(self)
+
+    @property
+    def words(self) -> list[int]:
+        """Hash of the call, its order, and the bytes of its descriptor."""
+        found: list[int] = self.memory[:_WORDS].view(np.uint64).tolist()
+        return found
+
+    def is_done_with_memory(self) -> bool:
+        """Return whether MPI has let go of the memory; see `MpiWorld.retire`."""
+        return bool(self.request.Test())
+
+
 class MpiBackend(Backend):
     """Carries out a group's calls in an MPI communicator of its own; MPI ranks are positions in the group."""
 
@@ -202,15 +224,23 @@ class MpiBackend(Backend):
         self._ranks = ranks
         self._rank = rank
         self._spares: list[Array] = []
+        self._headers: dict[int, _Header] = {}  # received, or awaited, of transfers without a receive
         self._buffered: dict[int, list[list[Any]]] = {}  # memory of sends to each position; empty when sent
+
+    polls = True
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
         """Return whether MPI can count the elements."""
-        if request.device is not None or not stream.uses_endpoint(sequence):
+        if request.device is not None or request.messages_only or not stream.uses_endpoint(sequence):
             return False
         if (reduction := request.reduction) is None:
+            if (blocks := request.blocks) is not None:
+                width = max(request.dtype.itemsize // _unit(request.dtype.itemsize), 1)
+                return max(blocks.total, blocks.largest * len(self._ranks)) * width <= _MAX_COUNT
             block = request.count * request.dtype.itemsize
             return block // _unit(block) <= _MAX_COUNT
+        if request.kind not in KINDS or reduction.op not in OPS:
+            return False
         elements = request.nbytes_per_rank // reduction.wire.itemsize
         width = max(dtype.itemsize // _unit(dtype.itemsize) for dtype in (reduction.wire, reduction.result))
         return (elements + len(self._ranks)) * width <= _MAX_COUNT
@@ -222,7 +252,11 @@ class MpiBackend(Backend):
         pair = call.stream.pair
         steps = self._collective
         if pair is not None:
-            steps = partial(self._send if pair[0] == self._rank else self._receive, sum(pair) - self._rank)
+            peer = sum(pair) - self._rank
+            order = call.order
+            steps = (
+                partial(self._send, peer, order) if pair[0] == self._rank else partial(self._receive, peer)
+            )
         positions = range(len(self._ranks)) if pair is None else pair
         return MpiOperation(
             self._world,
@@ -249,10 +283,11 @@ class MpiBackend(Backend):
         result = self._writable(request, buffers)
         memory += [source, result]
         if (reduction := request.reduction) is None:
-            yield self._move(request, source, result)
+            move = self._move if request.blocks is None else self._exchange
+            yield move(request, source, result)
         else:
             assert source is not None
-            if (op := _native_op(reduction)) is not None:
+            if request.blocks is None and (op := _native_op(reduction)) is not None:
                 yield self._reduce(request, source, result, op)
             else:
                 yield from self._fold(request, reduction, source, result, memory)
@@ -286,6 +321,23 @@ class MpiBackend(Backend):
         received = [comm.Irecv(take, giver, _DATA) for giver, taker in pairs if taker == me]
         return received + [comm.Isend(give, taker, _DATA) for giver, taker in pairs if giver == me]
 
+    def _exchange(self, request: Request, source: Array | None, result: Array) -> list[Any]:
+        """Begin a collective that moves blocks of different lengths."""
+        comm, root, blocks = self._comm, request.root, request.blocks
+        assert blocks is not None
+        datatype = self._datatype(request.dtype.itemsize)
+        take = self._parts(result, blocks.receives)
+        give = None if source is None else self._parts(source, blocks.sends)
+        whole = None if source is None else [_octets(source), datatype]
+        match request.kind:
+            case "all_gather":
+                return [comm.Iallgatherv(whole, take)]
+            case "gather":
+                return [comm.Igatherv(whole, take if self._rank == root else None, root)]
+            case "scatter":
+                return [comm.Iscatterv(give, [_octets(result), datatype], root)]
+        return [comm.Ialltoallv(give, take)]
+
     def _reduce(self, request: Request, source: Array, result: Array, name: str) -> list[Any]:
         """Begin a reduction of MPI's own: its order does not matter to integers."""
         comm, root, size = self._comm, request.root, source.dtype.itemsize
@@ -309,7 +361,8 @@ class MpiBackend(Backend):
         """
         comm, size, me, count = self._comm, len(self._ranks), self._rank, request.count
         if request.kind == "reduce_scatter":
-            parts = [(rank * count, (rank + 1) * count) for rank in range(size)]
+            equal = [(rank * count, (rank + 1) * count) for rank in range(size)]
+            parts = equal if request.blocks is None else list(request.blocks.sends)
         elif source.nbytes * size <= SMALL:  # every rank gets all contributions: one step, for short arrays
             stage = self._scratch(size * count, reduction.wire)
             memory.append(stage)
@@ -346,7 +399,7 @@ class MpiBackend(Backend):
     def _writable(self, request: Request, buffers: Buffers) -> Array:
         """Return memory for MPI to write a call's result to: never the caller's."""
         result = buffers.result
-        if request.out is None or request.zero_fill or not np.may_share_memory(result, request.out):
+        if request.out is None or request.fill is not None or not np.may_share_memory(result, request.out):
             return result
         return self._scratch(result.size, result.dtype)
 
@@ -384,12 +437,37 @@ class MpiBackend(Backend):
 
     # -- transfers -------------------------------------------------------------------------------------------
 
-    def _send(self, peer: int, request: Request, buffers: Buffers, number: Array, memory: list[Any]) -> Steps:
+    def arrival(self, stream: Stream, sequence: int, seconds: float) -> tuple[str, int] | None:
+        """Return what the header of a transfer says; see `Backend.arrival`."""
+        del seconds
+        if stream.pair is None or not stream.uses_endpoint(sequence):
+            return None
+        peer = stream.pair[0]
+        header = self._headers.get(peer)
+        if header is None:
+            header = self._headers[peer] = _Header(self._world, self._comm, peer)
+        if not header.request.Test():
+            return None
+        _, order, length = header.words
+        return header.memory[_WORDS : _WORDS + length].tobytes().decode("utf-8", "replace"), order
+
+    def close(self, *, orderly: bool) -> None:
+        """Keep memory that MPI still uses; see `Backend.close`."""
+        del orderly
+        for header in self._headers.values():
+            self._world.retire(header)
+
+    def _send(
+        self, peer: int, order: int, request: Request, buffers: Buffers, number: Array, memory: list[Any]
+    ) -> Steps:
         """Send: small data with the descriptor, large data once the receiver has called the same."""
         comm, source, nothing = self._comm, buffers.source, [None, 0, self._mpi.BYTE]
         assert source is not None
         is_small = request.nbytes_per_rank <= SEND_BUFFER
-        header = np.concatenate([_octets(number), _octets(source)]) if is_small else _octets(number)
+        text = request.text.encode()
+        words = np.array([number[0], order, len(text)], np.uint64)
+        parts = [_octets(words), np.frombuffer(text, np.uint8), *([_octets(source)] if is_small else [])]
+        header = np.concatenate(parts)
         memory.append(header)
         sent = comm.Isend([header, self._mpi.BYTE], peer, _HEADER)
         if is_small:
@@ -410,13 +488,15 @@ class MpiBackend(Backend):
     ) -> Steps:
         """Receive; see `_send`."""
         comm, nothing = self._comm, [None, 0, self._mpi.BYTE]
-        header = np.empty(number.nbytes + SEND_BUFFER, np.uint8)
-        memory.append(header)
-        yield [comm.Irecv([header, self._mpi.BYTE], peer, _HEADER)]
-        if header[: number.nbytes].tobytes() != number.tobytes():
+        header = self._headers.pop(peer, None) or _Header(self._world, comm, peer)
+        memory.append(header.memory)
+        self._world.release(header)
+        yield [header.request]
+        if header.words[0] != number[0]:
             raise _MismatchedCall
         if (nbytes := request.nbytes_per_rank) <= SEND_BUFFER:
-            _octets(buffers.result)[...] = header[number.nbytes : number.nbytes + nbytes]
+            begin = _WORDS + header.words[2]
+            _octets(buffers.result)[...] = header.memory[begin : begin + nbytes]
             return []
         result = self._writable(request, buffers)
         memory.append(result)

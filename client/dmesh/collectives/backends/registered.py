@@ -59,7 +59,7 @@ def unregister(name: str) -> None:
 
 
 class CollectivesOnly(Backend):
-    """A backend that is given a group's collectives of NumPy arrays alone.
+    """A backend that is given a group's collectives of NumPy arrays alone, without blocks of other lengths.
 
     A pair of ranks may begin its transfers while the group still chooses its backends, so these go over
     messages.
@@ -72,8 +72,8 @@ class CollectivesOnly(Backend):
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
         """See `Backend.supports`."""
-        is_collective = stream.pair is None and request.device is None
-        return is_collective and self._backend.supports(request, stream, sequence)
+        is_collective = stream.pair is None and request.device is None and not request.messages_only
+        return is_collective and request.blocks is None and self._backend.supports(request, stream, sequence)
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
         """See `Backend.start`."""

@@ -35,12 +35,14 @@ from dmesh.collectives.tuning import SEND_BUFFER
 
 MOST_MEMBERS = 64
 """Largest group that shares memory."""
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the layout of regions. Members with another one do not share memory."""
 HEADER = 4096
 """Bytes of the header of a segment."""
 FLAGS = 192
 """Bytes of a region before its slots: two flags and the count of sleepers, in cache lines of their own."""
+ENVELOPE = 1088
+"""Bytes of the description of a sent array: `struct dmesh_envelope` of `collective.h`."""
 _LINE = 64
 _MAGIC = b"dmesh segment 1\n"
 _NAME = "dmesh"
@@ -197,7 +199,8 @@ class Sizes:
 
     def outbox(self, members: int, position: int) -> int:
         """Return the offset in a region of the data that this rank sends to a member."""
-        return self.inbox(members) + position * (FLAGS + 2 * self.p2p_slot + 2 * self.p2p_staging)
+        each = FLAGS + 2 * self.p2p_slot + 2 * self.p2p_staging + 2 * ENVELOPE
+        return self.inbox(members) + position * each
 
 
 @dataclass(slots=True, eq=False)

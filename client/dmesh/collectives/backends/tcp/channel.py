@@ -16,12 +16,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind
-from dmesh.coordination.waiting import take
+from dmesh.coordination.waiting import Bell, take
 from dmesh.errors import CollectiveError, CollectiveValueError, PeerLostError
 
 T = TypeVar("T")
@@ -378,6 +378,11 @@ class Steps:
             self._attempt = next(self._steps, None)
         return True
 
+    @property
+    def complete(self) -> bool:
+        """True once the last step is done."""
+        return self._attempt is None
+
     def missing(self) -> tuple[int, ...]:
         """Return the ranks whose messages are missing."""
         return () if self._channel is None else self._channel.waiting_for()
@@ -405,9 +410,10 @@ class Channels(ABC):
         self.peers: dict[int, Peer] = {}
         self.departures: dict[int, str] = {}  # why a peer is gone: it is lost or has left
         self._channels: dict[tuple[int, int], Channel] = {}
-        # Frames of channels that are not open yet, by generation, group and sequence number. Open channels
-        # hold their own buffered frames, charged to the same accounts.
-        self._early: dict[tuple[int, int, int], list[BufferedFrame]] = {}
+        # Frames of channels that are not open yet, by generation and group, then number; others hold theirs.
+        self._early: dict[tuple[int, int], dict[int, list[BufferedFrame]]] = {}
+        self.arrivals = Bell()
+        """Rings when a frame waits for its channel."""
         self._accounts: dict[int, Account] = {}
         self._closed: dict[int, ClosedSequences] = {}
         self._over: BaseException | None = None
@@ -464,10 +470,30 @@ class Channels(ABC):
                 state = "open" if key in self._channels else "over"
                 raise CollectiveError(f"channel {sequence} of group {group} is already {state}")
             self._channels[key] = channel
-            for buffered in self._early.pop((generation, *key), ()):
+            early = self._early.get((generation, group), {})
+            for buffered in early.pop(sequence, ()):
                 channel.match(buffered, deferred)
+            if not early:
+                self._early.pop((generation, group), None)
         run(deferred)
         return channel
+
+    def waiting(self, group: int, generation: int) -> list[tuple[int, bytes]]:
+        """Return sequence number and signature of what waits for a channel of a group, in order."""
+        with self.lock:
+            early = self._early.get((generation, group), {})
+            return sorted(
+                (sequence, frame.signature)
+                for sequence, frames in early.items()
+                for frame in [frames[0].frame]
+                if frame.kind is not Kind.READY
+            )
+
+    def keep_early(self, buffered: BufferedFrame) -> None:
+        """Buffer a frame until its channel opens; with the lock held."""
+        frame = buffered.frame
+        early = self._early.setdefault((frame.generation, frame.group), {})
+        early.setdefault(frame.sequence, []).append(buffered)
 
     def forget(self, channel: Channel, deferred: Deferred) -> None:
         """Remove a channel that closes; with the lock held."""
@@ -476,9 +502,24 @@ class Channels(ABC):
             return  # of an earlier generation, of which nothing is known any more
         del self._channels[group, channel.sequence]
         closed = self._closed.setdefault(group, ClosedSequences())
-        if closed.add(channel.sequence):
+        if closed.add(channel.sequence, lambda: self._awaited(group)):
             mine = (self.generation, group)
             self._drop(lambda key, peer: key[:2] == mine and key[2] in closed, deferred)
+
+    def _awaited(self, group: int) -> set[int]:
+        """Return the numbers of a group's channels that are open, or for which data waits; with the lock."""
+        early = self._early.get((self.generation, group), {})
+        waiting = {number for number, frames in early.items() if frames[0].frame.kind is not Kind.READY}
+        return waiting | {number for at, number in self._channels if at == group}
+
+    def close_groups(self, groups: Collection[int]) -> None:
+        """Close all channels of some groups, in this generation: their frames are dropped, now and later."""
+        deferred: Deferred = []
+        with self.lock:
+            for group in groups:
+                self._closed[group] = ClosedSequences.all()
+            self._drop(lambda key, peer: key[0] == self.generation and key[1] in groups, deferred)
+        run(deferred)
 
     def refund(self, buffered: BufferedFrame, deferred: Deferred) -> None:
         """Return a buffered frame's charge; with the lock held."""
@@ -491,32 +532,41 @@ class Channels(ABC):
 
     def _drop(self, stale: Callable[[tuple[int, int, int], int], bool], deferred: Deferred) -> None:
         """Drop the frames whose channels will never open, by channel and peer; with the lock held."""
-        for key, frames in list(self._early.items()):
-            del self._early[key]
-            for buffered in frames:
-                if stale(key, buffered.account.peer):
-                    self.refund(buffered, deferred)
-                else:
-                    self._early.setdefault(key, []).append(buffered)
+        everything = list(self._early.items())
+        self._early.clear()
+        for key, by_sequence in everything:
+            for sequence, frames in by_sequence.items():
+                for buffered in frames:
+                    if stale((*key, sequence), buffered.account.peer):
+                        self.refund(buffered, deferred)
+                    else:
+                        self.keep_early(buffered)
 
 
 class ClosedSequences:
     """Sequence numbers of a group's closed channels, stored as disjoint ranges in bounded memory.
 
     Collectives of a group close nearly in order, so a handful of ranges is enough. Numbers that are never
-    opened here leave gaps; beyond `limit` ranges the two lowest are joined, and the numbers between them
-    count as closed.
+    opened here leave gaps; beyond `limit` ranges the two lowest are joined that have nothing awaited between
+    them, and the numbers between them count as closed.
     """
 
     def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
         self._bounds: list[int] = []  # first number of a range, first one after it, and so on
 
+    @classmethod
+    def all(cls) -> ClosedSequences:
+        """Return all sequence numbers."""
+        made = cls()
+        made._bounds = [0, 2**64]
+        return made
+
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and bisect_right(self._bounds, number) % 2 == 1
 
-    def add(self, number: int) -> bool:
-        """Add a number; return True if numbers that were never added count as closed from now on, too."""
+    def add(self, number: int, awaited: Callable[[], Collection[int]] = tuple) -> bool:
+        """Add a number; return True if others that were never added, nor are awaited, count as closed now."""
         if number in self:
             return False
         for bound in (number, number + 1):
@@ -527,8 +577,12 @@ class ClosedSequences:
                 self._bounds.insert(at, bound)
         if len(self._bounds) <= 2 * self._limit:
             return False
-        del self._bounds[1:3]
-        return True
+        kept, bounds = awaited(), self._bounds
+        for at in range(1, len(bounds) - 1, 2):
+            if not any(bounds[at] <= other < bounds[at + 1] for other in kept):
+                del bounds[at : at + 2]
+                return True
+        return False
 
 
 def run(deferred: Deferred) -> None:
@@ -544,8 +598,3 @@ def _as_bytes(data: memoryview, *, writable: bool) -> memoryview:
     if data.nbytes == 0:
         return memoryview(bytearray())  # a view with a 0 in its shape cannot be cast
     return data if data.format == "B" and data.ndim == 1 else data.cast("B")
-
-
-def where(frame: Frame) -> str:
-    """Return the place of a frame for messages."""
-    return f"(group {frame.group}, sequence {frame.sequence}, step {frame.step})"

@@ -27,7 +27,7 @@ from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the calls' format; see `client/native/core/tcp.h`. A group needs the same at all members."""
 _CONNECT_WITHIN = 10.0
 """Seconds in which all connections must be there."""

@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 
 from dmesh.errors import CollectiveError
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the format, and of the schedules, which number the messages of a channel; a frame of another
 version breaks the protocol."""
 EAGER_LIMIT: Final = 64 * 1024
@@ -128,3 +128,8 @@ def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple
     if kind is Kind.GOODBYE and (group or step or generation or sequence > 1):
         raise CollectiveError("a GOODBYE frame came that names a channel")
     return Frame(kind, group, sequence, step, length, b"", generation), signature_length
+
+
+def where(frame: Frame) -> str:
+    """Return the place of a frame for messages."""
+    return f"(group {frame.group}, sequence {frame.sequence}, step {frame.step})"

@@ -19,7 +19,6 @@ from dmesh.collectives.backends.tcp.channel import (
     Peer,
     Receive,
     run,
-    where,
 )
 from dmesh.collectives.backends.tcp.frames import (
     EAGER_LIMIT,
@@ -28,6 +27,7 @@ from dmesh.collectives.backends.tcp.frames import (
     Frame,
     Kind,
     parse_header,
+    where,
 )
 from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.errors import CollectiveError, CollectiveMismatchError
@@ -251,8 +251,8 @@ class MessageQueue(Channels):
             elif self._is_closed(frame) or self._over is not None:
                 self.refund(buffered, deferred)
             else:
-                key = (frame.generation, frame.group, frame.sequence)
-                self._early.setdefault(key, []).append(buffered)
+                self.keep_early(buffered)
+                deferred.append(self.arrivals.ring)
         run(deferred)
 
     def _channel(self, frame: Frame) -> Channel | None:
