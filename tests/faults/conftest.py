@@ -30,9 +30,17 @@ SEED = int(os.environ.get("DMESH_FAULTS_SEED") or secrets.randbelow(1 << 32))
 ARTEFACTS = os.environ.get("DMESH_FAULTS_ARTEFACTS")
 SOAK = float(os.environ.get("DMESH_FAULTS_SOAK") or 60)
 
+LONGEST = ["s34", "s03", "s22", "s41", "s05", "s08", "s17", "s10", "s14"]
+"""Scenarios that take 20 s to a minute, mostly waiting. They begin first, beside those that compute."""
+
 
 def pytest_report_header() -> str:
     return f"faults: DMESH_FAULTS_SEED={SEED} DMESH_FAULTS_SOAK={SOAK:g}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{scenario}": place for place, scenario in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name[:8], len(LONGEST)))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -26,7 +26,7 @@ def once(arguments: list[str], workers: int, seed: int, run: str) -> bool:
     """Runs all tests with one seed; returns whether they passed."""
     environ = {**os.environ, "DMESH_FAULTS_SEED": str(seed), RUN_VARIABLE: run}
     phases = (
-        ("(faults or not faults) and not alone", "-n", str(workers), "--dist", "worksteal"),
+        ("(faults or not faults) and not alone", "-n", str(workers), "--maxschedchunk", "1"),
         ("alone",),
     )
     codes = [
