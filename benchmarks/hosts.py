@@ -1,12 +1,13 @@
-"""All-reduces of several ranks on each of several hosts: flat and hierarchical. Linux, as root.
+"""Collectives of several ranks on each of several hosts: flat and hierarchical. Linux, as root.
 
     python benchmarks/hosts.py                                # 2 hosts of 2 ranks, as fast as it goes
-    python benchmarks/hosts.py --rate 1gbit --sizes 1048576,16777216
+    python benchmarks/hosts.py --rate 1gbit --sizes 1048576,16777216 --kind all_gather
 
 A host is a network namespace and a namespace of process ids, so that its ranks share memory with each other
 and not with those of other hosts; all are joined by a bridge. Both ways take turns in one run. The time of a
 call is that of the slowest rank. `of the line`: the time that the bytes which each host must send need by
-themselves, 2 (H - 1) / H of the array, over the time of the hierarchical one.
+themselves, over the time of the hierarchical one: 2 (H - 1) / H of the array in an all-reduce, and half of it
+in an all-gather and a reduce-scatter, whose size is that of the array of all ranks.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
-def rank(sizes: list[int], rounds: int, seconds: float) -> None:
+def rank(kind: str, sizes: list[int], rounds: int, seconds: float) -> None:
     """One rank; rank 0 prints a line for each size."""
     import numpy as np
 
@@ -75,13 +76,20 @@ def rank(sizes: list[int], rounds: int, seconds: float) -> None:
         groups[way].barrier()
         assert groups[way].backend("hierarchical") is not None, "the group is not hierarchical"
     for size in sizes:
-        x = np.ones(size // 4, np.float32)
+        rows = np.ones((world.size, size // 4 // world.size), np.float32)
+        own = rows[world.rank]
         times: dict[str, list[float]] = {way: [] for way in groups}
 
-        def once(group: Any, x: Any = x) -> float:
+        def once(group: Any, rows: Any = rows, own: Any = own) -> float:
             group.barrier()
             began = time.perf_counter()
-            group.all_reduce(x, "max", out=x)
+            match kind:
+                case "all_gather":
+                    group.all_gather(own, out=rows)
+                case "reduce_scatter":
+                    group.reduce_scatter(rows, "max", out=own)
+                case _:
+                    group.all_reduce(rows, "max", out=rows)
             mine = np.array(time.perf_counter() - began)
             return float(group.all_reduce(mine, "max"))
 
@@ -120,6 +128,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    parser.add_argument("--kind", choices=kinds, default="all_reduce")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="on each host")
     parser.add_argument("--rate", help="of the network, as tc has it; unlimited without")
@@ -130,8 +140,9 @@ def main() -> None:
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     passed = ["--sizes", options.sizes, "--rounds", str(options.rounds), "--seconds", str(options.seconds)]
+    passed += ["--kind", options.kind]
     if options.role == "rank":
-        rank(sizes, options.rounds, options.seconds)
+        rank(options.kind, sizes, options.rounds, options.seconds)
         return
     if options.role.startswith("host"):
         host(int(options.role.removeprefix("host")), options.ranks, passed)
@@ -167,7 +178,7 @@ def main() -> None:
     finally:
         down()
     bits = RATES.get(options.rate or "")
-    share = 2 * (options.hosts - 1) / options.hosts
+    share = (2 if options.kind == "all_reduce" else 1) * (options.hosts - 1) / options.hosts
     print("| size | flat | hierarchical | ratio | of the line |\n|---|---|---|---|---|")
     for line in texts[0].splitlines():
         found = json.loads(line)

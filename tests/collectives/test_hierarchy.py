@@ -123,6 +123,70 @@ def test_hosts_with_different_numbers_of_members(size, shm, dtype):
                     assert (result == inputs[root]).all()
 
 
+@pytest.mark.parametrize(
+    ("size", "shm"), [(4, HOSTS), (4, ("native@a", "native@a", "native@b", "native@b")), *UNEVEN]
+)
+def test_rows_of_several_hosts(size, shm):
+    """All-gathers and reduce-scatters, along any axis, also in arrays that they are a part of."""
+    with cluster(size, shm=shm, sizes=SMALL) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        for shape in [(1000,), (7, 101), (2, 3, 200)]:
+            inputs = [np.random.default_rng(r).integers(0, 99, shape).astype("f4") for r in range(size)]
+            for found in ranks.all(lambda c, x=inputs: c.world.all_gather(x[c.rank])):
+                assert (found == np.stack(inputs)).all()
+            for axis in range(len(shape)):
+                for found in ranks.all(lambda c, x=inputs, a=axis: c.world.all_gather(x[c.rank], axis=a)):
+                    assert (found == np.concatenate(inputs, axis)).all()
+            wide = [
+                np.random.default_rng(r).integers(0, 99, (size, *shape)).astype("f4") for r in range(size)
+            ]
+            for op, total in [("sum", sum(wide)), ("max", np.max(wide, 0)), ("mean", np.mean(wide, 0, "f4"))]:
+                found = ranks.all(lambda c, x=wide, op=op: c.world.reduce_scatter(x[c.rank], op))
+                for rank, row in enumerate(found):
+                    np.testing.assert_allclose(row, total[rank], rtol=1e-6)
+            found = ranks.all(lambda c, x=wide: _rows_in_place(c.world, x[c.rank].copy()))
+            for result in found:
+                assert (result == sum(wide)).all()
+
+
+def _rows_in_place(group, x):
+    own = x[group.rank]
+    assert group.reduce_scatter(x, out=own) is own
+    assert group.all_gather(own, out=x) is x
+    return x
+
+
+class _Counting:
+    """Endpoint that counts the bytes that are given to it."""
+
+    def __init__(self, endpoint):
+        self._endpoint = endpoint
+        self.given = 0
+
+    def __getattr__(self, name):
+        return getattr(self._endpoint, name)
+
+    def start(self, *arguments):
+        self.given += 0 if arguments[7] is None else arguments[7].nbytes
+        self._endpoint.start(*arguments)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("all_gather", 1), ("reduce_scatter", 4)])
+def test_rows_cross_the_network_once_for_each_host(kind, rows):
+    """Of 4 ranks on 2 hosts, each exchanges one row with one rank of the other host, not with both."""
+    with cluster(4, shm=HOSTS, sizes=SMALL) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        counted = []
+        for communicator in ranks.communicators:
+            backend = communicator.world.backend("hierarchical")
+            counted.append(_Counting(backend._inter[1]))
+            backend._inter = (backend._inter[0], counted[-1])
+        x = np.squeeze(np.zeros((rows, 1000)))
+        ranks.all(lambda c: getattr(c.world, kind)(x))
+        shared = 1 if kind == "all_gather" else 2  # a reduce-scatter is given this host's row, too
+        assert [endpoint.given for endpoint in counted] == [shared * 8000] * 4
+
+
 @pytest.mark.parametrize("shm", [HOSTS, UNEVEN[1][1]])
 def test_reduces_and_broadcasts_of_several_hosts(shm):
     """Means, and arrays that are sent from and received in themselves."""
@@ -142,7 +206,7 @@ def test_reduces_and_broadcasts_of_several_hosts(shm):
         assert first.tobytes() == again.tobytes()
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "broadcast"])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "broadcast", "all_gather"])
 @pytest.mark.parametrize("shm", [HOSTS, UNEVEN[1][1]])
 def test_every_rank_hears_of_a_mismatch_and_of_a_death(kind, shm):
     with cluster(4, shm=shm, sizes=SMALL, wait_policy=QUICK) as ranks:

@@ -107,7 +107,8 @@ def test_results_that_the_contribution_is_part_of_take_the_fast_path(ranks):
         group, rank = communicator.world, communicator.rank
         out = np.full((2, 3), rank)
         all_gather, reduce_scatter = (
-            native.core().FastPath(name, left_to_python, process, World) for name in ("all_gather", "reduce_scatter")
+            native.core().FastPath(name, left_to_python, process, World)
+            for name in ("all_gather", "reduce_scatter")
         )
         all_gather(out[rank], out=out, group=group)
         reduce_scatter(out, out=out[rank], group=group)

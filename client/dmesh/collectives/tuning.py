@@ -91,7 +91,7 @@ class Tuning:
     """Bytes of the pieces in which arrays travel, a multiple of 64; 0 to choose
     them by the number of members."""
     rows: int = 512 * 1024
-    """Bytes for each rank of a host from which on all-reduces are hierarchical, where the group has that:
+    """Bytes for each rank of a host from which on collectives are hierarchical, where the group has that:
     intra-host in shared memory, inter-host over dedicated connections."""
     message_flat: int = 32 * 1024
     """Bytes of an array up to which an all-reduce or a reduce by messages takes one step; 0 for never.

@@ -101,6 +101,14 @@ static int provide(struct dmesh_attempt *attempt, PyObject *out, int ndim, const
     return attempt->result != NULL;
 }
 
+/* Whether the call crosses the network less often if it is hierarchical. */
+static int can_be_hierarchical(const dmesh_endpoint *self, const struct dmesh_call *call) {
+    const struct dmesh_pattern *pattern = &dmesh_patterns[call->kind];
+    if (call->kind == DMESH_ALL_GATHER)
+        return call->contribution * (size_t)self->shm.size >= self->max_flat;
+    return (pattern->reduces || call->kind == DMESH_BROADCAST) && call->contribution >= self->max_flat;
+}
+
 static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enum dmesh_kind kind, PyObject *const *given) {
     const struct dmesh_pattern *pattern = &dmesh_patterns[kind];
     const int size = self->shm.size, transfers = kind == DMESH_TRANSFER;
@@ -118,9 +126,7 @@ static int accept(const dmesh_endpoint *self, struct dmesh_attempt *attempt, enu
         attempt->descriptor.argument = call->root = position_of(self, given[DMESH_ROOT]);
     if (transfers && x == Py_None && out)
         x = out; /* what a receiver expects is like its result */
-    if (call->root < 0 || !accept_array(self, attempt, x) ||
-        ((kind == DMESH_ALL_REDUCE || kind == DMESH_REDUCE || kind == DMESH_BROADCAST) &&
-         call->contribution >= self->max_flat))
+    if (call->root < 0 || !accept_array(self, attempt, x) || can_be_hierarchical(self, call))
         return 0;
     int ndim = PyArray_NDIM(attempt->source);
     npy_intp dimensions[DMESH_DIMENSIONS + 1], *shape = dimensions + 1;

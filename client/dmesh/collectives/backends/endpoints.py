@@ -186,7 +186,7 @@ class EndpointBackend(Backend):
         blocks = request.blocks
         if kind == "permute":
             blocks = permuted(request.pairs, request.count, len(self._ranks), self._rank)
-        layout = None if blocks is None else _layout(blocks, _travels_as(request).itemsize)
+        layout = None if blocks is None else layout_bytes(blocks, _travels_as(request).itemsize)
         endpoint.start(number, op, dtype, root, request.hash, nbytes, block, source, target, layout)
 
 
@@ -235,7 +235,7 @@ def permuted(pairs: tuple[tuple[int, int], ...], count: int, size: int, rank: in
 
 
 @lru_cache(maxsize=256)
-def _layout(blocks: Blocks, itemsize: int) -> bytes:
+def layout_bytes(blocks: Blocks, itemsize: int) -> bytes:
     """Return a layout as `Endpoint.start` takes it: in bytes."""
     spans = zip(blocks.sends, blocks.receives, blocks.origins, strict=True)
     words = [(b - a, a, d - c, c, origin) for (a, b), (c, d), origin in spans]

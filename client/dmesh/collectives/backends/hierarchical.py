@@ -1,10 +1,14 @@
 """Hierarchical backend: large arrays of groups with several members on at least one of several hosts.
 
+A byte crosses the network once for each host that needs it, not once for each rank.
+
 An array is cut into as many blocks as the host with the fewest members has members. On each host, each of as
 many *leaders* has one block. In an all-reduce the ranks of a host reduce their arrays in shared memory, to
 the leaders; the leaders of one block reduce it over dedicated connections; then those of each host share
-their blocks in shared memory. So a block crosses the network once for each host, not once for each rank.
-A reduce goes the same way up to the root's host, and a broadcast the same way down from it.
+their blocks in shared memory. A reduce goes the same way up to the root's host, and a broadcast the same way
+down from it. In a reduce-scatter and an all-gather, the rows of each host are cut into blocks in this way.
+Gathers, scatters and all-to-alls are not hierarchical: each of their bytes crosses the network once at most
+in any case.
 
 Elements are folded host by host: all ranks have the same bits, in every run, but not always those of a fold
 in the order of ranks. Partial results of bfloat16, folded in 32 bits, are rounded twice; sums, products and
@@ -29,20 +33,22 @@ from dmesh.collectives.backends.base import (
     Steps,
     Stream,
 )
-from dmesh.collectives.backends.endpoints import EndpointBackend, EndpointOperation
+from dmesh.collectives.backends.endpoints import EndpointBackend, EndpointOperation, layout_bytes
 from dmesh.collectives.backends.shm.setup import share_memory
 from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
 from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
+from dmesh.collectives.schedules.blocks import Blocks, Span, exchange_of, join, lay_out, spans_of
 from dmesh.collectives.schedules.program import bounds
 from dmesh.collectives.services import Members
 from dmesh.collectives.tuning import Tuning
 from dmesh.native import Endpoint
 
-_BARRIER, _ALL_REDUCE, _REDUCE, _REDUCE_SCATTER, _BROADCAST, _ALL_GATHER = map(
-    KINDS.index, ("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
+_BARRIER, _ALL_REDUCE, _REDUCE, _REDUCE_SCATTER, _BROADCAST, _ALL_GATHER, _ALL_TO_ALL = map(
+    KINDS.index,
+    ("barrier", "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all"),
 )
-_KINDS = ("all_reduce", "reduce", "broadcast")
+_KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
 
 _Part = tuple[tuple[int, ...], Endpoint]
 """Ranks that carry out a step together, and this rank's endpoint among them."""
@@ -60,7 +66,7 @@ class HierarchicalBackend(EndpointBackend):
     capabilities = Capabilities(
         media="shared memory on each host, dedicated TCP connections between hosts",
         arrays="NumPy",
-        operations="all_reduce, reduce and broadcast of large arrays",
+        operations="all_reduce, reduce, broadcast, all_gather and reduce_scatter of large arrays",
         dtypes="native dtypes; float16 not for sum, prod, mean",
         condition="at least two hosts, and two members on one of them",
     )
@@ -79,16 +85,21 @@ class HierarchicalBackend(EndpointBackend):
         self._blocks = min(map(len, hosts))
         self._host = next(at for at, host in enumerate(hosts) if members.rank in host)
         self._place = hosts[self._host].index(members.rank)
+        positions = [position for host in hosts for position in host]
+        self._order = None if positions == sorted(positions) else positions
+        """Positions host by host, if that is not their order."""
 
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
         """Return whether it is a large array of a suitable dtype; see `Backend.supports`."""
-        if request.kind not in _KINDS or request.nbytes_per_rank < self.minimum:
+        joins = request.kind == "all_gather"
+        whole = request.nbytes_per_rank * (len(self._ranks) if joins else 1)
+        if request.kind not in _KINDS or request.blocks is not None or whole < self.minimum:
             return False
         descriptor = request.descriptor
         if descriptor is None or not super().supports(request, stream, sequence):
             return False
         # Partial results must fit into the dtype, and float16 ends at 65504: others go on folding in 32 bits.
-        narrow = request.kind != "broadcast" and DTYPES[descriptor.dtype] == np.float16
+        narrow = request.reduction is not None and DTYPES[descriptor.dtype] == np.float16
         return not (narrow and OPS[descriptor.op] in ("sum", "prod", "mean"))
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
@@ -101,6 +112,7 @@ class HierarchicalBackend(EndpointBackend):
         assert flat is not None
         mine, total, dtype = buffers.source, buffers.result, descriptor.dtype
         everybody = self._ranks, flat
+        itemsize = total.itemsize
 
         def step(
             at: _Part,
@@ -110,6 +122,7 @@ class HierarchicalBackend(EndpointBackend):
             op: int = 0,
             root: int = 0,
             number: int = 0,
+            blocks: Blocks | None = None,
         ) -> Operation:
             ranks, endpoint = at
             operation = EndpointOperation(endpoint, ranks, call.ask_everybody)
@@ -118,8 +131,15 @@ class HierarchicalBackend(EndpointBackend):
             block = nbytes // len(ranks) if kind == _REDUCE_SCATTER else nbytes
             # All members must agree on the whole call, too.
             agreed = hash_of(Descriptor(kind, op, number, dtype, (root,))) ^ request.hash
-            octets, into = (None if array is None else array.view(np.uint8) for array in (source, target))
-            endpoint.start(kind, op, dtype, root, agreed, nbytes, block, octets, into)
+            layout = None
+            if blocks is not None:
+                nbytes = blocks.total * itemsize
+                layout = layout_bytes(blocks, itemsize)
+            octets, into = (
+                None if array is None or not array.size else array.view(np.uint8)
+                for array in (source, target)
+            )
+            endpoint.start(kind, op, dtype, root, agreed, nbytes, block, octets, into, layout)
             return operation
 
         if request.kind == "broadcast":
@@ -127,8 +147,15 @@ class HierarchicalBackend(EndpointBackend):
             yield step(everybody, _BARRIER, None, None)
             return
         assert mine is not None
+        if request.kind == "all_gather":
+            yield from self._all_gather(mine, total, step)
+            return
         op = OPS[descriptor.op]
         folds = OPS.index("sum") if op == "mean" else descriptor.op
+        divisor = len(self._ranks) if op == "mean" else 1
+        if request.kind == "reduce_scatter":
+            yield from self._reduce_scatter(mine, total, folds, divisor, step)
+            return
         to_all = request.kind == "all_reduce"
         above = None if to_all else self._host_of(request.root)
         # Ranks of equally many hosts scatter and gather in one step; what is left of the array goes flat.
@@ -145,9 +172,7 @@ class HierarchicalBackend(EndpointBackend):
             into = part if above in (None, self._host) else None
             kind, root = (_ALL_REDUCE, 0) if above is None else (_REDUCE, above)
             yield step(self._inter, kind, part, into, folds, root)
-            if op == "mean":
-                with np.errstate(all="ignore"):  # what overflows on one rank is no error on that rank alone
-                    np.divide(part, np.array(len(self._ranks), mine.dtype), out=part)
+            _divide(part, divisor)
         if even:
             yield step(self._intra, _ALL_GATHER, part, total[:whole])
         elif above in (None, self._host):
@@ -177,6 +202,68 @@ class HierarchicalBackend(EndpointBackend):
                 source = part if block == self._place else None
                 yield step(self._intra, _BROADCAST, source, part, 0, block, block)
 
+    def _all_gather(self, mine: NDArray[Any], total: NDArray[Any], step: Callable[..., Operation]) -> Steps:
+        order, each, own = self._order, mine.size, self._host
+        whole = total if order is None else np.empty_like(total)
+        segments = self._segments(each)
+        yield step(self._intra, _ALL_GATHER, mine, whole[slice(*segments[own])])
+        if self._inter is not None:
+            shares = [self._pieces(segment)[self._place] for segment in segments]
+            blocks = join(tuple(shares), own)
+            yield step(self._inter, _ALL_GATHER, whole[slice(*shares[own])], whole, blocks=blocks)
+        for host, segment in enumerate(segments):
+            if host != own:
+                shares = self._pieces(segment)
+                blocks = join(tuple(shares), self._place)
+                source = whole[slice(*shares[self._place])]
+                yield step(self._intra, _ALL_GATHER, source, whole, number=host, blocks=blocks)
+        if order is not None:
+            total.reshape(-1, each)[order] = whole.reshape(-1, each)
+
+    def _reduce_scatter(
+        self,
+        mine: NDArray[Any],
+        total: NDArray[Any],
+        op: int,
+        divisor: int,
+        step: Callable[..., Operation],
+    ) -> Steps:
+        each, size, place = total.size, len(self._hosts[self._host]), self._place
+        rows = mine if self._order is None else mine.reshape(-1, each)[self._order].reshape(-1)
+        segments = self._segments(each)
+        # The leaders of this host reduce one piece each of every host's rows.
+        cuts = [self._pieces(segment) for segment in segments]
+        lengths = tuple(cut[place][1] - cut[place][0] for cut in cuts)
+        parts = np.empty(sum(lengths), mine.dtype)
+        for host, (segment, cut, at) in enumerate(zip(segments, cuts, spans_of(lengths, 1), strict=True)):
+            widths = tuple(stop - start for start, stop in cut)
+            blocks = lay_out("reduce_scatter", size, place, 0, widths, 1, True)
+            yield step(
+                self._intra, _REDUCE_SCATTER, rows[slice(*segment)], parts[slice(*at)], op, 0, host, blocks
+            )
+        # Between hosts, each leader goes on with its piece of its own host's rows.
+        begin = segments[self._host][0]
+        own = tuple((start - begin, stop - begin) for start, stop in cuts[self._host])
+        wanted = spans_of((each,) * size, 1)
+        part = total if own == wanted else np.empty(lengths[self._host], mine.dtype)
+        if self._inter is not None:
+            blocks = lay_out("reduce_scatter", len(segments), self._host, 0, lengths, 1, True)
+            yield step(self._inter, _REDUCE_SCATTER, parts, part, op, blocks=blocks)
+            _divide(part, divisor)
+        if part is not total:
+            yield step(self._intra, _ALL_TO_ALL, part, total, blocks=exchange_of(own, wanted, place))
+
+    def _segments(self, each: int) -> list[Span]:
+        """Return the elements of each host's rows, which follow each other host by host."""
+        return list(spans_of([len(host) for host in self._hosts], each))
+
+    def _pieces(self, segment: Span) -> list[Span]:
+        """Return the piece of a host's rows of each leader, and nothing for this host's other ranks."""
+        begin, end = segment
+        cut = [bounds(end - begin, self._blocks, block) for block in range(self._blocks)]
+        nothing = [(end, end)] * (len(self._hosts[self._host]) - self._blocks)
+        return [(begin + start, begin + stop) for start, stop in cut] + nothing
+
     def _host_of(self, position: int) -> int:
         return next(at for at, host in enumerate(self._hosts) if position in host)
 
@@ -188,6 +275,12 @@ class HierarchicalBackend(EndpointBackend):
         """Return the number of elements of this leader's block."""
         start, stop = bounds(count, self._blocks, self._place)
         return stop - start
+
+
+def _divide(array: NDArray[Any], divisor: int) -> None:
+    if divisor > 1:
+        with np.errstate(all="ignore"):  # what overflows on one rank is no error on that rank alone
+            np.divide(array, np.array(divisor, array.dtype), out=array)
 
 
 def find_hierarchy(

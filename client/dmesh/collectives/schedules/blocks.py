@@ -67,3 +67,37 @@ def lay_out(
             origins = (spans[rank][0],) * size
             return Blocks(spans if rank == root else none, with_root, origins, total, longest, closes)
     return Blocks(spans, (own,) * size, (spans[rank][0],) * size, total, longest, closes)
+
+
+@lru_cache(maxsize=256)
+def join(spans: tuple[Span, ...], rank: int) -> Blocks:
+    """Return the layout of an all-gather into an array of which each rank has one span already, its input."""
+    lengths = [stop - start for start, stop in spans]
+    others = [at != rank for at in range(len(spans))]
+    sends = tuple((0, lengths[rank]) if other else _NOTHING for other in others)
+    receives = tuple(span if other else _NOTHING for span, other in zip(spans, others, strict=True))
+    return Blocks(sends, receives, (0,) * len(spans), max(lengths), max(lengths), closes=False)
+
+
+@lru_cache(maxsize=256)
+def exchange_of(given: tuple[Span, ...], wanted: tuple[Span, ...], rank: int) -> Blocks:
+    """Return the layout of an all-to-all of an array of which each rank has one span, and wants another."""
+
+    def overlap(a: Span, b: Span) -> Span:
+        start, stop = max(a[0], b[0]), min(a[1], b[1])
+        return (start, stop) if start < stop else _NOTHING
+
+    def within(span: Span, part: Span) -> Span:
+        return (part[0] - span[0], part[1] - span[0]) if part != _NOTHING else _NOTHING
+
+    gives = [overlap(given[rank], theirs) for theirs in wanted]
+    takes = [overlap(theirs, wanted[rank]) for theirs in given]
+    origins = tuple(within(theirs, part)[0] for theirs, part in zip(given, takes, strict=True))
+    return Blocks(
+        tuple(within(given[rank], part) for part in gives),
+        tuple(within(wanted[rank], part) for part in takes),
+        origins,
+        max(stop - start for start, stop in given),
+        max(stop - start for a in given for b in wanted for start, stop in [overlap(a, b)]),
+        closes=False,
+    )
