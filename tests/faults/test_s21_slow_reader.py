@@ -42,6 +42,9 @@ async def test_slow_watch_is_dropped_and_can_resume(make_server, figures):
     await writer.register()
     slow = lazy.key_value.Watch(pb.WatchRequest(prefix="k", caller=common_pb2.Caller(cluster="c")))
     assert not (await slow.read()).events  # it is in place; and never read again
+    # A connection without any call is closed after 10 s: this one has another call, as a session's has.
+    other = lazy.key_value.Watch(pb.WatchRequest(prefix="other", caller=common_pb2.Caller(cluster="c")))
+    assert not (await other.read()).events
     quick = keen.key_value.Watch(pb.WatchRequest(prefix="k", caller=common_pb2.Caller(cluster="c")))
     await quick.read()
     idle = server.size["rss"]
