@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -348,6 +349,63 @@ def test_any_source_goes_on_while_somebody_is_left(ranks, tag):
     ranks.communicators[2].close(linger=0.0)
     with pytest.raises(PeerLostError):
         future.result()
+
+
+@pytest.mark.parametrize("length", [0, 3, LARGE])
+@pytest.mark.parametrize("target", [0, 1])
+def test_a_synchronous_send_is_complete_when_it_is_received(ranks, length, target):
+    def body(c):
+        futures = []
+        if c.rank == 0:
+            send = partial(c.world.send, synchronous=True, async_op=True)
+            futures = [send(np.full(length, tag), target, tag=tag) for tag in (1, 2)]
+        c.world.barrier()
+        undone = not any(future.done() for future in futures)
+        c.world.barrier()
+        found = []
+        for tag in (2, 1):
+            if c.rank == target:
+                status = Status()
+                found.append(c.world.recv(np.empty(length, int), 0, tag=tag, status=status).tolist())
+                assert (status.source, status.tag, status.shape) == (0, tag, (length,))
+            if futures:
+                futures[tag - 1].result()
+            undone &= not futures or tag == 1 or not futures[0].done()
+            c.world.barrier()
+        return undone, found
+
+    results = ranks.all(body)
+    assert [undone for undone, _ in results] == [True] * 3
+    assert results[target][1] == [[2] * length, [1] * length]
+
+
+def test_a_synchronous_send_without_a_tag_is_refused(ranks):
+    world = ranks.communicators[0].world
+    for send in (world.send, world.send_object):
+        with pytest.raises(CollectiveValueError, match="tag of at least 1"):
+            send(np.ones(1), 1, synchronous=True)
+        assert send(np.ones(1), NULL_PEER, synchronous=True) is None
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_a_synchronous_send_that_nobody_receives_runs_out_of_time(ranks, target):
+    def body(c):
+        if c.rank == 0:
+            c.world.send(np.ones(1), target, tag=1, synchronous=True, timeout=0.2)
+
+    error = ranks.run(body)[0]
+    assert isinstance(error, CollectiveTimeoutError)
+    assert "send(float64, shape (1,), tag=1, synchronous)" in str(error)
+
+
+def test_a_killed_peer_ends_a_synchronous_send(ranks):
+    def body(c):
+        if c.rank == 0:
+            c.world.send(np.ones(1), 1, tag=1, synchronous=True)
+        elif c.rank == 1:
+            ranks.network.kill(1, "killed by the test")
+
+    assert isinstance(ranks.run(body)[0], PeerLostError)
 
 
 @pytest.mark.parametrize("tag", [-1, 1 << 31, 1.0, True, "a", None])

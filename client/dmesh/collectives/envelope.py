@@ -12,12 +12,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from dmesh.collectives.request import DTYPES, TRANSFER, describe, describe_dtype
+from dmesh.collectives.request import DTYPES, SYNCHRONOUS, TRANSFER, describe, describe_dtype
 from dmesh.errors import CollectiveTypeError
 
 MAX_TAG: Final = 2**31 - 1
 """Largest tag."""
-_TEXT = re.compile(rf"{TRANSFER}\((.+), shape \(([0-9, ]*)\)(?:, tag=([0-9]+))?\)", re.DOTALL)
+_TEXT = re.compile(rf"{TRANSFER}\((.+), shape \(([0-9, ]*)\)(?:, tag=([0-9]+)({SYNCHRONOUS})?)?\)", re.DOTALL)
 _SIMPLE = re.compile(r"[a-z][a-z0-9_]*(\[[0-9a-zA-Z]+\])?|[<>|=][SUV][0-9]+")
 _NAMED = {describe_dtype(dtype): dtype for dtype in DTYPES}
 
@@ -86,11 +86,11 @@ def parse(text: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """
     found = _TEXT.fullmatch(text)
     if found is not None:
-        name, lengths, tag = found.groups()
+        name, lengths, tag, synchronous = found.groups()
         try:
             shape = tuple(int(length) for length in lengths.split(",") if length.strip())
             dtype = _NAMED.get(name) or _dtype(name)
-            where = f"tag={tag}" if tag else ""
+            where = f"tag={tag}{synchronous or ''}" if tag else ""
             said = describe(TRANSFER, dtype, shape, where=where)[0]
             if said == text and not dtype.hasobject and int(tag or 0) <= MAX_TAG:
                 return dtype, shape, int(tag or 0)
@@ -107,6 +107,11 @@ def _dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     dtype: np.dtype[Any] = np.dtype(ast.literal_eval(name))
     return dtype
+
+
+def is_synchronous(text: str) -> bool:
+    """Return whether a descriptor is that of a synchronous send."""
+    return text.endswith(f"{SYNCHRONOUS})")
 
 
 def tag_of(text: str) -> int:

@@ -17,14 +17,13 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import Any
 
 from dmesh.collectives.backends.base import Search
 from dmesh.collectives.backends.loopback import LoopbackBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
-from dmesh.collectives.envelope import Envelope, Status, parse, tag_of
+from dmesh.collectives.envelope import Envelope, Status, is_synchronous, parse, tag_of
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.request import TRANSFER, Pattern, Request, as_called, describe
+from dmesh.collectives.request import SYNCHRONOUS, TRANSFER, Pattern, Request, as_called, describe
 from dmesh.collectives.services import Members
 from dmesh.collectives.work import Generation, Stream, Work
 from dmesh.native import Endpoint
@@ -370,9 +369,11 @@ def complete(request: Request, found: Envelope) -> Request:
     """
     pattern, out = request.pattern, request.out
     assert pattern is not None
+    synchronous = is_synchronous(found.text)
     if pattern.template is not None:
         dtype, shape = pattern.template
-        if describe_with_tag(dtype, shape, found.tag) != found.text:
+        where = f"tag={found.tag}" + SYNCHRONOUS * synchronous if found.tag else ""
+        if describe(TRANSFER, dtype, shape, where=where)[0] != found.text:
             raise Unfit
     else:
         dtype, shape, _ = parse(found.text)
@@ -396,9 +397,5 @@ def complete(request: Request, found: Envelope) -> Request:
         shape=shape,
         out=out,
         returns=request.returns if out is request.out else None,
+        synchronous=synchronous,
     )
-
-
-def describe_with_tag(dtype: Any, shape: tuple[int, ...], tag: int) -> str:
-    """Return the descriptor of a transfer."""
-    return describe(TRANSFER, dtype, shape, where=f"tag={tag}" if tag else "")[0]

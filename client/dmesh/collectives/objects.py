@@ -179,6 +179,7 @@ def send_object(
     dst: Peer,
     *,
     tag: int = 0,
+    synchronous: bool = False,
     serializer: Serializer | None = None,
     group: ProcessGroup | None = None,
     timeout: float | None = None,
@@ -193,10 +194,12 @@ def send_object(
         value: The object.
         dst: Position of the receiver; or `NULL_PEER`.
         tag: A number from 0 to 2147483647, which the receiver can ask for.
+        synchronous: True to wait for the receiver in any case; needs a tag of at least 1.
     """
     data = np.frombuffer(_Codec("send_object", serializer).encode(value), np.uint8).view(_OBJECT)
     members: Any = resolve(group)  # an overload cannot be chosen by a bool
-    return members.send(data, dst, tag=tag, timeout=timeout, async_op=async_op)
+    more = {"tag": tag, "synchronous": synchronous} if synchronous else {"tag": tag}
+    return members.send(data, dst, timeout=timeout, async_op=async_op, **more)
 
 
 @collective

@@ -16,7 +16,8 @@ y = recv(None, ANY_SOURCE, tag=1, status=(status := Status()))  # dtype and shap
 * **Media.** Arrays without a tag go over the group's fastest medium, those with one as messages.
 * **Failures.** A rank that dies ends all calls of its group, as always. A receive from any source fails
   because ranks have left only once all have.
-* **This rank.** A rank can send to itself. Such a send is buffered, whatever its size, and never waits.
+* **This rank.** A rank can send to itself. Such a send is buffered, whatever its size, and does not wait
+  unless it is synchronous.
 * **The edge.** With `NULL_PEER`, a send does nothing, and a receive returns `out`, unchanged, or None.
 """
 
@@ -38,15 +39,20 @@ Tag = int | Literal[Wildcard.ANY_TAG]
 
 
 @overload
-def send(x: ArrayLike, dst: Peer, *, tag: int = 0, **options: Unpack[Sync]) -> None: ...
+def send(
+    x: ArrayLike, dst: Peer, *, tag: int = 0, synchronous: bool = False, **options: Unpack[Sync]
+) -> None: ...
 @overload
-def send(x: ArrayLike, dst: Peer, *, tag: int = 0, **options: Unpack[Async]) -> Future[None]: ...
+def send(
+    x: ArrayLike, dst: Peer, *, tag: int = 0, synchronous: bool = False, **options: Unpack[Async]
+) -> Future[None]: ...
 @collective
 def send(
     x: ArrayLike,
     dst: Peer,
     *,
     tag: int = 0,
+    synchronous: bool = False,
     group: ProcessGroup | None = None,
     timeout: float | None = None,
     async_op: bool = False,
@@ -66,13 +72,16 @@ def send(
         x: The array.
         dst: Position of the receiver; or `NULL_PEER`.
         tag: A number from 0 to 2147483647, which the receiver can ask for.
+        synchronous: True to be complete only when the receiver has the array, however small it is; needs a
+            tag of at least 1.
     """
     members = resolve(group)
     if dst is NULL_PEER:
         return Completed(None) if async_op else None
-    if type(tag) is int and tag == 0:
+    if type(tag) is int and tag == 0 and not synchronous:
         return members.perform(timeout, async_op, "send", x, root=dst)
-    return members.perform(timeout, async_op, "send", x, root=dst, tag=tag)
+    more = {"synchronous": True} if synchronous else {}
+    return members.perform(timeout, async_op, "send", x, root=dst, tag=tag, **more)
 
 
 @overload

@@ -39,6 +39,8 @@ _UNKNOWN: tuple[None, None] = (None, None)
 MAX_LENGTH = 1000
 """Characters of the text. A longer one (a structured dtype can be) ends in a hash of the whole."""
 TRANSFER = "transfer"
+SYNCHRONOUS = ", synchronous"
+"""What the descriptor of a synchronous send says behind its tag."""
 """Kind of a `send` and of its `recv`, which have one descriptor."""
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 """Kinds that fold contributions."""
@@ -206,6 +208,8 @@ class Request:
     """CUDA event after which the arrays may be used."""
     tag: int = 0
     """Tag of a send."""
+    synchronous: bool = False
+    """True for a transfer whose sender waits for the receiver, however small it is."""
     pattern: Pattern | None = None
     """Of a receive that does not know yet what it will receive; its text is for people."""
     status: Any = None

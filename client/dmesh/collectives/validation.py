@@ -25,6 +25,7 @@ from dmesh.collectives.request import (
     BFLOAT16,
     REDUCING,
     ROOTED,
+    SYNCHRONOUS,
     TRANSFER,
     Array,
     Pattern,
@@ -147,6 +148,7 @@ class RequestBuilder(Requests):
         recv_counts: Any = None,
         tag: Any = 0,
         status: Any = None,
+        synchronous: Any = False,
     ) -> Request:
         """Check everything that a caller passed, and return the request; see `Requests.make`."""
         if kind == "barrier":
@@ -162,6 +164,10 @@ class RequestBuilder(Requests):
         if kind in _PEERS:
             root = check_position(root, size, _PEERS[kind], kind)
             tag = check_tag(tag, kind)
+            if synchronous and not tag:
+                raise CollectiveValueError(
+                    "a synchronous send needs a tag of at least 1: small arrays without one are buffered"
+                )
         elif kind in ROOTED:
             root = check_position(root, size, "root", kind)
         if kind in ("reduce", "gather") and out is not None and rank != root:
@@ -217,7 +223,7 @@ class RequestBuilder(Requests):
             parts = size if kind in ("reduce_scatter", "all_to_all") else 1
             called = TRANSFER if kind in _PEERS else kind
             name = "" if reduction is None else reduction.op
-            where = f"tag={tag}" if tag else arrays.where
+            where = f"tag={tag}" + SYNCHRONOUS * bool(synchronous) if tag else arrays.where
             text, descriptor = describe(called, array.dtype, array.shape, name, root or 0, axis, moves, where)
             if (tag or root == rank) and arrays is not NUMPY and kind == "send":
                 raise CollectiveTypeError(
@@ -242,6 +248,7 @@ class RequestBuilder(Requests):
                 needs_copy=needs_copy or fill is not None,
                 fill=fill,
                 tag=tag,
+                synchronous=bool(synchronous),
             )
             return arrays.complete(request)
 

@@ -30,11 +30,41 @@ class Done(Operation):
         """Do nothing: it is over."""
 
 
+class Kept(Operation):
+    """A synchronous send of a rank to itself, which waits until it is received."""
+
+    def __init__(self, backend: LoopbackBackend, number: int) -> None:
+        self._backend = backend
+        self._number = number
+        self._error: BaseException | None = None
+
+    def progress(self, seconds: float) -> bool:
+        """See `Operation.progress`."""
+        return self._backend.bell.wait_for(self._is_over, seconds)
+
+    def _is_over(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return not self._backend.keeps(self._number)
+
+    def missing(self) -> tuple[int, ...]:
+        """Return no other ranks: this one must receive it."""
+        return ()
+
+    def fail(self, error: BaseException) -> None:
+        """See `Operation.fail`."""
+        self._error = self._error or error
+        self._backend.bell.ring()
+
+    def revoke(self) -> None:
+        """Wait no more; what was sent is a copy."""
+
+
 class LoopbackBackend(Backend):
-    """Transfers of a rank to itself. A send is always buffered, and so never waits.
+    """Transfers of a rank to itself. A send is always buffered; only a synchronous one waits.
 
     Args:
-        bell: Rings when something has been sent.
+        bell: Rings when something has been sent, or received.
     """
 
     name = "loopback"
@@ -47,7 +77,7 @@ class LoopbackBackend(Backend):
     )
 
     def __init__(self, bell: Bell) -> None:
-        self._bell = bell
+        self.bell = bell
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[str, Array]] = {}
 
@@ -62,12 +92,20 @@ class LoopbackBackend(Backend):
             assert buffers.source is not None
             with self._lock:
                 self._sent[call.sequence] = request.text, buffers.source.copy()
-            self._bell.ring()
+            self.bell.ring()
+            if request.synchronous:
+                return Kept(self, call.sequence)
         else:
             with self._lock:
                 _, data = self._sent.pop(call.sequence)
+            self.bell.ring()
             buffers.result.view(np.uint8)[...] = data.view(np.uint8)  # with the padding of structures
         return Done()
+
+    def keeps(self, number: int) -> bool:
+        """Return whether something that was sent has not been received."""
+        with self._lock:
+            return number in self._sent
 
     def waiting(self) -> list[tuple[int, str]]:
         """Return number and descriptor of what has not been received, in order."""

@@ -93,7 +93,7 @@ def _move(builder: Builder, outgoing: Part, incoming: Part) -> None:
 def transfer(builder: Builder, peer: int, count: int, sends: bool, buffered: bool) -> None:
     """Build one rank's half of a transfer; `buffered`: the receiver does not acknowledge the data."""
     # Without elements a byte goes, so that the receiver does not pass before the sender's call.
-    data = whole(INPUT if sends else OUTPUT, count) or (TOKEN if buffered else None)
+    data = whole(INPUT if sends else OUTPUT, count) or TOKEN
     if sends:
         accepted = () if buffered else builder.receive(peer, TOKEN)
         builder.send(peer, data)

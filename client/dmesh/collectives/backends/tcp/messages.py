@@ -74,7 +74,7 @@ class MessageBackend(Backend):
         elements = (request.count, request.nbytes_per_rank)
         roles = (request.root, request.pairs, request.contributes)
         tuning, reduction = self.tuning, request.reduction
-        limits = (tuning.message_flat, tuning.message_tree, SEND_BUFFER)
+        limits = (tuning.message_flat, tuning.message_tree, -1 if request.synchronous else SEND_BUFFER)
         model = Model(tuning.latency, tuning.message, tuning.byte, tuning.local, tuning.connection)
         undivided = reduction is not None and reduction.undivided
         pinned = tuning.folding != "any" or (reduction is not None and not reduction.commutative)
