@@ -16,10 +16,10 @@ SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 
 .PHONY: help demo docs hello test slow faults mpi gpu-test browser lint format bench bench-coordination bench-peers load load-10k soak \
-	native native-current native-sanitize protos cluster docker-test manifests package audit clean
+	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package audit clean
 
 help: ## Show the targets.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -53,6 +53,9 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 		{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y openmpi-bin libopenmpi-dev; } || \
 		{ echo "make mpi needs mpirun, and an MPI library that mpi4py finds: Debian's openmpi-bin and libopenmpi-dev"; exit 1; }
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
+
+mpi4py-tests: native-current ## Run mpi4py's own tests on dmesh; skipped, with a message, where they cannot be downloaded.
+	$(BIN)/python -m tests.mpi4py_suite $(ARGS)
 
 gpu-test: native-current ## Test GPU arrays on this machine's GPUs; skipped, with a message, without a GPU or CuPy.
 	$(BIN)/python -m pytest -rs $(or $(ARGS),tests/collectives/gpu/test_on_gpu.py tests/collectives/gpu/test_against_cupy.py)
