@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from dmesh.collectives import ANY_SOURCE, ANY_TAG, Op, Status
+from dmesh.collectives import ANY_SOURCE, ANY_TAG, NULL_PEER, Op, Status, plan_all_reduce
 from dmesh.collectives.group import Group
 
 
@@ -35,13 +36,24 @@ def prefixes(world: Group) -> None:
         sums = np.cumsum(arrays, axis=0)
         x = arrays[rank]
         assert (world.scan(x) == sums[rank]).all()
-        assert (world.exscan(x) == sums[rank] - x).all()
-        assert (world.all_reduce(x, np.gcd) == np.gcd.reduce(arrays)).all()
+        later = [world.scan(x, async_op=True), world.exscan(x, out=np.empty_like(x), async_op=True)]
+        equal(later[0].result(60), sums[rank])
+        equal(later[1].result(60), sums[rank] - x)
+        in_place = x.copy()
+        assert world.exscan(in_place, out=in_place) is in_place
+        equal(in_place, sums[rank] - x)
+        assert (world.all_reduce(x, np.gcd, async_op=True).result(60) == np.gcd.reduce(arrays)).all()
         weighted = Op(lambda a, b: 2 * a + b, name="weighted")
         folded = arrays[0]
         for other in arrays[1:]:
             folded = 2 * folded + other
         assert (world.all_reduce(x, weighted) == folded).all()
+        blocks = world.reduce_scatter(np.array([x + at for at in range(size)]), np.maximum)
+        equal(blocks, np.max(arrays, axis=0) + rank)
+        least = world.reduce(x, "min_location", size - 1)
+        if rank == size - 1:
+            assert (least["value"] == np.min(arrays, axis=0)).all()
+            assert (least["rank"] == np.argmin(arrays, axis=0)).all()
         best = world.all_reduce(x, "max_location")
         assert (best["value"] == np.max(arrays, axis=0)).all()
         assert (best["rank"] == np.argmax(arrays, axis=0)).all()
@@ -77,6 +89,41 @@ def transfers(world: Group) -> None:
         around = np.full(100_000, rank)
         got = world.sendrecv(around, (rank + 1) % size, None, (rank - 1) % size, sendtag=tag, recvtag=tag)
         equal(got, np.full(100_000, (rank - 1) % size))
+
+
+def edges(world: Group) -> None:
+    """Sends along a line, whose ends have a null peer, and to this rank itself."""
+    rank, size = world.rank, world.size
+    before = rank - 1 if rank else NULL_PEER
+    after = rank + 1 if rank < size - 1 else NULL_PEER
+    for count in (3, 30_000):
+        out = np.full(count, -1)
+        got = world.sendrecv(np.full(count, rank), after, None, before, out=out)
+        assert got is out
+        equal(out, np.full(count, rank - 1))
+        for tag in (0, 4):
+            world.send(out, rank, tag=tag)
+            status = Status()
+            equal(world.recv(None, ANY_SOURCE if tag else rank, tag=tag, status=status), out)
+            assert status.source == rank
+
+
+def others(world: Group) -> None:
+    """Takes buffers as inputs and results, also of calls that are prepared."""
+    rank, size = world.rank, world.size
+    for count in (4, 40_000):
+        x, total = np.arange(count, dtype="f8"), np.arange(count) * float(size)
+        into = array("d", bytes(8 * count))
+        assert world.all_reduce(memoryview(x), out=into) is into
+        equal(np.asarray(into), total)
+        everything = world.all_gather(array("d", x[: rank + 1]), counts="exchange", async_op=True).result(60)
+        equal(everything, np.concatenate([x[: at + 1] for at in range(size)]))
+        plan = plan_all_reduce(x, group=world)
+        plan.input[...] = x
+        for _ in range(3):
+            equal(plan(x), total)
+            plan.result[...] = 0
+            equal(plan(async_op=True).result(60), total)
 
 
 def counts(world: Group) -> None:
@@ -132,9 +179,20 @@ def objects(world: Group) -> None:
             found.append([world.recv_object((rank - 1) % size)])
             expected.append([values[rank - 1]])
             sent.result(60)
+            sent = world.send_object(values[rank], (rank + 1) % size, tag=5, async_op=True)
+            assert world.probe(rank - 1 if rank else last, tag=5).source == (rank - 1) % size
+            found.append([world.recv_object(ANY_SOURCE, tag=5, async_op=True).result(60)])
+            expected.append([values[rank - 1]])
+            sent.result(60)
+        world.send_object(values[rank], rank)
+        found.append([world.recv_object(rank)])
+        expected.append([values[rank]])
         assert repr(found) == repr(expected)
 
 
-CHECKS: dict[str, Any] = {"counts": counts, "prefixes": prefixes, "split": split, "transfers": transfers}
+CHECKS: dict[str, Any] = {
+    "counts": counts, "edges": edges, "others": others, "prefixes": prefixes, "split": split,
+    "transfers": transfers,
+}  # fmt: skip
 if find_spec("msgpack") is not None:
     CHECKS["objects"] = objects

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from tests.collectives.process_calls import CALLS, MISMATCHES, repeat
 from tests.collectives.process_checks import CHECKS, equal
 
 from dmesh import native
@@ -29,9 +31,11 @@ from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
 from dmesh.collectives.tuning import SEND_BUFFER, SHIPPED, Tuning
-from dmesh.errors import CollectiveError
+from dmesh.errors import CollectiveError, PeerLostError
 
 SECRET = b"known to the test and its workers"
+LIMIT = 30
+"""Seconds after which a forked process ends, whatever becomes of the test."""
 
 
 class Member:
@@ -147,13 +151,11 @@ def exchange(world: Group, x: np.ndarray, all_inputs: list[np.ndarray]) -> None:
 
 
 def reduce_for_ever(world: Group) -> dict[str, Any]:
-    """All-reduces, and moves blocks, until somebody dies; tells when that showed, and how."""
+    """All-reduces until somebody dies; tells how that showed."""
     step = 0
     try:
         while True:
             world.all_reduce(np.ones(1000 if step % 2 else 200_000))
-            world.all_gather(np.ones(1000 * world.rank), counts="exchange")
-            world.all_to_all(np.ones(world.size), counts=np.ones(world.size, int))
             step += 1
             if step == 3:
                 answer({"running": True})
@@ -162,8 +164,81 @@ def reduce_for_ever(world: Group) -> dict[str, Any]:
             "error": type(error).__name__,
             "rank": getattr(error, "rank", None),
             "message": str(error),
-            "at": time.monotonic(),  # the same clock in all processes of a machine
         }
+
+
+def kill_in(call: str, way: str, victim: int, size: int) -> list[dict[str, Any]]:
+    """Kill a rank while forked processes make a call over and over.
+
+    Returns:
+        How the call, and then another one, ended on each of the others.
+    """
+    members = [Member(rank, size, way) for rank in range(size)]
+    ports = [member.listener.getsockname()[1] for member in members]
+    processes: list[int] = []
+    reports = []
+    try:
+        for member in members:
+            reading, writing = os.pipe()
+            process = os.fork()
+            if not process:
+                live(member, members, ports, call, writing)
+            os.close(writing)
+            processes.append(process)
+            reports.append(os.fdopen(reading))
+        for member in members:
+            member.listener.close()
+        for report in reports:
+            first = json.loads(report.readline())
+            assert first == {"running": True}, first
+        killed = time.monotonic()
+        os.kill(processes[victim], signal.SIGKILL)
+        answers = [json.loads(report.readline()) for report in reports if report is not reports[victim]]
+        for answer in answers:
+            answer["seconds"] = answer.pop("at", math.inf) - killed
+        return answers
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        for report in reports:
+            report.close()
+
+
+def live(member: Member, members: list[Member], ports: list[int], name: str, writing: int) -> None:
+    """Make a call until it fails, in a forked process; tell how, and wait for the end."""
+    signal.alarm(LIMIT)
+    with os.fdopen(writing, "w", buffering=1) as report:
+
+        def tell(**told: Any) -> None:
+            print(json.dumps(told), file=report)
+
+        try:
+            for other in members:
+                if other is not member:
+                    other.listener.close()
+            member.connect(ports, [os.getppid()] * member.size)
+            try:
+                repeat(member.world, CALLS[name], lambda: tell(running=True))
+            except PeerLostError as error:
+                found = {"rank": error.rank, "message": str(error), "at": time.monotonic()}
+            try:
+                member.world.barrier(timeout=LIMIT / 2)
+            except CollectiveError as again:
+                tell(**found, again=str(again))
+        except BaseException:  # noqa: BLE001
+            tell(traceback=traceback.format_exc())
+        signal.pause()  # nobody hears of the end of this process while the others still wait
+
+
+def mismatch(world: Group, name: str) -> dict[str, Any]:
+    """Make a call that does not match the others', and reset the group; tell how the call has ended."""
+    try:
+        MISMATCHES[name][0](world)
+    except CollectiveError as error:
+        world.reset()
+        return {"error": type(error).__name__, "message": str(error)}
+    raise AssertionError("it did not fail")
 
 
 COUNT = 8 << 20
@@ -292,13 +367,10 @@ def main() -> None:
                     result = reduce_in_shared_memory(member.communicator, order.get("peer"))
                 case "interrupt waits":
                     result = interrupt_waits(order["rounds"])
+                case "kill in":
+                    result = {"answers": kill_in(order["call"], order["way"], order["victim"], 3)}
                 case "mismatch":
-                    world = members[order["size"]].world
-                    try:
-                        world.all_reduce(np.zeros(3 + (world.rank == 1)))
-                        result = {}
-                    except CollectiveError as error:
-                        result = {"error": type(error).__name__, "message": str(error)}
+                    result = mismatch(members[order["size"]].world, order["name"])
         except Exception:  # noqa: BLE001
             result = {"traceback": traceback.format_exc()}
         answer(result)

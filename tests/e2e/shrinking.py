@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 import dmesh
-from dmesh.collectives import Group
+from dmesh.collectives import ANY_SOURCE, ANY_TAG, Group
 from dmesh.errors import PeerLostError
 
 SIZE = 100_000
@@ -47,6 +47,18 @@ def call(group: Group, name: str, x: np.ndarray, async_op: bool) -> list[object]
             return [getattr(group, name)(rows, async_op=async_op)]
         case "scatter":
             return [group.scatter(rows if at == 0 else x, 0, async_op=async_op)]
+        case "all_gather of any lengths":
+            return [group.all_gather(x[: len(x) // (at + 1)], counts="exchange", async_op=async_op)]
+        case "all_to_all of any lengths":
+            lengths = [len(x) + other for other in range(size)]
+            return [group.all_to_all(np.ones(sum(lengths)), counts=lengths, async_op=async_op)]
+        case "max_location":
+            return [group.all_reduce(x, name, async_op=async_op)]
+        case "all_gather_object" | "broadcast_object":
+            return [getattr(group, name)({at: x.tobytes()}, async_op=async_op)]
+        case "recv from any":
+            sent = group.send(x, (at + 1) % size, tag=1, async_op=True)
+            return [sent, group.recv(None, ANY_SOURCE, tag=ANY_TAG, async_op=async_op)]
     return [getattr(group, name)(x, async_op=async_op)]
 
 

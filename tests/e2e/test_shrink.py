@@ -15,7 +15,8 @@ from dmesh import native
 SCRIPT = str(Path(__file__).with_name("shrinking.py"))
 CALLS = [
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all",
-    "permute", "send", "barrier",
+    "permute", "send", "barrier", "all_gather of any lengths", "all_to_all of any lengths", "scan",
+    "max_location", "recv from any", "broadcast_object", "all_gather_object",
 ]  # fmt: skip
 WAYS = {
     **({"shm": {}, "tcp": {"DMESH_SHARED_MEMORY": "0"}} if native.core() is not None else {}),
