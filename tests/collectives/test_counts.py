@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.ranks import Cluster, cluster
 from tests.collectives.test_values import (
@@ -16,6 +16,7 @@ from tests.collectives.test_values import (
     random_array,
     reduced,
     same,
+    values,
 )
 
 from dmesh import native
@@ -28,7 +29,6 @@ from dmesh.errors import (
     PeerLostError,
 )
 
-values = settings(suppress_health_check=[HealthCheck.too_slow])
 SHAPES = st.lists(st.integers(0, 3), max_size=2)
 LENGTHS = st.lists(st.integers(0, 9), min_size=25, max_size=25)
 

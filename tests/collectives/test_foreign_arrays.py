@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.ranks import cluster
+from tests.collectives.test_values import values
 
 from dmesh.collectives.foreign_arrays import as_numpy, as_output
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
@@ -74,6 +75,7 @@ def ranks(request):
         yield made
 
 
+@values
 @given(
     kind=st.sampled_from(list(KINDS)),
     dtype=st.sampled_from(["f4", "f8", "i4", "u1"]),

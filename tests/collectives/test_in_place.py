@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.ranks import Cluster
-from tests.collectives.test_values import clusters  # noqa: F401 - a fixture
+from tests.collectives.test_values import clusters, values  # noqa: F401 - a fixture
 
 from dmesh.collectives.counts import CountsRequestBuilder
 
-values = settings(suppress_health_check=[HealthCheck.too_slow])
 KINDS = [
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all",
     "permute",

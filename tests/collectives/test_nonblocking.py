@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import cluster
 
-from dmesh.collectives import futures
+from dmesh.collectives import futures, matching
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
@@ -306,7 +306,9 @@ def test_a_mismatch_of_a_send_before_the_last_names_it(pair):
 
 
 @pytest.mark.parametrize("nbytes", [8, SEND_BUFFER])
-def test_what_a_rank_has_sent_before_it_leaves_is_received(pair, nbytes):
+def test_what_a_rank_has_sent_before_it_leaves_is_received(pair, nbytes, monkeypatch):
+    monkeypatch.setattr(matching, "_ARRIVES_WITHIN", 0.2)
+
     def body(communicator):
         if communicator.rank == 0:
             communicator.world.send(array(7, nbytes), 1)

@@ -97,7 +97,7 @@ class Job:
             rank.close()
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(scope="module", params=WAYS)
 def job(request):
     made = Job(3, request.param)
     yield made
@@ -110,7 +110,7 @@ def test_killed_and_replaced_over_and_over(job):
     expected = job.all("use", size=SIZE)
     assert len({answer["world"] for answer in expected}) == 1
     figures: list[dict[str, int]] = []
-    for turn in range(8):
+    for turn in range(6):
         victim = 1 + turn % 2
         for rank in job.ranks:
             rank.tell("fail", size=SIZE if turn % 2 else 10)

@@ -473,7 +473,7 @@ def test_regions_that_members_had_who_are_gone_are_used_again():
             assert int(communicator.world.all_reduce(np.array(1))) == 3
             return communicator.world._generation.endpoint is not None
 
-        for turn in range(8):
+        for turn in range(5):
             assert ranks.all(body) == [True] * 3, turn
             ranks.replace(1 + turn % 2)
             ranks.renew()
@@ -490,7 +490,7 @@ def test_who_is_killed_before_it_has_left_regions_of_former_generations_does_not
             assert int(communicator.world.all_reduce(np.array(1))) == 3
             return communicator.world._generation.endpoint is not None
 
-        for turn in range(8):
+        for turn in range(6):
             assert ranks.all(body) == [True] * 3, turn
             victim, survivor = 1 + turn % 2, 2 - turn % 2
             held.append(ranks.communicators[survivor].world.endpoint)  # and is killed in the next turn

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.collectives.ranks import cluster
+from tests.collectives.test_values import values
 
 from dmesh import collectives
 from dmesh.errors import CollectiveMismatchError, CollectiveValueError
@@ -23,6 +24,7 @@ def clusters(request):
         yield {size: stack.enter_context(cluster(size, **request.param)) for size in range(1, 6)}
 
 
+@values
 @given(data=st.data(), size=st.integers(1, 5))
 def test_ranks_of_a_color_in_the_order_of_their_keys(clusters, data, size):
     colors = data.draw(st.lists(st.none() | st.integers(-1, 2), min_size=size, max_size=size))

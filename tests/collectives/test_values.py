@@ -8,7 +8,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.collectives.ranks import Cluster, cluster
 
@@ -75,7 +75,8 @@ def clusters(request):
         yield made
 
 
-values = settings(suppress_health_check=[HealthCheck.too_slow])
+values = settings(max_examples=settings.default.max_examples * 3 // 5)
+"""Of tests that run over all media: each starts threads for every example."""
 
 
 def random_array(dtype: np.dtype, shape: tuple[int, ...], seed: int) -> np.ndarray:
