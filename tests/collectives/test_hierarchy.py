@@ -11,6 +11,7 @@ from tests.collectives import ranks as threads
 
 from dmesh import native
 from dmesh.collectives.backends.shm.setup import Sizes
+from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.tuning import Tuning
 from dmesh.errors import CollectiveMismatchError, PeerLostError
@@ -221,6 +222,51 @@ def test_every_rank_hears_of_a_mismatch_and_of_a_death(kind, shm):
         for error in ranks.run(lambda c: getattr(c.world, kind)(np.zeros(1000)), (0, 1, 3)):
             assert isinstance(error, PeerLostError), error
         dies.join()
+
+
+@pytest.mark.parametrize(("size", "shm"), [(4, HOSTS), *UNEVEN[1:]])
+def test_groups_that_are_too_large_for_connections_of_all_pairs(size, shm, monkeypatch, caplog):
+    """Leaders of hosts alone have connections; small arrays, other calls and transfers go by messages."""
+    monkeypatch.setattr(dedicated, "MOST_MEMBERS", size - 1)
+    caplog.set_level("INFO", "dmesh")
+    with cluster(size, shm=shm, sizes=SMALL, wait_policy=QUICK) as ranks:
+
+        def body(communicator):
+            group, rank = communicator.world, communicator.rank
+            group.barrier()
+            sent = group.send(np.array([rank]), (rank + 1) % size, async_op=True)
+            for count in (3, 1001):
+                x = np.arange(count) + rank
+                later = group.all_reduce(x, async_op=True)
+                total = group.all_reduce(x)
+                assert (total == size * np.arange(count) + sum(range(size))).all()
+                assert (group.reduce_scatter(np.stack([x] * size)) == total).all()
+                assert (group.all_gather(x) == np.arange(count) + np.arange(size)[:, None]).all()
+                assert (group.all_to_all(np.stack([x] * size))[:, 0] == range(size)).all()
+                for root in range(size):
+                    reduced = group.reduce(x, "sum", root)
+                    assert reduced is None if rank != root else (reduced == total).all()
+                    assert (group.broadcast(x, root) == np.arange(count) + root).all()
+                assert (later.result(30) == total).all()
+            assert group.recv(np.zeros(1, int), (rank - 1) % size) == (rank - 1) % size
+            sent.result(30)
+            return [backend.name for backend in group.current.backends][:2]
+
+        assert ranks.all(body) == [["hierarchical", "messages"]] * size
+        errors = ranks.run(lambda c: c.world.broadcast(np.zeros(1001 if c.rank == 2 else 1000)))
+        assert all(isinstance(error, CollectiveMismatchError) for error in errors), errors
+    assert f"for it has more than {size - 1} members" in caplog.text
+
+
+def test_too_many_ranks_on_hosts_of_their_own_exchange_messages(monkeypatch, caplog):
+    monkeypatch.setattr(dedicated, "MOST_MEMBERS", 2)
+    caplog.set_level("INFO", "dmesh")
+    with cluster(3, shm=("native@a", "native@b", "native@c"), sizes=SMALL) as ranks:
+        for total in ranks.all(lambda c: c.world.all_reduce(np.full(1000, c.rank))):
+            assert (total == 3).all()
+    assert (
+        "it has more than 2 members, and is not hierarchical: its hosts have 1, 1, 1 members" in caplog.text
+    )
 
 
 def test_folding_by_rank_has_no_hierarchy():

@@ -185,3 +185,18 @@ def test_all_ranks_hear_of_a_mismatch_and_of_a_death(kind, count):
             assert isinstance(error, PeerLostError), error
             assert "rank 7" in str(error)
         dies.join()
+
+
+@pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
+def test_more_than_64_ranks_share_memory():
+    with cluster(70, shm=("native",)) as ranks:
+
+        def body(communicator):
+            group = communicator.world
+            for count in (1, 20_000):
+                x = np.arange(count) + group.rank
+                assert (group.all_reduce(x) == 70 * np.arange(count) + sum(range(70))).all()
+            assert (group.all_to_all(np.full(70, group.rank)) == range(70)).all()
+            return [backend.name for backend in group.current.backends][:2]
+
+        assert ranks.all(body) == [["shm", "messages"]] * 70

@@ -26,6 +26,7 @@ from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
 from dmesh.collectives.backends.hierarchical import HierarchicalBackend, find_hierarchy
 from dmesh.collectives.backends.mpi import MpiBackend
 from dmesh.collectives.backends.shm.setup import MOST_MEMBERS, share_memory
+from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.backends.tcp.channel import Channel, Steps, Waits
 from dmesh.collectives.backends.tcp.dedicated import PROTOCOL, Connections, TcpEndpoints, open_connections
 from dmesh.collectives.backends.tcp.messages import MessageBackend
@@ -259,11 +260,11 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
         if card.protocol != PROTOCOL:
             unable = unable or f"rank {at} has none, or of another protocol ({card.protocol})"
     if not unable:
-        connections = yield from open_connections(exchange, services.transport.connector, tuning)
-        if not isinstance(connections, str):
-            hosts = [card.host for card in cards.values()]
-            return (yield from _use_tcp(members, exchange, connections, hosts, tuned, refusal))
-        unable = connections
+        hosts = [card.host for card in cards.values()]
+        found = yield from _use_tcp(members, exchange, tuning, hosts, tuned, refusal)
+        if not isinstance(found, str):
+            return found
+        unable = found
     logger.info(
         "%s exchanges messages%s. It shares no memory: %s. It has no dedicated connections: %s",
         members.label, tuned, refusal, unable,
@@ -294,23 +295,44 @@ def _use_mpi(members: Members, generation: int, exchange: Exchange, outside: int
 
 
 def _use_tcp(
-    members: Members, exchange: Exchange, found: Connections, hosts: Sequence[bytes], tuned: str, refusal: str
-) -> Waits[Connection]:
-    """Return the backends of a group with dedicated connections; `tuned` and `refusal` are for the log."""
-    services, ranks, tuning = members.services, members.ranks, found.tuning
+    members: Members, exchange: Exchange, tuning: Tuning, hosts: Sequence[bytes], tuned: str, refusal: str
+) -> Waits[Connection | str]:
+    """Return the backends of a group whose members can have dedicated connections, or why it has none.
+
+    Each member gets connections with all others, unless they are too many. `tuned` and `refusal` are for the
+    log.
+    """
+    services, ranks = members.services, members.ranks
+    places = [[at for at, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)]
+    lengths = ", ".join(str(len(place)) for place in places)
+    found: Connections | None = None
+    if len(ranks) <= dedicated.MOST_MEMBERS:
+        connected = yield from open_connections(exchange, services.transport.connector, tuning)
+        if isinstance(connected, str):
+            return connected
+        found = connected
+    if tuning.folding == "rank":
+        hierarchy: HierarchicalBackend | str = "it folds in the order of ranks alone"
+    elif not 1 < len(places) < len(ranks):
+        hierarchy = f"its hosts have {lengths} members; it needs at least two hosts, and two on one of them"
+    elif len(places) > dedicated.MOST_MEMBERS:
+        hierarchy = f"it has {len(places)} hosts, more than {dedicated.MOST_MEMBERS}"
+    else:
+        hierarchy = yield from find_hierarchy(exchange, members, places, tuning)
+    shared = f"shared memory among the ranks of each host ({lengths})"
+    if found is None:
+        if isinstance(hierarchy, str):
+            return f"it has more than {dedicated.MOST_MEMBERS} members, and is not hierarchical: {hierarchy}"
+        logger.info(
+            "%s has dedicated connections%s between leaders of hosts, and %s, for large arrays; others go by "
+            "messages, for it has more than %d members",
+            members.label, tuned, shared, dedicated.MOST_MEMBERS,
+        )  # fmt: skip
+        return Connection((hierarchy,), tuning, inner=hierarchy.endpoints)
     assert services.shared_memory is not None
     assert services.shared_memory.core is not None
     endpoints = TcpEndpoints(services.shared_memory.core, members.rank, found)
     backend = TcpBackend(ranks, members.rank, endpoints)
-    places = [[at for at, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)]
-    lengths = [len(place) for place in places]
-    if tuning.folding == "rank":
-        hierarchy: HierarchicalBackend | str = "it folds in the order of ranks alone"
-    elif len(places) > 1 and max(lengths) > 1:
-        hierarchy = yield from find_hierarchy(exchange, members, places, tuning)
-    else:
-        needs = "it needs at least two hosts, and two on one of them"
-        hierarchy = f"its hosts have {', '.join(map(str, lengths))} members; {needs}"
     if isinstance(hierarchy, str):
         logger.info(
             "%s has dedicated connections%s. It shares no memory: %s. It is not hierarchical: %s",
@@ -318,10 +340,7 @@ def _use_tcp(
         )  # fmt: skip
         return _settled(found.agreement, backend, tuning=tuning, endpoints=endpoints)
     endpoints.collectives.max_flat = hierarchy.minimum
-    logger.info(
-        "%s has dedicated connections%s between hosts, and shared memory among the ranks of each host (%s)",
-        members.label, tuned, ", ".join(map(str, lengths)),
-    )  # fmt: skip
+    logger.info("%s has dedicated connections%s between hosts, and %s", members.label, tuned, shared)
     return _settled(
         found.agreement, hierarchy, backend, tuning=tuning, endpoints=endpoints, inner=hierarchy.endpoints
     )

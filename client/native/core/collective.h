@@ -24,7 +24,7 @@ enum dmesh_kind {
 
 enum {
     DMESH_DIMENSIONS = 8,
-    DMESH_MEMBERS = 64,
+    DMESH_MEMBERS = 256,
     DMESH_TEXT = 1000, /* most bytes of the text of an envelope, which is a multiple of a cache line then */
     DMESH_SEND_BUFFER = 16 * 1024, /* largest send that may return before its receiver's call: SEND_BUFFER of tuning.py */
 };

@@ -199,7 +199,7 @@ class SharedMemoryBackend(EndpointBackend):
         arrays="NumPy",
         operations="all",
         dtypes="all of fixed size; reductions of native dtypes",
-        condition="all members on one host, up to 64, with the native core",
+        condition="all members on one host, up to 256, with the native core",
     )
 
 

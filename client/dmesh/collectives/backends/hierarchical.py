@@ -68,7 +68,7 @@ class HierarchicalBackend(EndpointBackend):
         arrays="NumPy",
         operations="all_reduce, reduce, broadcast, all_gather and reduce_scatter of large arrays",
         dtypes="native dtypes; float16 not for sum, prod, mean",
-        condition="at least two hosts, and two members on one of them",
+        condition="2 to 64 hosts, two members on one of them, up to 256 in all, without peer TLS",
     )
 
     def __init__(
@@ -96,7 +96,9 @@ class HierarchicalBackend(EndpointBackend):
         if request.kind not in _KINDS or request.blocks is not None or whole < self.minimum:
             return False
         descriptor = request.descriptor
-        if descriptor is None or not super().supports(request, stream, sequence):
+        if descriptor is None or request.device is not None or not stream.uses_endpoint(sequence):
+            return False
+        if request.reduction is not None and not self._intra[1].supports(descriptor):
             return False
         # Partial results must fit into the dtype, and float16 ends at 65504: others go on folding in 32 bits.
         narrow = request.reduction is not None and DTYPES[descriptor.dtype] == np.float16
@@ -109,9 +111,7 @@ class HierarchicalBackend(EndpointBackend):
     def _steps(self, request: Request, buffers: Buffers, call: Call) -> Steps:
         descriptor, flat = request.descriptor, call.stream.endpoint
         assert descriptor is not None
-        assert flat is not None
         mine, total, dtype = buffers.source, buffers.result, descriptor.dtype
-        everybody = self._ranks, flat
         itemsize = total.itemsize
 
         def step(
@@ -144,7 +144,7 @@ class HierarchicalBackend(EndpointBackend):
 
         if request.kind == "broadcast":
             yield from self._broadcast(request.root, mine, total, step)
-            yield step(everybody, _BARRIER, None, None)
+            yield from self._meet(step)
             return
         assert mine is not None
         if request.kind == "all_gather":
@@ -158,9 +158,11 @@ class HierarchicalBackend(EndpointBackend):
             return
         to_all = request.kind == "all_reduce"
         above = None if to_all else self._host_of(request.root)
-        # Ranks of equally many hosts scatter and gather in one step; what is left of the array goes flat.
+        # Ranks of equally large hosts scatter and gather in one step; what is left of the array goes flat.
+        whole = mine.size // self._blocks * self._blocks
         even = to_all and self._blocks > 1 and len(set(map(len, self._hosts))) == 1
-        whole = mine.size // self._blocks * self._blocks if even else mine.size
+        if not even or (flat is None and whole < mine.size):
+            even, whole = False, mine.size
         part = np.empty(0, mine.dtype) if self._inter is None else np.empty(self._length(whole), mine.dtype)
         if even:
             yield step(self._intra, _REDUCE_SCATTER, mine[:whole], part, folds)
@@ -182,10 +184,17 @@ class HierarchicalBackend(EndpointBackend):
             for block in range(self._blocks):
                 source = part if block == self._place else None
                 yield step(self._intra, _BROADCAST, source, result[self._cut(whole, block)], 0, block, block)
-        if whole < mine.size:
-            yield step(everybody, _ALL_REDUCE, mine[whole:], total[whole:], descriptor.op)
+        if flat is not None and whole < mine.size:
+            yield step((self._ranks, flat), _ALL_REDUCE, mine[whole:], total[whole:], descriptor.op)
         if not to_all:
-            yield step(everybody, _BARRIER, None, None)
+            yield from self._meet(step)
+
+    def _meet(self, step: Callable[..., Operation]) -> Steps:
+        """Return when all ranks have come: those of a host, leaders of hosts, those of a host again."""
+        yield step(self._intra, _BARRIER, None, None)
+        if self._inter is not None:
+            yield step(self._inter, _BARRIER, None, None)
+        yield step(self._intra, _BARRIER, None, None, number=1)
 
     def _broadcast(
         self, root: int, mine: NDArray[Any] | None, total: NDArray[Any], step: Callable[..., Operation]
@@ -286,9 +295,9 @@ def _divide(array: NDArray[Any], divisor: int) -> None:
 def find_hierarchy(
     exchange: Exchange, members: Members, places: Items[list[int]], tuning: Tuning
 ) -> Waits[HierarchicalBackend | str]:
-    """Return the backend of a group with dedicated connections, or why it has none. All members call this.
+    """Return the backend, or why the group has none. All members call this.
 
-    `places` has the positions of each host's members.
+    They can have dedicated connections; `places` has the positions of each host's members.
     """
     services, ranks, position = members.services, members.ranks, members.rank
     shared_memory = services.shared_memory

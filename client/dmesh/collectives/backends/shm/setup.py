@@ -33,8 +33,8 @@ from dmesh.collectives.backends.base import Agreement, Exchange
 from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.tuning import SEND_BUFFER
 
-MOST_MEMBERS = 64
-"""Largest group that shares memory."""
+MOST_MEMBERS = 256
+"""Largest group that shares memory; the native core's `DMESH_MEMBERS`."""
 PROTOCOL = 4
 """Version of the layout of regions. Members with another one do not share memory."""
 HEADER = 4096

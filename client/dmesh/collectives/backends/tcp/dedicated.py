@@ -29,6 +29,8 @@ from dmesh.native import Core, Endpoint
 
 PROTOCOL = 6
 """Version of the calls' format; see `client/native/core/tcp.h`. A group needs the same at all members."""
+MOST_MEMBERS = 64
+"""Largest group in which each member has a connection with every other one."""
 _CONNECT_WITHIN = 10.0
 """Seconds in which all connections must be there."""
 _CHECK_EVERY = 0.2
