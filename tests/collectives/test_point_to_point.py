@@ -329,6 +329,11 @@ def test_a_time_out_names_who_is_missing(ranks, source, tag):
     assert "in recv(" in str(error)
 
 
+def test_a_receive_from_this_rank_itself_says_so_when_its_time_runs_out(ranks):
+    with pytest.raises(CollectiveTimeoutError, match="for itself: it has not made the call that matches"):
+        ranks.communicators[0].world.recv(None, 0, timeout=0.2)
+
+
 def test_a_tag_that_nobody_sends_is_an_error_on_all_ranks(ranks):
     def body(c):
         if c.rank == 0:
@@ -434,7 +439,8 @@ def test_a_synchronous_send_that_nobody_receives_runs_out_of_time(ranks, target)
 
     error = ranks.run(body)[0]
     assert isinstance(error, CollectiveTimeoutError)
-    assert "send(float64, shape (1,), tag=1, synchronous)" in str(error)
+    whom = "rank 1: rank 1" if target else "itself: it has not made the call that matches"
+    assert f"send(float64, shape (1,), tag=1, synchronous) for {whom}" in str(error)
 
 
 def test_a_killed_peer_ends_a_synchronous_send(ranks):

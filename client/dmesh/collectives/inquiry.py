@@ -144,10 +144,9 @@ class Inquiry:
 
     def waiting_text(self, seconds: float) -> str:
         """Return for people how long this rank has waited, and for whom."""
-        blocking = self.blocking()
         return (
             f"rank {self._services.rank} has waited {seconds:.0f} s in {self._call}, {self._label} "
-            f"for {ranks_text(blocking)}: {self._details(blocking)}"
+            f"for {self._whom(self.blocking())}"
         )
 
     def timed_out(self, timeout: float) -> Failure:
@@ -155,7 +154,7 @@ class Inquiry:
         blocking = self.blocking()
         message = (
             f"{self._label}: rank {self._services.rank} waited {round(timeout, 2):g} s in {self._call} "
-            f"for {ranks_text(blocking)}: {self._details(blocking)}{self._advice()}"
+            f"for {self._whom(blocking)}{self._advice()}"
         )
         return Failure(Cause.TIMEOUT, message, blocking)
 
@@ -167,9 +166,14 @@ class Inquiry:
         if answer is None or not answer.busy.startswith("send("):
             return ""
         return (
-            f". Both ranks are in send, where arrays of more than {SEND_BUFFER // 1024} KiB wait for recv: "
-            "use async_op=True for one of the sends, or permute"
+            f". Both ranks are in send, where arrays of more than {SEND_BUFFER // 1024} KiB, and synchronous "
+            "ones, wait for recv: use async_op=True for one of the sends, or permute"
         )
+
+    def _whom(self, ranks: tuple[int, ...]) -> str:
+        if not ranks:  # a transfer to this rank or from it
+            return "itself: it has not made the call that matches"
+        return f"{ranks_text(ranks)}: {self._details(ranks)}"
 
     def _details(self, ranks: tuple[int, ...]) -> str:
         parts = [self._detail(rank) for rank in ranks[:NAMED]]
