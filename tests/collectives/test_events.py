@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -179,16 +179,21 @@ def test_a_reader_that_fails_once_gets_the_next_call(caplog):
     assert caplog.text.count("an event reader has failed") == 1
 
 
-def test_observing_costs_less_than_a_microsecond_a_call():
+def test_observing_a_call_costs_less_than_thirty_empty_ones():
+    """Less than a microsecond on a machine on which an empty call takes 30 ns."""
     ring = EventRing()
-    best = min(_seconds_of(ring) for _ in range(20))
-    assert best < 1e-6
 
-
-def _seconds_of(ring: EventRing, times: int = 5_000) -> float:
-    records = [CallRecord("world", number, "barrier()", 0, 0.0) for number in range(times)]
-    began = time.perf_counter()
-    for record in records:
+    def observe(record: CallRecord) -> None:
         ring.began(record)
         ring.ended(record)
-    return (time.perf_counter() - began) / times
+
+    best = min(_seconds_of(observe) / _seconds_of(lambda record: None) for _ in range(20))
+    assert best < 30
+
+
+def _seconds_of(call: Callable[[CallRecord], None], times: int = 5_000) -> float:
+    records = [CallRecord("world", number, "barrier()", 0, 0.0) for number in range(times)]
+    began = time.thread_time()
+    for record in records:
+        call(record)
+    return time.thread_time() - began
