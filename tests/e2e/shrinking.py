@@ -100,6 +100,8 @@ def main() -> None:
             except PeerLostError:
                 continue
         seconds = time.monotonic() - detected
+        # Else one that dies soon may have sent its part of the result to some of the others only.
+        dmesh.coordination.barrier(f"all have result {number}", group.ranks)
         if rank in now["in_agree"]:
             die(now["delay"] / 10)
         agreed = group.agree(rank | 1 << 40)
