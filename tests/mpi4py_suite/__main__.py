@@ -50,7 +50,8 @@ def fetch() -> Path | None:
                 print(f"SKIPPED: mpi4py {VERSION} cannot be downloaded: {done.stderr.strip()[-300:]}")
                 return None
             with tarfile.open(found[0]) as archive:
-                archive.extractall(CACHE, filter="data")
+                archive.extractall(into, filter="data")
+            (Path(into) / directory.parent.name).rename(directory.parent)  # complete, or not there
     return directory
 
 
