@@ -8,6 +8,7 @@ import tempfile
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.e2e import forkserver
 
 # Shells start background jobs with SIGINT ignored, which our children would inherit; some are tested with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,5 +60,6 @@ def _no_orphans():
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    forkserver.end_all()
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive, f"processes left behind: {[(process.pid, process.cmdline()) for process in alive]}"

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
+from tests.e2e import forkserver
+
 DEADLINE = 90.0
 """Seconds after which a test has failed. Nothing waits this long unless something is broken."""
 
@@ -44,13 +46,11 @@ class Process:
     """A child whose output can be waited for line by line."""
 
     def __init__(self, arguments: list[str], environ: Mapping[str, str], *, stdin: bool = False) -> None:
-        self._process = subprocess.Popen(
+        self._process = forkserver.start(
             arguments,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
-            stdin=subprocess.PIPE if stdin else None,
-            stdout=subprocess.PIPE,
+            {**os.environ, "PYTHONUNBUFFERED": "1", **environ},
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.pid = self._process.pid
         self._lines: list[str] = []
@@ -67,7 +67,7 @@ class Process:
         with stream:
             for line in stream:
                 with self._changed:
-                    lines.append(line.rstrip("\n"))
+                    lines.append(line.decode(errors="replace").rstrip("\n"))
                     self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.e2e import forkserver
 
 from dmesh_server.core.model import Limits
 
@@ -64,11 +65,10 @@ class Spawned:
         with log.open("ab") as errors:
             errors.write(f"--- {name}: {' '.join(arguments)}\n".encode())
             errors.flush()
-            self._process = subprocess.Popen(
-                list(arguments),
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **environ},
+            self._process = forkserver.start(
+                arguments,
+                {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **environ},
                 stdin=subprocess.PIPE if pipe else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
                 stderr=errors,
             )
         self.pid = self._process.pid
