@@ -168,7 +168,9 @@ def test_a_backup_of_a_busy_cluster_is_of_one_revision(dmesh, agent, tmp_path) -
     try:
         agent.key_value_get("second", timeout=60)
         revisions = set()
-        for _ in range(20):
+        backups = 0
+        while backups < 20 or len(revisions) < 2:
+            backups += 1
             revisions.add(dmesh("backup", str(file), "--json").json["revision"])
             first, second = (json.loads(line) for line in file.read_bytes().splitlines()[1:-1])
             assert (first["value"], first["mod_revision"]) == (second["value"], second["mod_revision"])
@@ -176,7 +178,6 @@ def test_a_backup_of_a_busy_cluster_is_of_one_revision(dmesh, agent, tmp_path) -
     finally:
         ended.set()
         writer.join()
-    assert len(revisions) > 1, "nothing was written meanwhile"
 
 
 def requests(agent, keys: int, *values: str, **changes) -> list[pb.RestoreRequest]:

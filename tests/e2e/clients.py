@@ -45,12 +45,15 @@ def free_ports(count: int) -> list[int]:
 class Process:
     """A child whose output can be waited for line by line."""
 
-    def __init__(self, arguments: list[str], environ: Mapping[str, str], *, stdin: bool = False) -> None:
+    def __init__(
+        self, arguments: list[str], environ: Mapping[str, str], *, stdin: bool = False, fresh: bool = False
+    ) -> None:
         self._process = forkserver.start(
             arguments,
             {**os.environ, "PYTHONUNBUFFERED": "1", **environ},
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            fresh=fresh,
         )
         self.pid = self._process.pid
         self._lines: list[str] = []
@@ -138,10 +141,11 @@ def run_clients(
     only: tuple[int, ...] | None = None,
     ports: list[int] | None = None,
     stdin: bool = False,
+    fresh: bool = False,
 ) -> Iterator[dict[int, Process]]:
     """Starts `script` as each of `count` clients of one cluster; none is left when the block ends.
 
-    The script is its text, or its path if that ends in ".py".
+    The script is its text, or its path if that ends in ".py". `fresh`: see `forkserver.start`.
     """
     ports = ports or free_ports(count)
     jobs = ",".join(f"127.0.0.1:{port}" for port in ports)
@@ -157,6 +161,7 @@ def run_clients(
                     **(per_client or {}).get(rank, {}),
                 },
                 stdin=stdin,
+                fresh=fresh,
             )
         yield clients
     finally:

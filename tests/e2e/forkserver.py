@@ -38,23 +38,11 @@ PACKAGES = (
     "dmesh_server",
 )
 MODULES = ("numpy", "grpc.aio", "ml_dtypes", "sqlite3", "uvicorn", "fastapi", "jinja2", "dmesh")
-READ_AT_IMPORT = (
-    "DMESH_NATIVE",
-    "GRPC_",
-    "LANG",
-    "LC_",
-    "LD_",
-    "MKL_",
-    "NPY_",
-    "OMP_",
-    "OPENBLAS_",
-    "PYTHON",
-    "TZ",
-)
-"""Beginnings of the names of variables that matter when modules are imported, or before."""
+NATIVE = "DMESH_NATIVE"
+"""Variable that is read when dmesh is imported, and has a fork server for each of its values."""
+READ_BEFORE = ("DMESH_OTEL", "GRPC_", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "OTEL_", "PYTHON", "TZ")
+"""Beginnings of the names of other variables that matter before a program runs."""
 READ_LATER = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")
-MOST_SERVERS = 4
-"""Fork servers of as many different environments; programs with further ones are started as usual."""
 _HEADER = struct.Struct("!I")
 _EVENT = struct.Struct("!?ii")
 
@@ -137,7 +125,7 @@ class ForkServer:
         self._socket.close()
 
 
-_servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+_servers: dict[str, ForkServer] = {}
 _making = threading.Lock()
 
 
@@ -149,27 +137,36 @@ def end_all() -> None:
 
 
 def start(
-    arguments: Sequence[str], environ: Mapping[str, str], *, stdin: int, stderr: int | IO[bytes]
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    stdin: int,
+    stderr: int | IO[bytes],
+    fresh: bool = False,
 ) -> Program | subprocess.Popen[bytes]:
     """Start a program whose standard output is a pipe, as `subprocess.Popen` does.
 
     Args:
-        arguments: The command line. Those of this interpreter are forked.
+        arguments: The command line. Programs of this interpreter are forked.
         environ: Its whole environment.
         stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
         stderr: `subprocess.PIPE`, or a file.
+        fresh: Fork nothing: the test is about what the program imports, or about its traceback.
     """
     program, *rest = arguments
-    early = {name for name in environ if name.startswith(READ_AT_IMPORT) and name not in READ_LATER}
-    key = tuple(sorted((name, environ[name]) for name in early))
+    names = {
+        name for name in (*environ, *os.environ) if name.startswith(READ_BEFORE) and name not in READ_LATER
+    }
+    is_plain = all(environ.get(name) == os.environ.get(name) for name in names)
+    is_program = program == sys.executable and (rest[0] in ("-c", "-m") or not rest[0].startswith("-"))
+    if fresh or not is_plain or not is_program:
+        command, pipe = list(arguments), subprocess.PIPE
+        return subprocess.Popen(command, env=dict(environ), stdin=stdin, stdout=pipe, stderr=stderr)
+    native = environ.get(NATIVE, "")
     with _making:
-        is_known = program == sys.executable and (rest[0] in ("-c", "-m") or not rest[0].startswith("-"))
-        if not is_known or "LD_PRELOAD" in environ or (key not in _servers and len(_servers) >= MOST_SERVERS):
-            command, pipe = list(arguments), subprocess.PIPE
-            return subprocess.Popen(command, env=dict(environ), stdin=stdin, stdout=pipe, stderr=stderr)
-        if key not in _servers:
-            _servers[key] = ForkServer({name: environ[name] for name in environ if name not in READ_LATER})
-        server = _servers[key]
+        if native not in _servers:
+            _servers[native] = ForkServer({**os.environ, NATIVE: native})
+        server = _servers[native]
     with contextlib.ExitStack() as theirs:
         streams = []
         ours: list[IO[bytes] | None] = []

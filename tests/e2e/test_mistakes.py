@@ -70,7 +70,7 @@ def test_a_mistake_prints_at_most_15_lines(tmp_path, mistake):
 def test_an_error_of_the_initialization_is_folded_too(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("import dmesh\ndmesh.initialize_accelerator_system('ABACUS')\n")
-    process = Process([sys.executable, str(path)], {})
+    process = Process([sys.executable, str(path)], {}, fresh=True)
     try:
         assert process.wait() == 1
         assert len(process.err.splitlines()) == 4, process.err
@@ -89,7 +89,7 @@ def test_an_exception_keeps_its_frames_and_a_programs_own_hook_gets_them(tmp_pat
         "dmesh.initialize_accelerator_system()\n"
         "dmesh.collectives.all_reduce([[1], []])\n"
     )
-    process = Process([sys.executable, str(path)], {})
+    process = Process([sys.executable, str(path)], {}, fresh=True)
     try:
         assert process.wait() == 1
         assert int(process.out) > 2

@@ -312,7 +312,7 @@ def test_nothing_is_imported_unless_it_is_switched_on(collector: Collector) -> N
     script = JOIN + "dmesh.collectives.all_reduce(np.ones(1))\ncoordination.barrier('b')\n" + LEAVE + check
     environ = environment(collector)
     del environ["DMESH_OTEL"]
-    with run_clients(2, script, environ=environ) as clients:
+    with run_clients(2, script, environ=environ, fresh=True) as clients:
         ended(clients)
     server = Process(
         [sys.executable, "-X", "importtime", "-m", "dmesh", "serve", "--listen", "127.0.0.1:0", "--no-http",
