@@ -38,8 +38,8 @@ demo: $(READY) ## Train on real data in 4 processes that start their own coordin
 hello: $(READY) ## Run the README's first program.
 	$(BIN)/dmesh run -n $(RANKS) --cpu-devices 2 examples/hello_mesh.py
 
-test: native-current ## Run the default tests, three files at a time: they wait more than they compute.
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+test: native-current ## Run the default tests, four files at a time: they wait more than they compute.
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
 
 slow: native-current ## Build wheels, test each kernel of the native core, also with sanitizers, and measure clusters.
 	$(BIN)/python -m pytest -m slow $(ARGS)
