@@ -157,6 +157,38 @@ def _rows_in_place(group, x):
     return x
 
 
+@pytest.mark.parametrize("single_copy_from", [None, 1])
+@pytest.mark.parametrize(("size", "shm"), [(4, HOSTS), UNEVEN[2]])
+def test_arrays_in_shared_memory_are_used_where_they_are(size, shm, single_copy_from):
+    """Any mix of shared and private arrays gives the same, whether or not ranks read each other's process."""
+    with cluster(size, shm=shm, sizes=SMALL, single_copy_from=single_copy_from) as ranks:
+
+        def body(communicator):
+            group, rank = communicator.world, communicator.rank
+            chance, common = np.random.default_rng(rank), np.random.default_rng(0)
+
+            def empty(*shape):
+                return np.empty(shape) if chance.random() < 0.4 else communicator.pool.empty(shape, float)
+
+            group.barrier()
+            for _ in range(8):
+                count = int(common.integers(100, 3000))
+                inputs = common.integers(0, 99, (size, size, count)).astype(float)
+                x, own = empty(size, count), empty(count)
+                x[:], own[:] = inputs[rank], inputs[rank, 0]
+                root = int(common.integers(size))
+                assert (group.all_gather(own, out=empty(size, count)) == inputs[:, 0]).all()
+                assert (group.reduce_scatter(x, out=empty(count)) == inputs.sum(0)[rank]).all()
+                assert (group.all_reduce(x, out=empty(size, count)) == inputs.sum(0)).all()
+                assert (group.broadcast(x, root, out=empty(size, count)) == inputs[root]).all()
+                reduced = group.reduce(x, "max", root, out=empty(size, count) if rank == root else None)
+                assert reduced is None if rank != root else (reduced == inputs.max(0)).all()
+                assert (x == inputs[rank]).all()
+                assert (_rows_in_place(group, x) == inputs.sum(0)).all()
+
+        ranks.all(body)
+
+
 class _Counting:
     """Endpoint that counts the bytes that are given to it."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ _KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
 
 _Part = tuple[tuple[int, ...], Endpoint]
 """Ranks that carry out a step together, and this rank's endpoint among them."""
+_Step = Callable[..., Operation]
+"""Begins a step: `HierarchicalBackend._step` for one call."""
 
 
 class HierarchicalBackend(EndpointBackend):
@@ -110,95 +113,112 @@ class HierarchicalBackend(EndpointBackend):
 
     def _steps(self, request: Request, buffers: Buffers, call: Call) -> Steps:
         descriptor, flat = request.descriptor, call.stream.endpoint
+        mine, total = buffers.source, buffers.result
         assert descriptor is not None
-        mine, total, dtype = buffers.source, buffers.result, descriptor.dtype
-        itemsize = total.itemsize
-
-        def step(
-            at: _Part,
-            kind: int,
-            source: NDArray[Any] | None,
-            target: NDArray[Any] | None,
-            op: int = 0,
-            root: int = 0,
-            number: int = 0,
-            blocks: Blocks | None = None,
-        ) -> Operation:
-            ranks, endpoint = at
-            operation = EndpointOperation(endpoint, ranks, call.ask_everybody)
-            given = source if source is not None else target
-            nbytes = 0 if given is None else int(given.nbytes)
-            block = nbytes // len(ranks) if kind == _REDUCE_SCATTER else nbytes
-            # All members must agree on the whole call, too.
-            agreed = hash_of(Descriptor(kind, op, number, dtype, (root,))) ^ request.hash
-            layout = None
-            if blocks is not None:
-                nbytes = blocks.total * itemsize
-                layout = layout_bytes(blocks, itemsize)
-            octets, into = (
-                None if array is None or not array.size else array.view(np.uint8)
-                for array in (source, target)
-            )
-            endpoint.start(kind, op, dtype, root, agreed, nbytes, block, octets, into, layout)
-            return operation
-
+        step = partial(self._step, request, descriptor.dtype, total.itemsize, call)
         if request.kind == "broadcast":
             yield from self._broadcast(request.root, mine, total, step)
-            yield from self._meet(step)
             return
         assert mine is not None
         if request.kind == "all_gather":
             yield from self._all_gather(mine, total, step)
             return
-        op = OPS[descriptor.op]
-        folds = OPS.index("sum") if op == "mean" else descriptor.op
-        divisor = len(self._ranks) if op == "mean" else 1
+        is_mean = OPS[descriptor.op] == "mean"
+        op = OPS.index("sum") if is_mean else descriptor.op
+        divisor = len(self._ranks) if is_mean else 1
         if request.kind == "reduce_scatter":
-            yield from self._reduce_scatter(mine, total, folds, divisor, step)
-            return
-        to_all = request.kind == "all_reduce"
-        above = None if to_all else self._host_of(request.root)
-        # Ranks of equally large hosts scatter and gather in one step; what is left of the array goes flat.
-        whole = mine.size // self._blocks * self._blocks
-        even = to_all and self._blocks > 1 and len(set(map(len, self._hosts))) == 1
-        if not even or (flat is None and whole < mine.size):
-            even, whole = False, mine.size
-        part = np.empty(0, mine.dtype) if self._inter is None else np.empty(self._length(whole), mine.dtype)
-        if even:
-            yield step(self._intra, _REDUCE_SCATTER, mine[:whole], part, folds)
+            yield from self._reduce_scatter(mine, total, op, divisor, step)
+        elif request.kind == "reduce":
+            yield from self._reduce(mine, total, op, divisor, step, self._host_of(request.root))
+            yield from self._meet(step)
         else:
-            for block in range(self._blocks):
-                into = part if block == self._place else None
-                yield step(self._intra, _REDUCE, mine[self._cut(whole, block)], into, folds, block, block)
+            # Of equally large hosts, all ranks take part in each step; what is left of the array goes flat.
+            count = mine.size // self._blocks * self._blocks
+            even = self._blocks > 1 and len(set(map(len, self._hosts))) == 1
+            if even and flat is not None and count < mine.size:
+                yield from self._reduce_evenly(mine[:count], total[:count], op, divisor, step)
+                everybody = self._ranks, flat
+                yield step(everybody, _ALL_REDUCE, mine[count:], total[count:], descriptor.op)
+            elif even and count == mine.size:
+                yield from self._reduce_evenly(mine, total, op, divisor, step)
+            else:
+                yield from self._reduce(mine, total, op, divisor, step, None)
+
+    def _step(
+        self,
+        request: Request,
+        dtype: int,
+        itemsize: int,
+        call: Call,
+        part: _Part,
+        kind: int,
+        source: NDArray[Any] | None,
+        target: NDArray[Any] | None,
+        op: int = 0,
+        root: int = 0,
+        number: int = 0,
+        blocks: Blocks | None = None,
+    ) -> Operation:
+        """Begin a collective of some of the ranks; `number` tells it from others of the same call."""
+        ranks, endpoint = part
+        operation = EndpointOperation(endpoint, ranks, call.ask_everybody)
+        given = source if source is not None else target
+        nbytes = 0 if given is None else int(given.nbytes)
+        block = nbytes // len(ranks) if kind == _REDUCE_SCATTER else nbytes
+        # All members must agree on the whole call, too.
+        agreed = hash_of(Descriptor(kind, op, number, dtype, (root,))) ^ request.hash
+        layout = None
+        if blocks is not None:
+            nbytes, layout = blocks.total * itemsize, layout_bytes(blocks, itemsize)
+        octets, into = (None if a is None or not a.size else a.view(np.uint8) for a in (source, target))
+        endpoint.start(kind, op, dtype, root, agreed, nbytes, block, octets, into, layout)
+        return operation
+
+    def _reduce_evenly(
+        self, mine: NDArray[Any], total: NDArray[Any], op: int, divisor: int, step: _Step
+    ) -> Steps:
+        part = np.empty(mine.size // self._blocks, mine.dtype)
+        yield step(self._intra, _REDUCE_SCATTER, mine, part, op)
+        assert self._inter is not None
+        yield step(self._inter, _ALL_REDUCE, part, part, op)
+        _divide(part, divisor)
+        yield step(self._intra, _ALL_GATHER, part, total)
+
+    def _reduce(
+        self,
+        mine: NDArray[Any],
+        total: NDArray[Any],
+        op: int,
+        divisor: int,
+        step: _Step,
+        above: int | None,
+    ) -> Steps:
+        """Reduce to host `above`, or to all ranks if it is None."""
+        gets_result = above in (None, self._host)
+        part = np.empty(0 if self._inter is None else self._length(mine.size), mine.dtype)
+        for block in range(self._blocks):
+            into = part if block == self._place else None
+            yield step(self._intra, _REDUCE, mine[self._cut(mine.size, block)], into, op, block, block)
         if self._inter is not None:
-            into = part if above in (None, self._host) else None
             kind, root = (_ALL_REDUCE, 0) if above is None else (_REDUCE, above)
-            yield step(self._inter, kind, part, into, folds, root)
+            yield step(self._inter, kind, part, part if gets_result else None, op, root)
             _divide(part, divisor)
-        if even:
-            yield step(self._intra, _ALL_GATHER, part, total[:whole])
-        elif above in (None, self._host):
-            result = (
-                total if total.size else np.empty(whole, mine.dtype)
-            )  # the root's neighbours keep nothing
+        if gets_result:
+            # The root's neighbors keep nothing of it.
+            result = total if total.size else np.empty(mine.size, mine.dtype)
             for block in range(self._blocks):
                 source = part if block == self._place else None
-                yield step(self._intra, _BROADCAST, source, result[self._cut(whole, block)], 0, block, block)
-        if flat is not None and whole < mine.size:
-            yield step((self._ranks, flat), _ALL_REDUCE, mine[whole:], total[whole:], descriptor.op)
-        if not to_all:
-            yield from self._meet(step)
+                into = result[self._cut(mine.size, block)]
+                yield step(self._intra, _BROADCAST, source, into, 0, block, block)
 
-    def _meet(self, step: Callable[..., Operation]) -> Steps:
+    def _meet(self, step: _Step) -> Steps:
         """Return when all ranks have come: those of a host, leaders of hosts, those of a host again."""
         yield step(self._intra, _BARRIER, None, None)
         if self._inter is not None:
             yield step(self._inter, _BARRIER, None, None)
         yield step(self._intra, _BARRIER, None, None, number=1)
 
-    def _broadcast(
-        self, root: int, mine: NDArray[Any] | None, total: NDArray[Any], step: Callable[..., Operation]
-    ) -> Steps:
+    def _broadcast(self, root: int, mine: NDArray[Any] | None, total: NDArray[Any], step: _Step) -> Steps:
         above = self._host_of(root)
         if above == self._host:
             yield step(self._intra, _BROADCAST, mine, total, 0, self._hosts[above].index(root))
@@ -210,8 +230,9 @@ class HierarchicalBackend(EndpointBackend):
                 part = total[self._cut(total.size, block)]
                 source = part if block == self._place else None
                 yield step(self._intra, _BROADCAST, source, part, 0, block, block)
+        yield from self._meet(step)
 
-    def _all_gather(self, mine: NDArray[Any], total: NDArray[Any], step: Callable[..., Operation]) -> Steps:
+    def _all_gather(self, mine: NDArray[Any], total: NDArray[Any], step: _Step) -> Steps:
         order, each, own = self._order, mine.size, self._host
         whole = total if order is None else np.empty_like(total)
         segments = self._segments(each)
@@ -235,7 +256,7 @@ class HierarchicalBackend(EndpointBackend):
         total: NDArray[Any],
         op: int,
         divisor: int,
-        step: Callable[..., Operation],
+        step: _Step,
     ) -> Steps:
         each, size, place = total.size, len(self._hosts[self._host]), self._place
         rows = mine if self._order is None else mine.reshape(-1, each)[self._order].reshape(-1)
