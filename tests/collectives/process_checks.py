@@ -149,6 +149,8 @@ def counts(world: Group) -> None:
                 total = joined * np.array(size, dtype)
                 expected = np.split(total, np.cumsum(lengths)[:-1])[rank]
                 equal(world.reduce_scatter(joined, counts=lengths), expected)
+                later = world.reduce_scatter(joined, counts=lengths, async_op=True)
+                equal(later.result(60), expected)
             out = np.zeros_like(joined)
             begin = sum(lengths[:rank])
             own = out[begin : begin + lengths[rank]]

@@ -41,7 +41,7 @@ def once(arguments: list[str], workers: int, seed: int, run: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=1, help="how many times in a row (1)")
-    parser.add_argument("--workers", type=int, default=min(12, 2 * (os.cpu_count() or 1)))
+    parser.add_argument("--workers", type=int, default=min(12, 4 * (os.cpu_count() or 1)))
     options, arguments = parser.parse_known_args()
     first = int(os.environ.get("DMESH_FAULTS_SEED") or secrets.randbelow(1 << 32))
     began, passed, runs = time.time(), 0, []

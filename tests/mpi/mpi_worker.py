@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.collectives.process_checks import CHECKS
 from tests.collectives.process_worker import check
 
 import dmesh
@@ -21,7 +22,7 @@ from dmesh.testing.backends import check_values
 
 OPERATIONS = [
     "all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "all_to_all",
-    "permute", "send_recv", "barrier", "counts",
+    "permute", "send_recv", "barrier", *CHECKS,
 ]  # fmt: skip
 
 
