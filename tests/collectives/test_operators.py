@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from tests.collectives.test_values import (
     FORMS,
     REDUCTIONS,
     SHAPES,
+    clusters_of_all_sizes,
     in_form,
     meaningful,
     random_array,
@@ -46,11 +46,7 @@ SEEDS = st.integers(0, 99)
 
 @pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS)
 def clusters(request):
-    with contextlib.ExitStack() as stack:
-        options = {"tuning": (EARLY,), **request.param}
-        made = {size: stack.enter_context(cluster(size, **options)) for size in range(1, 6)}
-        for ranks in made.values():
-            ranks.all(lambda communicator: communicator.world.barrier())  # finds out the tuning
+    with clusters_of_all_sizes(request.param) as made:
         yield made
 
 

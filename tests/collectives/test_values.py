@@ -65,13 +65,20 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS)
-def clusters(request):
+@contextlib.contextmanager
+def clusters_of_all_sizes(options):
+    """Clusters of 1 to 5 ranks, by size, in which small arrays take the ways of large ones."""
     with contextlib.ExitStack() as stack:
-        options = {"tuning": (EARLY,), **request.param}
+        options = {"tuning": (EARLY,), **options}
         made = {size: stack.enter_context(cluster(size, **options)) for size in range(1, 6)}
         for ranks in made.values():
             ranks.all(lambda communicator: communicator.world.barrier())  # finds out the tuning
+        yield made
+
+
+@pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS)
+def clusters(request):
+    with clusters_of_all_sizes(request.param) as made:
         yield made
 
 

@@ -96,7 +96,10 @@ class ForkServer:
         with self._starting:
             socket.send_fds(self._socket, [_HEADER.pack(len(data))], streams)
             self._socket.sendall(data)
-            pid = self._born.get(timeout=60)
+            try:
+                pid = self._born.get(timeout=60)
+            except queue.Empty:
+                raise RuntimeError("the fork server has not started the program within 60 s") from None
         if not pid:
             raise RuntimeError(
                 "the fork server has ended; it may have said why on the standard error of the tests"

@@ -195,7 +195,7 @@ class HierarchicalBackend(EndpointBackend):
     ) -> Steps:
         """Reduce to host `above`, or to all ranks if it is None."""
         gets_result = above in (None, self._host)
-        part = np.empty(0 if self._inter is None else self._length(mine.size), mine.dtype)
+        part = np.empty_like(mine[self._cut(mine.size, self._place)])  # empty, if it is no leader
         for block in range(self._blocks):
             into = part if block == self._place else None
             yield step(self._intra, _REDUCE, mine[self._cut(mine.size, block)], into, op, block, block)
@@ -300,11 +300,6 @@ class HierarchicalBackend(EndpointBackend):
     def _cut(self, count: int, block: int) -> slice:
         """Return the elements of a block."""
         return slice(*bounds(count, self._blocks, block))
-
-    def _length(self, count: int) -> int:
-        """Return the number of elements of this leader's block."""
-        start, stop = bounds(count, self._blocks, self._place)
-        return stop - start
 
 
 def _divide(array: NDArray[Any], divisor: int) -> None:
