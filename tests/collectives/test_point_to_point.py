@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from functools import partial
@@ -14,7 +15,6 @@ from tests.collectives.ranks import cluster
 
 from dmesh.collectives import ANY_SOURCE, ANY_TAG, NULL_PEER, Status, matching
 from dmesh.collectives.envelope import parse
-from dmesh.collectives.futures import Worker
 from dmesh.collectives.matching import Matcher
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.errors import (
@@ -100,20 +100,33 @@ def test_any_tag_takes_arrays_in_the_order_in_which_they_were_sent(ranks, length
     assert ranks.all(body)[1] == list(enumerate(tags))
 
 
-def test_asynchronous_receives_take_arrays_in_the_order_of_their_calls(ranks, monkeypatch):
-    begin, held = Worker.submit, []
-    monkeypatch.setattr(Worker, "submit", lambda *arguments: held.append(arguments))
+def test_many_receives_wait_on_one_thread(ranks):
+    """In the order of their calls, and as long as callbacks wait for other receives."""
+    pending, held, waited = 64, threading.Barrier(3), queue.SimpleQueue()
+
+    def waiting():
+        return sum(thread.name.startswith("dmesh-group") for thread in threading.enumerate())
 
     def body(c):
-        for number in range(4 if c.rank == 0 else 0):
-            c.world.send(np.full(1, number), 1, tag=5)
-        return [c.world.recv(None, 0, tag=5, async_op=True) for _ in range(4)] if c.rank == 1 else []
+        if c.rank == 0:
+            held.wait(60)
+            for number in range(pending):
+                c.world.send(np.full(1 if number % 9 else LARGE, number), 1, tag=5 + number % 2)
+        elif c.rank == 1:
+            before = waiting()
+            futures = [c.world.recv(None, 0, tag=5 + at % 2, async_op=True) for at in range(pending)]
+            futures[0].add_done_callback(lambda _: waited.put(futures[-1].result(60)[0]))
+            threads = waiting() - before
+            held.wait(60)
+            return threads, [int(future.result(60)[-1]) for future in futures]
+        else:
+            held.wait(60)
+        return None
 
-    futures = ranks.all(body)[1]
-    monkeypatch.undo()
-    for arguments in reversed(held):
-        begin(*arguments)  # as if the system had let the thread of the last call begin first
-    assert [int(future.result(60)[0]) for future in futures] == [0, 1, 2, 3]
+    threads, found = ranks.all(body)[1]
+    assert found == list(range(pending))
+    assert threads == 1
+    assert waited.get(timeout=60) == pending - 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +173,9 @@ def test_what_one_thread_has_claimed_no_other_one_gets(ranks, monkeypatch, sourc
                 c.world.send(np.full(1, number), 1, tag=5)
         if c.rank != 1:
             return []
-        return [f.result(60)[0] for f in [c.world.recv(None, source, tag=5, async_op=True) for _ in range(2)]]
+        first = c.world.recv(None, source, tag=5, async_op=True)
+        second = c.world.recv(None, source, tag=5)[0]
+        return [first.result(60)[0], second]
 
     assert ranks.all(body)[1] == [0, 1]
 

@@ -148,9 +148,16 @@ class EventRing:
 
     def began(self, record: CallRecord, work: Pending | None = None) -> None:
         """Record that a call begins on this thread."""
-        record.began = self.clock()
+        self._running.pop(-id(record), None)
+        record.began = record.began or self.clock()
         record.work = work
         self._running[threading.get_ident()] = record
+
+    def awaits(self, record: CallRecord, work: Pending) -> None:
+        """Record that a call begins, which waits among others on one thread."""
+        record.began = self.clock()
+        record.work = work
+        self._running[-id(record)] = record
 
     def waiting(self, record: CallRecord, ranks: Sequence[int], age: float) -> None:
         """Report that a call has waited for ranks for `age` seconds; no ranks: that wait is over."""

@@ -59,8 +59,7 @@ class Worker:
         return last is not None and not last.done()
 
     def submit(self, future: Future[Any], job: Callable[[], Any]) -> None:
-        """Queue a job whose outcome goes to `future`, which cannot be cancelled: other ranks count on it."""
-        future.set_running_or_notify_cancel()
+        """Queue a job whose outcome goes to `future`."""
         with self._lock:
             if not self._stopped:
                 if not self._started:
@@ -69,7 +68,7 @@ class Worker:
                 self._last = weakref.ref(future)
                 self._jobs.put((future, job))
                 return
-        _do(future, job)
+        do(future, job)
 
     def catch_up(self, enough: Callable[[], bool]) -> None:
         """Run queued jobs until it is enough, if called on the thread itself, by a future's callback."""
@@ -81,7 +80,7 @@ class Worker:
             if item is None:
                 self._jobs.put(None)
                 return
-            _do(*item)
+            do(*item)
 
     def stop(self) -> None:
         """End the thread once its queue is empty; later jobs run on the thread that submits them."""
@@ -93,23 +92,39 @@ class Worker:
 def _work(jobs: SimpleQueue[Job | None], thread: list[int]) -> None:
     thread.append(threading.get_ident())
     while (item := jobs.get()) is not None:
-        _do(*item)
+        do(*item)
         del item  # or its group would stay alive until the next job
 
 
-def do_now(future: Future[Any], job: Callable[[], Any]) -> None:
+def do(future: Future[Any], job: Callable[[], Any]) -> None:
     """Run a job on this thread, whose outcome goes to `future`."""
-    future.set_running_or_notify_cancel()
-    _do(future, job)
+    complete, outcome = _outcome(future, job)
+    complete(outcome)
 
 
-def _do(future: Future[Any], job: Callable[[], Any]) -> None:
+def _outcome(future: Future[Any], job: Callable[[], Any]) -> tuple[Callable[[Any], None], Any]:
     try:
-        result = job()
+        return future.set_result, job()
     except BaseException as error:  # noqa: BLE001 -- handed to whoever asks for the result
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+        return future.set_exception, error
+
+
+def do_now(future: Future[Any], job: Callable[[], Any]) -> None:
+    """Run a job on this thread, whose outcome goes to `future`; callbacks of the future run on another."""
+    complete, outcome = _outcome(future, job)
+    with future._condition:  # no callback is added meanwhile
+        if not future._done_callbacks:  # type: ignore[attr-defined]
+            complete(outcome)
+            return
+    do_aside("dmesh-callbacks", partial(complete, outcome))
+
+
+def do_aside(name: str, job: Callable[[], object]) -> None:
+    """Run a job on a thread of its own; on this one if there can be no more threads."""
+    try:
+        waiting.Worker(job, name).start()
+    except RuntimeError:
+        job()
 
 
 class Completed(Future[Any]):

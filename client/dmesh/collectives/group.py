@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -24,8 +25,9 @@ from dmesh.collectives.consensus import Consensus, Store, flag_of
 from dmesh.collectives.control_messages import clean
 from dmesh.collectives.counts import CountsRequestBuilder
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.futures import Completed, Transfer, Worker, do_now, pend, settle
+from dmesh.collectives.futures import Completed, Transfer, Worker, do, do_aside, do_now, pend, settle
 from dmesh.collectives.matching import Matcher
+from dmesh.collectives.receiver import Receiver
 from dmesh.collectives.request import TRANSFER, Request, check_timeout
 from dmesh.collectives.services import Members, Pair, Services
 from dmesh.collectives.validation import check_int64
@@ -121,6 +123,7 @@ class Group(ProcessGroup):
         self._consensus: Consensus | None = None
         self._workers: dict[Key, Worker] = {}
         self._unnumbered: set[Any] = set()  # asynchronous calls with threads of their own
+        self._receiver = Receiver(communicator.transport.message_queue.arrivals)
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
         self._finalizer.atexit = False
 
@@ -270,24 +273,30 @@ class Group(ProcessGroup):
 
     def _submit(self, key: Key, work: Work, request: Request) -> None:
         """Carry out an asynchronous call in a thread, unless it is complete at once."""
-        carry_out = partial(self._carry_out, work, work.run)
+        work.set_running_or_notify_cancel()  # it cannot be cancelled: other ranks count on it
         if key is None or work.stream.numbered:
-            self._worker(key).submit(work, carry_out)
-        elif request.pattern is None and work.begin():
+            self._worker(key).submit(work, partial(self._carry_out, work, work.run))
+        elif request.pattern is None:
+            self._finish(work)
+        elif self._receiver.add(work):
+            self._worker(key).submit(Future(), partial(self._receiver.run, self._finish))
+
+    def _finish(self, work: Work) -> None:
+        """Carry out a call whose turn it is, in a thread of its own unless it is complete at once."""
+        carry_out = partial(self._carry_out, work, work.run)
+        if work.begin():
             do_now(work, carry_out)
         else:
             # It may wait for long, and later ones must not wait for it.
             self._unnumbered.add(work)
             work.add_done_callback(self._unnumbered.discard)
-            worker = Worker(f"dmesh-group-{self.name or 'ranks'}-receive")
-            worker.submit(work, carry_out)
-            worker.stop()
+            do_aside(f"dmesh-group-{self.name or 'ranks'}-transfer", partial(do, work, carry_out))
 
     def _worker(self, key: Key) -> Worker:
         """Return the thread of a stream, so that no transfer waits behind other calls of the group."""
         worker = self._workers.get(key)
         if worker is None:
-            name = f"dmesh-group-{self.name or 'ranks'}" + ("" if key is None else "-{}-{}".format(*key))
+            name = "-".join(["dmesh-group", self.name or "ranks", *map(str, key or ())])
             worker = self._workers.setdefault(key, Worker(name))
         return worker
 

@@ -23,15 +23,12 @@ from dmesh.collectives.backends.loopback import LoopbackBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.envelope import Envelope, Status, is_synchronous, parse, tag_of
 from dmesh.collectives.failure import Cause, Failure
+from dmesh.collectives.receiver import Looks
 from dmesh.collectives.request import SYNCHRONOUS, TRANSFER, Pattern, Request, as_called, describe
 from dmesh.collectives.services import Members
 from dmesh.collectives.work import Generation, Stream, Work
 from dmesh.native import Endpoint
 
-_SPINNING = 200e-6
-"""Seconds of looking at native endpoints without a nap."""
-_NAPS = 50e-6, 1e-3
-"""Shortest and longest nap between two looks, in seconds."""
 _MOST_CLAIMED = 1024
 """Received tagged transfers of a sender whose numbers are kept before needless ones are dropped."""
 _ARRIVES_WITHIN = 5.0
@@ -151,9 +148,11 @@ class Matcher:
         self, generation: Generation, pattern: Pattern, source: int, matching: Matching | None
     ) -> Envelope | None:
         """Return the first array of a sender that a receive may take."""
-        posted = self.posted if matching is None else self.posted[: self.posted.index(matching)]
-        earlier = [one.pattern for one in posted if not one.pattern.probes]
+        earlier: list[Pattern] | None = None
         for found in self._offers(generation, pattern, source):
+            if earlier is None:
+                posted = self.posted if matching is None else self.posted[: self.posted.index(matching)]
+                earlier = [one.pattern for one in posted if not one.pattern.probes]
             rival = next((one for one in earlier if fits(one, found)), None)
             if rival is not None:
                 earlier.remove(rival)
@@ -230,8 +229,7 @@ class Matching(Search):
         self._matcher = matcher
         self._error: BaseException | None = None
         self._goodbyes: dict[int, float] = {}
-        self._began = time.monotonic()
-        self._nap = _NAPS[0]
+        self._looks = Looks(matcher.bell)
         if not work.stream.numbered:
             with self._matcher.lock:
                 self._matcher.posted.append(self)
@@ -248,21 +246,11 @@ class Matching(Search):
         stream = self.work.stream
         if stream.numbered and stream.endpoint is not None and stream.uses_endpoint(self.work.sequence):
             return self._try(seconds)
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if self._polls():
-                if time.monotonic() - self._began < _SPINNING:
-                    time.sleep(0)
-                    if self._try():
-                        return True
-                    continue
-                left, self._nap = min(left, self._nap), min(2 * self._nap, _NAPS[1])
-            if self._matcher.bell.wait_for(self._try, left):
-                return True
-        return False
+        return self._looks.until(self._try, lambda: self.polls, seconds)
 
-    def _polls(self) -> bool:
-        """Return whether arrays may come that ring no bell."""
+    @property
+    def polls(self) -> bool:
+        """See `Search.polls`."""
         if self.pattern.tag:
             return False
         if any(backend.polls for backend in self._generation.backends):

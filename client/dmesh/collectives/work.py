@@ -34,6 +34,8 @@ Key = tuple[int, ...] | None
 (sender, receiver, 1) for those with one, () for receives that have not found what they take."""
 _LAST_LOOKS = 0.02
 """Seconds between looks for the last answers, when time has run out."""
+Attempt = Callable[[float], bool]
+"""Goes on for at most so many seconds; returns whether that was all."""
 
 
 def group_id(*parts: object) -> int:
@@ -363,6 +365,7 @@ class Work(Future[Any]):
         self._search: Search | None = None
         self._refusal: Exception | None = None
         self._begun: tuple[Operation, Buffers] | None = None
+        self._complete = False  # what has begun
         self._deadline = 0.0
         self._inquiry: Inquiry | None = None
 
@@ -414,6 +417,8 @@ class Work(Future[Any]):
         Raises:
             CollectiveError: The group has failed.
         """
+        if self._refusal is not None:
+            raise self._refusal
         request = self.request
         assert request is not None
         if self.stream.numbered:
@@ -425,27 +430,38 @@ class Work(Future[Any]):
         if request.pattern is not None:
             matching = self._search or self.search(request)
             self.drive(matching)
-            matching.revoke()
+            self._found(matching)
             if request.pattern.probes:
                 return matching.status
-            request = self.request = matching.request
-            self.move(self.stream, self.sequence, request.text)
-        if self._refusal is not None:
-            raise self._refusal
+            request = matching.request
         if self._begun is None:
             self._refuse_departed(request)
             if request.exchange is not None and request.resolve is not None:
                 request = request.resolve(self._perform(request.exchange))
         return self._perform(request)
 
+    def _found(self, search: Search) -> None:
+        """Go on as the receive of what has been found."""
+        search.revoke()
+        self.request = search.request
+        self.move(self.stream, self.sequence, search.request.text)
+
     def begin(self) -> bool:
-        """Begin a send, without waiting; return whether it is complete, or has failed, as `run` finds out."""
+        """Begin without waiting; return whether it is complete, or has failed, as `run` finds out."""
+        return self._refusal is not None or self.attempt(self._begin)
+
+    def _begin(self, seconds: float) -> bool:
+        request = self.request
+        assert request is not None
+        self._refuse_departed(request)
+        self._begun = self._start(request)
+        self._complete = self._begun[0].progress(seconds)
+        return self._complete
+
+    def attempt(self, attempt: Attempt) -> bool:
+        """Return whether an attempt, without waiting, succeeds, or fails: then `run` raises its error."""
         try:
-            request = self.request
-            assert request is not None
-            self._refuse_departed(request)
-            self._begun = self._start(request)
-            return self._begun[0].progress(0.0)
+            return attempt(0.0)
         except Exception as error:  # noqa: BLE001 -- raised by `run`
             self._refusal = error
             return True
@@ -459,7 +475,8 @@ class Work(Future[Any]):
     def _perform(self, request: Request) -> Any:
         """Carry out a request; a second one of the call may follow if it says so."""
         operation, buffers = self._begun or self._start(request)
-        self.drive(operation)
+        if not self._complete:
+            self.drive(operation)
         if request.precedes:
             operation.revoke()
         return request.out if request.device is not None else request.finish(buffers)
@@ -471,7 +488,7 @@ class Work(Future[Any]):
             receiver = self.generation.members.ranks[pair[1]]
             if receiver in departed:
                 self.generation.lose(receiver, departed[receiver])
-                self._check()
+                self.check()
 
     def _await_turn(self, *, alone: bool) -> None:
         """Wait until earlier calls of the stream are over, as far as that is necessary; the time runs."""
@@ -482,9 +499,10 @@ class Work(Future[Any]):
         if not is_ready():
             ends = lambda: self.generation.failure is not None or is_ready()  # noqa: E731
             self._until(partial(self.stream.wait_for, ends))
-            self._check()
+            self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise the group's failure, if it has failed."""
         failure = self.generation.failure
         if failure is not None:
             raise failure.during(str(self))
@@ -494,7 +512,7 @@ class Work(Future[Any]):
         with self.generation.lock:
             self._operation = operation
             self._deadline = self._deadline or self._services.clock() + self.timeout
-        self._check()  # whoever fails the group from now on sees the operation
+        self.check()  # whoever fails the group from now on sees the operation
         self._until(operation.progress)
 
     def end(self) -> None:
@@ -524,47 +542,41 @@ class Work(Future[Any]):
         """Ask all others where they are: one of them is not where this rank is."""
         self.inquiry.ask(everybody=True)
 
-    def _until(self, attempt: Callable[[float], bool]) -> None:
-        """Repeat an attempt until it succeeds; ask, announce and give up in between."""
-        services = self._services
-        policy, now = services.wait_policy, services.clock
-        began = now()
-        after = policy.ask_after
-        asks = chain(after, count((after[-1] if after else 0.0) + policy.ask_every, policy.ask_every))
-        ask_at = began + next(asks)
-        announce_at = began + policy.announce_every
-        stuck_after = services.stuck_after
-        report_at = began + stuck_after if stuck_after > 0 else float("inf")
-        reported = False
+    def _until(self, attempt: Attempt) -> None:
+        """Repeat an attempt until it succeeds."""
+        wait = Wait(self, self._deadline)
         try:
-            while True:
-                time = now()
-                until = min(ask_at, announce_at, report_at, self._deadline, time + policy.look_every)
-                if attempt(max(until - time, 0.0)):
-                    return
-                self._check()
-                self._look_for_departures()
-                self._look_for_skips()
-                time = now()
-                if time >= self._deadline:
-                    self._time_out(attempt)
-                    return
-                if time >= ask_at:
-                    self.inquiry.ask()
-                    ask_at = began + next(asks)
-                if time >= announce_at:
-                    announce_at += policy.announce_every
-                    policy.announce(self.inquiry.waiting_text(time - began))
-                if time >= report_at:
-                    report_at = time + stuck_after
-                    reported = True
-                    services.events.waiting(self.record, self.inquiry.blocking(), time - began)
+            while not (attempt(wait.left) or wait.look(attempt)):
+                pass
         finally:
-            if reported:
-                services.events.waiting(self.record, (), 0.0)
-            self.record.waited += now() - began
+            wait.end()
 
-    def _look_for_departures(self) -> None:
+    def wait(self) -> Wait:
+        """Begin to wait, on a thread that waits for other calls, too, until it is known what is received."""
+        self._deadline = self._services.clock() + self.timeout
+        self._services.events.awaits(self.record, self)
+        return Wait(self, self._deadline)
+
+    @property
+    def polls(self) -> bool:
+        """True if what it waits for may come without a bell; see `Search.polls`."""
+        return self._search is not None and self._search.polls
+
+    def find(self, seconds: float) -> bool:
+        """Look for what it receives, for at most so long; return whether it has come.
+
+        Raises:
+            CollectiveError: The group has failed.
+        """
+        search = self._search
+        assert search is not None
+        if not search.progress(seconds):
+            return False
+        self._found(search)
+        return True
+
+    def look_for_departures(self) -> None:
+        """Fail the group if the call waits for a rank that has left."""
         departed = self.generation.departed
         if not departed:
             return
@@ -575,25 +587,83 @@ class Work(Future[Any]):
                 self.generation.lose(rank, departed[rank])
                 return
 
-    def _look_for_skips(self) -> None:
+    def look_for_skips(self) -> None:
         """Fail the group if a rank waits for this one in a barrier, and so will never make the call."""
         if self._inquiry is not None:
             failure = self._inquiry.skipped(self._deadline - self._services.clock())
             if failure is not None:
                 self.generation.fail(failure)
-                self._check()
+                self.check()
 
-    def _time_out(self, attempt: Callable[[float], bool]) -> None:
+
+class Wait:
+    """Wait of a call: when it asks the other ranks, announces itself, and gives up."""
+
+    def __init__(self, work: Work, deadline: float) -> None:
+        services = work.generation.members.services
+        policy = services.wait_policy
+        self._work, self._services, self._deadline = work, services, deadline
+        after = policy.ask_after
+        self._asks = chain(after, count((after[-1] if after else 0.0) + policy.ask_every, policy.ask_every))
+        self._began = began = services.clock()
+        self._ask_at = began + next(self._asks)
+        self._announce_at = began + policy.announce_every
+        self._report_at = began + (services.stuck_after if services.stuck_after > 0 else float("inf"))
+        self._reported = False
+        self._look_at = began + policy.look_every
+
+    @property
+    def left(self) -> float:
+        """Seconds until the next `look`."""
+        at = min(self._ask_at, self._announce_at, self._report_at, self._deadline, self._look_at)
+        return max(at - self._services.clock(), 0.0)
+
+    def look(self, attempt: Attempt) -> bool:
+        """Do what is due, after an attempt has failed; return True if a last attempt has succeeded.
+
+        Raises:
+            CollectiveError: The group has failed.
+        """
+        work, services = self._work, self._services
+        work.check()
+        work.look_for_departures()
+        work.look_for_skips()
+        policy, time = services.wait_policy, services.clock()
+        if time >= self._deadline:
+            self._time_out(attempt)
+            return True
+        if time >= self._ask_at:
+            work.inquiry.ask()
+            self._ask_at = self._began + next(self._asks)
+        if time >= self._announce_at:
+            self._announce_at += policy.announce_every
+            policy.announce(work.inquiry.waiting_text(time - self._began))
+        if time >= self._report_at:
+            self._report_at = time + services.stuck_after
+            self._reported = True
+            services.events.waiting(work.record, work.inquiry.blocking(), time - self._began)
+        self._look_at = time + policy.look_every
+        return False
+
+    def _time_out(self, attempt: Attempt) -> None:
         """Hear once more from everybody, so that the error is exact, and fail the group."""
-        services = self._services
-        self.inquiry.ask(everybody=True)
+        work, services = self._work, self._services
+        inquiry = work.inquiry
+        inquiry.ask(everybody=True)
         give_up = services.clock() + services.wait_policy.answers_within
-        while services.clock() < give_up and self.inquiry.unanswered():
+        while services.clock() < give_up and inquiry.unanswered():
             if attempt(_LAST_LOOKS):
                 return
-            self._check()
-        failure = self.inquiry.timed_out(self.timeout)
-        self.generation.fail(failure)
+            work.check()
+        failure = inquiry.timed_out(work.timeout)
+        work.generation.fail(failure)
         # Another rank's failure may have been first; either way the group has one, and it is raised here. If
         # it has none yet, another thread is failing it right now, and tells the other members.
-        raise (self.generation.failure or failure).during(str(self))
+        raise (work.generation.failure or failure).during(str(work))
+
+    def end(self) -> None:
+        """Report that the wait is over."""
+        record = self._work.record
+        if self._reported:
+            self._services.events.waiting(record, (), 0.0)
+        record.waited += self._services.clock() - self._began

@@ -207,6 +207,11 @@ class Search(Operation):
     def status(self) -> object:
         """Description of what it takes."""
 
+    @property
+    @abstractmethod
+    def polls(self) -> bool:
+        """True if arrays may come of which no bell tells: it must look for them now and then."""
+
 
 class Matcher(Protocol):
     """Finds what receives take; see `matching`."""
