@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from dmesh.collectives.work import Wait, Work
+from dmesh.collectives.wait import Wait
+from dmesh.collectives.work import Work
 from dmesh.coordination.waiting import Bell
 
 _SPINNING = 200e-6

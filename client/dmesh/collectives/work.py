@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
 from typing import Any, Protocol
 
 from dmesh.collectives.backends.base import Backend, Matcher, Operation, Search
@@ -24,6 +23,7 @@ from dmesh.collectives.inquiry import Inquiry
 from dmesh.collectives.request import Buffers, Descriptor, Request, as_called, text_of
 from dmesh.collectives.services import ANYBODY, Members, Pair
 from dmesh.collectives.tuning import SHIPPED, Tuning
+from dmesh.collectives.wait import Attempt, Wait
 from dmesh.coordination.waiting import Bell
 from dmesh.native import Endpoint
 
@@ -32,10 +32,6 @@ _SENT = 64
 Key = tuple[int, ...] | None
 """Stream of a group: None for its collectives, (sender, receiver) for the transfers without a tag of a pair,
 (sender, receiver, 1) for those with one, () for receives that have not found what they take."""
-_LAST_LOOKS = 0.02
-"""Seconds between looks for the last answers, when time has run out."""
-Attempt = Callable[[float], bool]
-"""Goes on for at most so many seconds; returns whether that was all."""
 
 
 def group_id(*parts: object) -> int:
@@ -544,18 +540,27 @@ class Work(Future[Any]):
 
     def _until(self, attempt: Attempt) -> None:
         """Repeat an attempt until it succeeds."""
-        wait = Wait(self, self._deadline)
+        services, wait = self._services, None
+        policy, began = services.wait_policy, services.clock()
         try:
-            while not (attempt(wait.left) or wait.look(attempt)):
-                pass
+            first = min((policy.look_every, *policy.ask_after[:1], self._deadline - began))
+            if not attempt(max(first, 0.0)):
+                wait = Wait(self, services, began, self._deadline)
+                while not (wait.look(attempt) or attempt(wait.left)):
+                    pass
         finally:
-            wait.end()
+            if wait is None:
+                self.record.waited += services.clock() - began
+            else:
+                wait.end()
 
     def wait(self) -> Wait:
         """Begin to wait, on a thread that waits for other calls, too, until it is known what is received."""
-        self._deadline = self._services.clock() + self.timeout
-        self._services.events.awaits(self.record, self)
-        return Wait(self, self._deadline)
+        services = self._services
+        began = services.clock()
+        self._deadline = began + self.timeout
+        services.events.awaits(self.record, self)
+        return Wait(self, services, began, self._deadline)
 
     @property
     def polls(self) -> bool:
@@ -575,6 +580,13 @@ class Work(Future[Any]):
         self._found(search)
         return True
 
+    def fail(self, failure: Failure) -> None:
+        """Fail the group, and raise its failure."""
+        self.generation.fail(failure)
+        # Another rank's failure may have been first; either way the group has one, and it is raised here. If
+        # it has none yet, another thread is failing it right now, and tells the other members.
+        raise (self.generation.failure or failure).during(str(self))
+
     def look_for_departures(self) -> None:
         """Fail the group if the call waits for a rank that has left."""
         departed = self.generation.departed
@@ -586,84 +598,3 @@ class Work(Future[Any]):
             if rank in departed and operation is not None and not operation.may_still_come(rank):
                 self.generation.lose(rank, departed[rank])
                 return
-
-    def look_for_skips(self) -> None:
-        """Fail the group if a rank waits for this one in a barrier, and so will never make the call."""
-        if self._inquiry is not None:
-            failure = self._inquiry.skipped(self._deadline - self._services.clock())
-            if failure is not None:
-                self.generation.fail(failure)
-                self.check()
-
-
-class Wait:
-    """Wait of a call: when it asks the other ranks, announces itself, and gives up."""
-
-    def __init__(self, work: Work, deadline: float) -> None:
-        services = work.generation.members.services
-        policy = services.wait_policy
-        self._work, self._services, self._deadline = work, services, deadline
-        after = policy.ask_after
-        self._asks = chain(after, count((after[-1] if after else 0.0) + policy.ask_every, policy.ask_every))
-        self._began = began = services.clock()
-        self._ask_at = began + next(self._asks)
-        self._announce_at = began + policy.announce_every
-        self._report_at = began + (services.stuck_after if services.stuck_after > 0 else float("inf"))
-        self._reported = False
-        self._look_at = began + policy.look_every
-
-    @property
-    def left(self) -> float:
-        """Seconds until the next `look`."""
-        at = min(self._ask_at, self._announce_at, self._report_at, self._deadline, self._look_at)
-        return max(at - self._services.clock(), 0.0)
-
-    def look(self, attempt: Attempt) -> bool:
-        """Do what is due, after an attempt has failed; return True if a last attempt has succeeded.
-
-        Raises:
-            CollectiveError: The group has failed.
-        """
-        work, services = self._work, self._services
-        work.check()
-        work.look_for_departures()
-        work.look_for_skips()
-        policy, time = services.wait_policy, services.clock()
-        if time >= self._deadline:
-            self._time_out(attempt)
-            return True
-        if time >= self._ask_at:
-            work.inquiry.ask()
-            self._ask_at = self._began + next(self._asks)
-        if time >= self._announce_at:
-            self._announce_at += policy.announce_every
-            policy.announce(work.inquiry.waiting_text(time - self._began))
-        if time >= self._report_at:
-            self._report_at = time + services.stuck_after
-            self._reported = True
-            services.events.waiting(work.record, work.inquiry.blocking(), time - self._began)
-        self._look_at = time + policy.look_every
-        return False
-
-    def _time_out(self, attempt: Attempt) -> None:
-        """Hear once more from everybody, so that the error is exact, and fail the group."""
-        work, services = self._work, self._services
-        inquiry = work.inquiry
-        inquiry.ask(everybody=True)
-        give_up = services.clock() + services.wait_policy.answers_within
-        while services.clock() < give_up and inquiry.unanswered():
-            if attempt(_LAST_LOOKS):
-                return
-            work.check()
-        failure = inquiry.timed_out(work.timeout)
-        work.generation.fail(failure)
-        # Another rank's failure may have been first; either way the group has one, and it is raised here. If
-        # it has none yet, another thread is failing it right now, and tells the other members.
-        raise (work.generation.failure or failure).during(str(work))
-
-    def end(self) -> None:
-        """Report that the wait is over."""
-        record = self._work.record
-        if self._reported:
-            self._services.events.waiting(record, (), 0.0)
-        record.waited += self._services.clock() - self._began
