@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from grpc._cython import cygrpc
 
 from dmesh_server.telemetry import logs
 
@@ -92,3 +93,20 @@ def test_other_libraries_are_heard_when_they_warn() -> None:
     logging.getLogger("grpc").warning("trouble ahead")
     assert "chatter" not in stream.getvalue()
     assert '"trouble ahead" logger=grpc' in stream.getvalue()
+
+
+@pytest.mark.parametrize(("level", "lines_of_it"), [(logging.INFO, 0), (logging.DEBUG, 1)])
+def test_a_caller_that_went_away_before_its_reply_is_no_error(level: int, lines_of_it: int) -> None:
+    """What gRPC logs with a traceback when a call ends, by its deadline say, while its reply is sent."""
+    stream = io.StringIO()
+    logs.configure(stream, "text", level)
+    theirs = logging.getLogger("grpc._cython.cygrpc")
+    for error in (cygrpc.ExecuteBatchError("execute_batch"), RuntimeError("a real one")):
+        try:
+            raise error
+        except (cygrpc.ExecuteBatchError, RuntimeError):
+            theirs.exception("raised in core by servicer method [/S/M]")
+    text = stream.getvalue()
+    assert text.count("Traceback") == 1
+    assert "a real one" in text
+    assert text.count("DEBUG reply_not_sent") == text.count("\n") - 1 == lines_of_it

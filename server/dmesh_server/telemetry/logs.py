@@ -56,6 +56,16 @@ def configure(stream: TextIO, style: LogFormat = "text", level: int = logging.IN
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logger.setLevel(level)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_failure)
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Return False for gRPC's report that a caller went away while its reply was sent: no failure of ours."""
+    kind = record.exc_info[0] if record.exc_info else None
+    if kind is None or kind.__name__ != "ExecuteBatchError":
+        return True
+    debug("reply_not_sent", reason=record.getMessage())
+    return False
 
 
 class TextFormatter(logging.Formatter):
