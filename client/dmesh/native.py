@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-ABI = 10
+ABI = 11
 """`DMESH_NATIVE_ABI` of client/native/python/module.h: the module that this Python code was written for."""
 
 _MODULE = "dmesh._native"
@@ -336,8 +336,11 @@ class PlannedCall(Protocol):
     A subclass has a method `_call` for all others, with the same arguments.
     """
 
-    def prepare(self, group: object, endpoint: Endpoint, x: object, op: str, out: object, /) -> bool:
-        """Let the endpoint of a group take all-reduces like this one; return whether it does."""
+    def prepare(self, group: object, endpoint: Endpoint, name: str, arguments: tuple[object, ...], /) -> bool:
+        """Let the endpoint of a group take calls like this one; return whether it does.
+
+        The arguments are x, op, root, axis, dst, src and out; those that the function lacks do not matter.
+        """
 
 
 class Core(Protocol):

@@ -13,7 +13,7 @@ import pytest
 from tests.collectives.ranks import cluster
 
 from dmesh import native
-from dmesh.collectives.persistent import PlannedAllGather
+from dmesh.collectives.shared_results import PlannedAllGather
 from dmesh.errors import NotInitializedError
 
 WAYS = ["messages", *(["native", "dedicated"] if native.core() is not None else [])]

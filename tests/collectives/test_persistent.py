@@ -7,10 +7,21 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.collectives.ranks import LIMIT, cluster
+from tests.collectives.test_values import (
+    FORMS,
+    clusters,  # noqa: F401 - a fixture
+    in_form,
+    random_array,
+    same,
+    values,
+)
 
+import dmesh.collectives
 from dmesh import native
-from dmesh.collectives import plan_all_reduce
+from dmesh.collectives import NULL_PEER, plan, plan_all_reduce, plan_all_reduce_many
 from dmesh.errors import (
     CollectiveMismatchError,
     CollectiveTypeError,
@@ -70,7 +81,7 @@ def test_what_does_not_fit_the_plan_is_refused_before_anything_is_sent(ranks):
     world = ranks.communicators[0].world
     plan = plan_all_reduce(np.zeros((2, 3), "f4"), "max", group=world)
     with pytest.raises(
-        CollectiveTypeError, match=r"max of float32 \(2, 3\) in group world.* called with float64"
+        CollectiveTypeError, match=r"\(max, float32, shape \(2, 3\)\) in group world.* called with float64"
     ):
         plan(np.zeros((2, 3)))
     with pytest.raises(CollectiveTypeError, match="called with list"):
@@ -200,3 +211,182 @@ def test_a_prepared_call_that_waits_fails_with_its_group():
         (error,) = ranks.run(lambda communicator: plans[0](), (0,))
         kill.join(LIMIT)
         assert type(error) is PeerLostError, error
+
+
+ROWS = ("reduce_scatter", "scatter", "all_to_all")
+PLANNED = {
+    "all_reduce": {"op": "sum"},
+    "reduce": {"root": 0, "op": "max"},
+    "reduce_scatter": {},
+    "scan": {},
+    "exscan": {},
+    "broadcast": {"root": 0},
+    "all_gather": {},
+    "gather": {"root": 0},
+    "scatter": {"root": 0},
+    "all_to_all": {},
+    "permute": {"pairs": [(0, 0)]},
+    "barrier": {},
+}
+
+
+@values
+@given(
+    kind=st.sampled_from(list(PLANNED)), size=st.integers(1, 5), dtype=st.sampled_from(["i4", "f8"]),
+    length=st.integers(0, 40), form=st.sampled_from(FORMS), ragged=st.booleans(), use_out=st.booleans(),
+)  # fmt: skip
+def test_a_plan_of_any_function_gives_what_the_function_gives(
+    clusters, kind, size, dtype, length, form, ragged, use_out  # noqa: F811
+):  # fmt: skip
+    """Of what its array holds when it is called, whatever the array's form, and of others like it."""
+    function = getattr(dmesh.collectives, kind)
+    lengths = [length] * size
+    if ragged and kind in ("all_gather", "gather", *ROWS):
+        lengths = [max(length - rank, 0) for rank in range(size)]
+        named = {**PLANNED[kind], "counts": "exchange" if kind == "all_gather" and use_out else lengths}
+    else:
+        ragged, named = False, dict(PLANNED[kind])
+
+    def body(communicator):
+        group, rank, mine = communicator.world, communicator.rank, dict(named)
+        exchanged = mine.get("counts") == "exchange" or (
+            ragged and kind in ("all_to_all", "scatter") and "out" not in mine
+        )
+        shape = (lengths[rank],)
+        if kind in ROWS and (kind != "scatter" or rank == 0):
+            shape = (sum(lengths),) if ragged else (size, length)
+        arrays = [random_array(np.dtype(dtype), shape, 9 * number + rank) for number in range(4)]
+        inputs = () if kind == "barrier" else (in_form(arrays[0], form),)
+        if use_out and kind != "barrier" and mine.get("counts") != "exchange":
+            wanted = function(*inputs, group=group, **mine)
+            if wanted is not None:
+                mine["out"] = np.empty_like(wanted)
+        made = plan(function, *inputs, group=group, **mine)
+        for number, x in enumerate(arrays[:-1]):
+            if inputs:
+                inputs[0][...] = x
+            wanted = function(*inputs, group=group, **{**mine, "out": None} if inputs else mine)
+            got = made(async_op=True).result(LIMIT) if number == 1 else made()
+            assert got is made.result or (made.result is None and exchanged)
+            if wanted is None:
+                assert got is None
+            else:
+                same(got, wanted)
+        if inputs:
+            another = arrays[-1].astype(inputs[0].dtype)
+            wanted = function(another, group=group, **{**mine, "out": None})
+            got = made(another)
+            assert got is None if wanted is None else got.tobytes() == wanted.tobytes()
+
+    clusters[size].all(body)
+
+
+def test_plans_of_transfers(ranks):
+    def body(communicator):
+        group, rank = communicator.world, communicator.rank
+        x, y = np.empty(3), np.empty(3)
+        sends = [plan(dmesh.collectives.send, x, (rank + 1) % 3, group=group)]
+        receives = [plan(dmesh.collectives.recv, y, (rank + 2) % 3, group=group, out=y)]
+        sends.append(plan(dmesh.collectives.send, x, (rank + 1) % 3, tag=4, group=group))
+        receives.append(plan(dmesh.collectives.recv, None, (rank + 2) % 3, tag=4, group=group))
+        for number in range(12):
+            x[:] = rank * 100 + number
+            tagged = number % 2
+            begun = sends[tagged](async_op=True)
+            got = receives[tagged]() if number % 3 else receives[tagged](async_op=True).result(LIMIT)
+            assert got is y or tagged
+            assert got.tolist() == [(rank + 2) % 3 * 100 + number] * 3
+            assert begun.result(LIMIT) is None
+        nobody = plan(dmesh.collectives.send, x, NULL_PEER, group=group)
+        assert nobody() is None
+        assert nobody(async_op=True).result(LIMIT) is None
+
+    ranks.all(body)
+
+
+@native_only
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("reduce_scatter", {}), ("broadcast", {"root": 0}), ("all_gather", {}), ("reduce", {"root": 1}),
+     ("gather", {"root": 0}), ("all_to_all", {}), ("barrier", {})],
+)  # fmt: skip
+def test_other_prepared_calls_enter_no_python_either(kind, named):
+    """The rank that comes last makes its call without Python; the other one may wait there."""
+    with cluster(2, shm=("native",)) as ranks:
+        waits = threading.Event()
+
+        def body(communicator):
+            group, entered = communicator.world, []
+            x = () if kind == "barrier" else (np.ones((2, 3)),)
+            made = plan(getattr(dmesh.collectives, kind), *x, group=group, **named)
+            made()
+            resume = group._resume
+            if communicator.rank == 0:
+                group._resume = lambda endpoint: waits.set() or resume(endpoint)
+                made()
+                return 0
+            if kind not in ("broadcast", "gather", "reduce"):
+                assert waits.wait(LIMIT)  # the root of a broadcast, or who sends to one, does not wait
+            sys.setprofile(lambda frame, event, argument: entered.append(event))
+            try:
+                made()
+            finally:
+                sys.setprofile(None)
+            return entered.count("call") if waits.is_set() else 0
+
+        assert ranks.all(body) == [0, 0]
+
+
+def test_what_plan_refuses(ranks):
+    group = ranks.communicators[0].world
+    for function in (np.sum, dmesh.collectives.all_gather_object, dmesh.collectives.iprobe, "all_reduce"):
+        with pytest.raises(CollectiveTypeError, match="plan needs a function of"):
+            plan(function, np.ones(3), group=group)
+    with pytest.raises(CollectiveTypeError, match="timeout belong"):
+        plan(dmesh.collectives.all_reduce, np.ones(3), timeout=3, group=group)
+    with pytest.raises(CollectiveTypeError, match=r"plan of all_reduce: .*root"):
+        plan(dmesh.collectives.all_reduce, np.ones(3), root=3, group=group)
+    with pytest.raises(CollectiveValueError, match="an array that each call reads, got list"):
+        plan(dmesh.collectives.all_reduce, [1, 2], group=group)
+    with pytest.raises(CollectiveValueError, match="root=3"):
+        plan(dmesh.collectives.broadcast, np.ones(3), 3, group=group)
+    barrier = plan(dmesh.collectives.barrier, group=group)
+    with pytest.raises(CollectiveTypeError, match=r"barrier.* takes no array"):
+        barrier(np.ones(3))
+    receives = plan(dmesh.collectives.recv, np.ones(3), 1, group=group)
+    with pytest.raises(CollectiveTypeError, match="takes no array"):
+        receives(np.ones(3))
+
+
+def test_many_arrays_planned(ranks):
+    shapes, kinds = [(3,), (2, 50), (), (0,), (300,)], ["f4", "f8", "f4", "i4", "f4"]
+
+    def body(communicator):
+        group, rank = communicator.world, communicator.rank
+        like = [np.zeros(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
+        made = plan_all_reduce_many(like, "mean", group=group, bucket_bytes=512)
+        for number in range(4):
+            arrays = [
+                random_array(x.dtype, x.shape, 100 * number + 10 * at + rank) for at, x in enumerate(like)
+            ]
+            wanted = dmesh.collectives.all_reduce_many(arrays, "mean", group=group, bucket_bytes=512)
+            if number == 2:
+                for place, x in zip(made.inputs, arrays, strict=True):
+                    place[...] = x
+                got = made()
+            else:
+                got = made(arrays, async_op=True).result(LIMIT) if number == 1 else made(arrays)
+            assert got is made.results
+            for x, y in zip(got, wanted, strict=True):
+                assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+        assert plan_all_reduce_many([], group=group)() == []
+        with pytest.raises(CollectiveValueError, match=r"5 arrays in .* called with 1 arrays"):
+            made(like[:1])
+        before = [place.copy() for place in made.inputs]
+        with pytest.raises(CollectiveTypeError, match="called with float64"):
+            made([np.ones_like(x) for x in like[:-1]] + [np.zeros(300)])
+        assert all((x == y).all() for x, y in zip(before, made.inputs, strict=True)), "nothing was copied"
+        with pytest.raises(CollectiveValueError, match="bucket_bytes must be positive"):
+            plan_all_reduce_many(like, group=group, bucket_bytes=0)
+
+    ranks.all(body)

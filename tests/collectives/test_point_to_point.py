@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.collectives.ranks import cluster
 
-from dmesh.collectives import ANY_SOURCE, ANY_TAG, NULL_PEER, Status, matching
+from dmesh.collectives import ANY_SOURCE, ANY_TAG, NULL_PEER, Status, matching, plan, recv
 from dmesh.collectives.envelope import parse
 from dmesh.collectives.matching import Matcher
 from dmesh.collectives.tuning import SEND_BUFFER
@@ -482,7 +482,7 @@ def test_bad_tags_are_refused(tag):
 
 
 LENGTHS = st.sampled_from([0, 1, 100, LARGE])
-SENDS = st.lists(st.tuples(st.sampled_from([0, 2]), st.sampled_from([0, 0, 1, 2]), LENGTHS), max_size=12)
+SENDS = st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.sampled_from([0, 0, 1, 2]), LENGTHS), max_size=12)
 
 
 @pytest.mark.parametrize("tags", [(1,), (0, 1)])
@@ -528,17 +528,15 @@ def lasting(request):
 @settings(deadline=None, max_examples=30)
 @given(sends=SENDS, data=st.data())
 def test_random_programs_against_a_reference(lasting, sends, data):
-    """Rank 1 receives what the others have sent, in any order that its patterns allow."""
-    choices = [
-        data.draw(st.tuples(st.integers(0, 11), st.booleans(), st.booleans(), st.sampled_from("xon")))
-        for _ in sends
-    ]
+    """Rank 1 receives what all have sent, in any order that its patterns allow."""
+    ways = st.sampled_from(["like", "out", "unknown", "planned", "probed"])
+    choices = [data.draw(st.tuples(st.integers(0, 11), st.booleans(), st.booleans(), ways)) for _ in sends]
 
     def body(c):
         group = c.world
         mine = [(at, tag, length) for at, (source, tag, length) in enumerate(sends) if source == c.rank]
+        futures = [group.send(np.full(n, at), 1, tag=tag, async_op=True) for at, tag, n in mine]
         if c.rank != 1:
-            futures = [group.send(np.full(n, at), 1, tag=tag, async_op=True) for at, tag, n in mine]
             for future in futures:
                 future.result()
             return
@@ -552,19 +550,55 @@ def test_random_programs_against_a_reference(lasting, sends, data):
                 other: next(
                     ((at, n) for at, (s, t, n) in left if s == other and wanted[1] in (None, t)), None
                 )
-                for other in (0, 2)
+                for other in range(3)
             }
-            like = None
-            if way == "x" and not any_source:
+            place, like = ANY_SOURCE if any_source else source, None
+            if way == "like" and not any_source:
                 like = np.empty(first[source][1], int)
-            elif way == "o":
+            elif way == "out":
                 arguments["out"] = np.empty(LARGE + 1, int)
-            got = group.recv(like, ANY_SOURCE if any_source else source, **arguments)
+            elif way == "probed":
+                seen = group.probe(place, tag=arguments["tag"])
+                at, length = first[seen.source]
+                assert (seen.tag, seen.dtype, seen.shape) == (sends[at][1], np.dtype(int), (length,))
+                if source == seen.source or any_source:
+                    place, arguments["tag"] = seen.source, seen.tag
+            if way == "planned":
+                got = plan(recv, like, place, group=group, **arguments)()
+            else:
+                got = group.recv(like, place, **arguments)
             at, length = first[status.source]
             assert wanted[0] in (None, status.source)
             assert status.tag == sends[at][1]
             assert got.tolist() == [at] * length
             left.remove((at, sends[at]))
+        for future in futures:
+            future.result()
         assert group.iprobe(ANY_SOURCE, tag=ANY_TAG) is None
+
+    lasting.all(body)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    targets=st.permutations(range(3)), dropped=st.sets(st.integers(0, 2)), lengths=st.tuples(*[LENGTHS] * 3),
+    tag=st.integers(0, 1), knows=st.booleans(), async_op=st.booleans(), dtype=st.sampled_from(["?", "c16"]),
+)  # fmt: skip
+def test_sendrecv_along_any_permutation(lasting, targets, dropped, lengths, tag, knows, async_op, dtype):
+    """Each rank sends to one, perhaps itself, and receives from one; where a pair is dropped, to nobody."""
+
+    def body(c):
+        me, source = c.rank, targets.index(c.rank)
+        dst = NULL_PEER if me in dropped else targets[me]
+        src = NULL_PEER if source in dropped else source
+        like = np.empty(lengths[source], dtype) if knows else None
+        x = np.full(lengths[me], me + 1).astype(dtype)
+        got = c.world.sendrecv(x, dst, like, src, sendtag=tag, recvtag=tag, async_op=async_op)
+        got = got.result(60) if async_op else got
+        if src is NULL_PEER:
+            assert got is None
+        else:
+            wanted = np.full(lengths[source], source + 1).astype(dtype)
+            assert (got.dtype, got.tolist()) == (wanted.dtype, wanted.tolist())
 
     lasting.all(body)

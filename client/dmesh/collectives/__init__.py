@@ -12,7 +12,7 @@ errors.
 from __future__ import annotations
 
 from dmesh.collectives.api import all_reduce, barrier, exscan, reduce, reduce_scatter, scan
-from dmesh.collectives.bucketing import all_reduce_many
+from dmesh.collectives.bucketing import PlannedAllReduceMany, all_reduce_many, plan_all_reduce_many
 from dmesh.collectives.communicator import new_group, split, world
 from dmesh.collectives.data_movement import (
     all_gather,
@@ -34,18 +34,17 @@ from dmesh.collectives.objects import (
     send_object,
 )
 from dmesh.collectives.operators import Op
-from dmesh.collectives.persistent import (
+from dmesh.collectives.persistent import Plan, plan, plan_all_reduce
+from dmesh.collectives.point_to_point import iprobe, probe, recv, send, sendrecv
+from dmesh.collectives.recovery import agree, reset, shrink
+from dmesh.collectives.shared_results import (
     PlannedAllGather,
-    PlannedAllReduce,
     PlannedBroadcast,
     PlannedSharedAllReduce,
     plan_all_gather,
-    plan_all_reduce,
     plan_broadcast,
     plan_shared_all_reduce,
 )
-from dmesh.collectives.point_to_point import iprobe, probe, recv, send, sendrecv
-from dmesh.collectives.recovery import agree, reset, shrink
 
 __all__ = [
     "agree",
@@ -69,12 +68,15 @@ __all__ = [
     "NULL_PEER",
     "Op",
     "permute",
+    "Plan",
+    "plan",
     "plan_all_gather",
     "plan_all_reduce",
+    "plan_all_reduce_many",
     "plan_broadcast",
     "plan_shared_all_reduce",
     "PlannedAllGather",
-    "PlannedAllReduce",
+    "PlannedAllReduceMany",
     "PlannedBroadcast",
     "PlannedSharedAllReduce",
     "probe",

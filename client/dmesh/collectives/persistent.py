@@ -1,15 +1,14 @@
 """Collectives that are planned once and called again and again, with arrays of one dtype and shape.
 
-A plan of `plan_all_reduce` allocates and validates once, and chooses its native call once. The other plans
-also have a result that exists once on a host: where the members share memory, two buffers that their calls
-use by turns. In large collectives of one host, most time is lost because every rank writes a result of its
-own. A call gives up the result of the last one.
+A plan allocates and validates once, and chooses its native call once. Plans whose result all ranks of a host
+share are in `shared_results`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+import inspect
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -17,28 +16,34 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dmesh import native
-from dmesh._log import logger
-from dmesh.collectives.api import Counts
+from dmesh.collectives.api import (
+    ProcessGroup,
+    all_reduce,
+    barrier,
+    exscan,
+    reduce,
+    reduce_scatter,
+    scan,
+)
 from dmesh.collectives.api import resolve as group_or_world
-from dmesh.collectives.backends.shm.arrays import PLACE_SIZE
+from dmesh.collectives.data_movement import all_gather, all_to_all, broadcast, gather, permute, scatter
 from dmesh.collectives.group import Group
-from dmesh.collectives.reduction import canonical_op, resolve
-from dmesh.collectives.request import MAX_LENGTH, Array, text_from
-from dmesh.collectives.validation import as_input, check_position
+from dmesh.collectives.operators import OpLike
+from dmesh.collectives.point_to_point import recv, send
+from dmesh.collectives.request import OPS, Array, Request
+from dmesh.collectives.validation import as_input
 from dmesh.errors import (
-    CollectiveError,
-    CollectiveMismatchError,
     CollectiveTypeError,
     CollectiveValueError,
     NativeCoreError,
-    SharedMemoryError,
 )
 
-_LENDER = 0
-"""Position of the member whose memory the results are in."""
-_PAGE = 4096
-_TEXT = 4 * MAX_LENGTH
-"""Bytes of the text that members compare, in UTF-8."""
+_PLANNABLE: tuple[Callable[..., Any], ...] = (
+    all_reduce, reduce, reduce_scatter, scan, exscan, broadcast, all_gather, gather, scatter, all_to_all,
+    permute, barrier, send, recv,
+)  # fmt: skip
+_NATIVE = {"x": None, "op": "sum", "root": 0, "axis": None, "dst": None, "src": None, "out": None}
+"""Arguments of calls that an endpoint can take whole, in the native core's order, and their defaults."""
 
 
 class _Called:
@@ -66,212 +71,170 @@ def _base() -> Any:
 _PlannedCall: Any = _base()
 
 
-class PlannedAllReduce(_PlannedCall):  # type: ignore[misc]
-    """An all-reduce that is ready to be called; made by `plan_all_reduce`.
+class Plan(_PlannedCall):  # type: ignore[misc]
+    """A call that is ready to be made, again and again; made by `plan` and `plan_all_reduce`.
 
     Where the group has a native endpoint, the first call prepares the others: dtypes, shapes, operation and
-    memory are checked once, and each later call is a call of the endpoint alone.
+    memory are checked once, and each later call is a call of the endpoint alone. Other calls are validated
+    once, unless what travels has to be copied out of the array first.
 
     Args:
         group: Ranks that take part.
-        like: Has dtype and shape of the contributions.
-        op: As for `all_reduce`.
-        result: Dtype of the result.
+        function: What is called.
+        arguments: Its arguments, by name.
     """
 
-    def __init__(self, group: Group, like: Array, op: str, result: np.dtype[Any]) -> None:
-        self.input = _empty(group, like.shape, like.dtype)
-        """A place for contributions, from which others on the host can read them without a copy."""
-        self.result = _empty(group, like.shape, result)
-        """Result of the last call; the next one overwrites it."""
-        self._group = group
-        self._op = op
+    def __init__(self, group: Group, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self._group, self._function, self._arguments = group, function, arguments
+        x = arguments.get("x")
+        self.input: Any = None if function is recv else x
+        """This rank's contribution: its content when the plan is called counts."""
+        request = self._request = self._validated(arguments)
+        if isinstance(request, Request) and request.reduction is not None and request.reduction.op in OPS:
+            arguments["op"] = request.reduction.op  # by its usual name, which the native core knows
+        if _has_known_result(request):
+            arguments["out"] = np.empty(request.shape, request.dtype)
+            request = self._request = self._validated(arguments)
+        self.result: Any = arguments.get("out")
+        """Takes the result of each call; None if this rank gets none, or a new array each time."""
+        self._is_reusable = not isinstance(request, Request) or _reads(request, self.input)
+        self._is_usual = arguments.keys() <= _NATIVE.keys() and (
+            function is not recv or self.input is not None
+        )
 
     def __repr__(self) -> str:
-        what = f"{self._op} of {self.input.dtype} {self.input.shape}"
-        return f"<PlannedAllReduce: {what} in {self._group.label}>"
+        what = self._request.text if isinstance(self._request, Request) else self._function.__name__
+        return f"<Plan: {what} in {self._group.label}>"
 
     if TYPE_CHECKING:
 
         @overload
         def __call__(
             self, x: Array | None = None, *, timeout: float | None = None, async_op: Literal[False] = False
-        ) -> Array: ...
+        ) -> Any: ...
         @overload
         def __call__(
             self, x: Array | None = None, *, timeout: float | None = None, async_op: Literal[True]
-        ) -> Future[Array]: ...
+        ) -> Future[Any]: ...
         def __call__(
             self, x: Array | None = None, *, timeout: float | None = None, async_op: bool = False
         ) -> Any:
-            """Reduce the contributions of all ranks; all of them must call their plan.
+            """Make the call; to the other ranks it is one like any other.
 
             Args:
-                x: This rank's contribution; None for the content of `input`.
+                x: This rank's contribution, like the planned one; None for the content of `input`.
                 timeout: Seconds; see the module `api`.
                 async_op: Return a future at once.
 
             Returns:
-                `result`, or a future of it.
+                What the function returns, in `result` if there is one; or a future of it.
 
             Raises:
                 CollectiveTypeError: `x` is no array, or has another dtype than was planned.
                 CollectiveValueError: It has another shape.
-                CollectiveError: As for `all_reduce`.
+                CollectiveError: As for the function.
             """
 
     def _call(self, x: Array | None = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        x = _planned(self, x, self.input)
-        group: Any = self._group  # the overload depends on `async_op`
-        found = group.all_reduce(x, self._op, out=self.result, timeout=timeout, async_op=async_op)
-        endpoint = self._group.endpoint
-        if endpoint is not None and not async_op:
-            self.prepare(self._group, endpoint, self.input, self._op, self.result)
+        arguments = self._arguments if x is None else {**self._arguments, "x": planned(self, x, self.input)}
+        if not self._is_usual:
+            reuses = x is None and self._is_reusable
+            request = self._request if reuses else self._validated(arguments)
+            if isinstance(request, Request):
+                return self._group.call(request, timeout, async_op)
+        found = self._function(**arguments, group=self._group, timeout=timeout, async_op=async_op)
+        endpoint = self._endpoint()
+        if self._is_usual and endpoint is not None and not async_op:
+            values = tuple(self._arguments.get(name, usual) for name, usual in _NATIVE.items())
+            self.prepare(self._group, endpoint, self._function.__name__, values)
         return found
 
+    def _validated(self, arguments: dict[str, Any]) -> Any:
+        """Return the request of a call; what it returns at once, if nothing is sent."""
+        return self._function(**arguments, group=_Validator(self._group))
 
-class SharedPlan(ABC):
-    """A collective that is ready to be called, whose result all ranks of a host have in common.
+    def _endpoint(self) -> Any:
+        """Return the native endpoint for the call, once there is one."""
+        generation, dst, src = self._group.current, self._arguments.get("dst"), self._arguments.get("src")
+        if isinstance(dst, int):
+            return generation.outgoing[dst]
+        return generation.incoming[src] if isinstance(src, int) else generation.endpoint
+
+
+class _Validator(ProcessGroup):
+    """Stands in for a group whose calls are only validated: each returns its request."""
+
+    def __init__(self, group: Group) -> None:
+        self.requests = group.requests
+
+    def call(self, request: Request, timeout: float | None, async_op: bool) -> Request:
+        del timeout, async_op
+        return request
+
+    def look(self, request: Request) -> Request:
+        return request
+
+
+def _has_known_result(request: Any) -> bool:
+    """Return whether this rank gets a result that can be allocated before the call, and is not yet."""
+    return (
+        isinstance(request, Request)
+        and request.shape is not None
+        and request.out is None
+        and request.exchange is None
+        and request.device is None
+    )
+
+
+def _reads(request: Request, x: Any) -> bool:
+    """Return whether a request's input is the caller's array itself, which may change until the call."""
+    if request.exchange is not None or request.device is not None:
+        return False
+    return request.source is None or (type(x) is np.ndarray and np.may_share_memory(request.source, x))
+
+
+def plan(function: Callable[..., Any], *arguments: Any, group: Group | None = None, **named: Any) -> Plan:
+    """Prepare any call of arrays that is made again and again; nothing is sent.
+
+    ```python
+    exchange = dmesh.collectives.plan(dmesh.collectives.all_to_all, x, out=y)
+    while running:
+        compute(out=x)
+        exchange()                  # the content of x now; the result is in y
+    ```
 
     Args:
-        group: Ranks that take part.
-        what: Text of all that the members must agree on.
-        shape: Shape of the result.
-        dtype: Its dtype.
+        function: A function of `dmesh.collectives`, of arrays and not of objects: a collective, `send` or
+            `recv`.
+        arguments: Its arguments; without `out=`, an array for the result is made once.
+        group: Ranks that take part; None for all clients.
+        named: Its arguments by name, but for `timeout` and `async_op`, which belong to each call.
+
+    Raises:
+        CollectiveTypeError: The function cannot be planned, or an argument has the wrong type.
+        CollectiveValueError: An argument is out of range, or the input is no array.
+        NotInitializedError: No group was given, and the system has not been initialized.
     """
-
-    def __init__(self, group: Group, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._group = group
-        self._what = what
-        self._turn = 0
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        padded = -(-nbytes // _PAGE) * _PAGE
-        found = _common(group, what, 2 * padded)
-        self.generation = group.generation
-        """The generation of the group in which it can be called."""
-        self._of = group.id  # another one after a reset: then the ranks may be in different turns
-        self.is_common = found is not None
-        """True if the result is in common memory; else each rank has its own."""
-        if found is None:
-            self._results = [np.empty(shape, dtype), np.empty(shape, dtype)]
-        else:
-            self._results = [found[at : at + nbytes].view(dtype).reshape(shape) for at in (0, padded)]
-        self._views = [result.view() for result in self._results]
-        for view in self._views:
-            view.flags.writeable = False
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self._what} in {self._group.label}>"
-
-    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
-        """Carry the collective out; all ranks must call their plan.
-
-        Args:
-            x: This rank's contribution, of a broadcast the root's array; None for the content of `input`. It
-                is not changed.
-            timeout: Seconds; see the module `api`.
-
-        Returns:
-            A read-only array, which holds until the next call.
-
-        Raises:
-            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
-            CollectiveValueError: It has another shape.
-            CollectiveError: As for the collective; or the group was reset, or has other members, since.
-        """
-        self._group.refuse_forked_child()
-        if (self._group.generation, self._group.id) != (self.generation, self._of):
-            changed = "was reset" if self._group.generation == self.generation else "got other members"
-            raise CollectiveError(f"{self!r} was made before {self._group.label} {changed}: make another one")
-        self._run(x, timeout)
-        turn, self._turn = self._turn, 1 - self._turn
-        return self._views[turn]
-
-    @abstractmethod
-    def _run(self, x: Array | None, timeout: float | None) -> None:
-        """Put the result of the call whose turn it is into its place."""
+    if function not in _PLANNABLE:
+        names = ", ".join(known.__name__ for known in _PLANNABLE)
+        raise CollectiveTypeError(f"plan needs a function of dmesh.collectives: {names}; got {function!r}")
+    later = {"timeout", "async_op"} & named.keys()
+    if later:
+        raise CollectiveTypeError(f"{' and '.join(sorted(later))} belong to a plan's calls, not to the plan")
+    try:
+        bound = inspect.signature(function).bind(*arguments, **named).arguments
+    except TypeError as error:
+        raise CollectiveTypeError(f"plan of {function.__name__}: {error}") from None
+    x = bound.get("x")
+    if x is not None and not hasattr(x, "__array_interface__") and not hasattr(x, "__cuda_array_interface__"):
+        raise CollectiveValueError(
+            f"plan of {function.__name__} needs an array that each call reads, got {type(x).__name__}"
+        )
+    return Plan(members_of(group), function, bound)
 
 
-class PlannedAllGather(SharedPlan):
-    """An all-gather that is ready to be called; made by `plan_all_gather`.
-
-    The result has shape (ranks, *shape), or with `counts` the arrays joined along axis 0.
-    """
-
-    def __init__(self, group: Group, like: Array, counts: tuple[int, ...] | None = None) -> None:
-        self._counts = counts
-        self._place: int | slice = group.rank
-        arguments, shape = [], (group.size, *like.shape)
-        if counts is not None:
-            begin = sum(counts[: group.rank])
-            self._place = slice(begin, begin + counts[group.rank])
-            arguments, shape = [f"counts={list(counts)}"], (sum(counts), *like.shape[1:])
-        what = text_from("plan_all_gather", arguments, like.dtype, like.shape if counts is None else shape)
-        super().__init__(group, what, shape, like.dtype)
-
-    @property
-    def input(self) -> Array:
-        """The place of this rank's contribution to the next call: part of its result."""
-        return self._results[self._turn][self._place, ...]
-
-    def _run(self, x: Array | None, timeout: float | None) -> None:
-        _fill(self, self.input, x)
-        if self.is_common:
-            self._group.barrier(timeout=timeout)
-        else:
-            result = self._results[self._turn]
-            self._group.all_gather(self.input, out=result, counts=self._counts, timeout=timeout)
-
-
-class PlannedBroadcast(SharedPlan):
-    """A broadcast that is ready to be called; made by `plan_broadcast`."""
-
-    def __init__(self, group: Group, like: Array, root: int) -> None:
-        what = text_from("plan_broadcast", [f"root={root}"], like.dtype, like.shape)
-        super().__init__(group, what, like.shape, like.dtype)
-        self._root = root
-
-    @property
-    def input(self) -> Array:
-        """Array that the next call gives to all, for the root to fill; in common memory it is the result."""
-        return self._results[self._turn]
-
-    def _run(self, x: Array | None, timeout: float | None) -> None:
-        if self._group.rank == self._root:
-            _fill(self, self.input, x)
-        if self.is_common:
-            self._group.barrier(timeout=timeout)
-        else:
-            self._group.broadcast(self.input, self._root, out=self.input, timeout=timeout)
-
-
-class PlannedSharedAllReduce(SharedPlan):
-    """An all-reduce that is ready to be called; made by `plan_shared_all_reduce`.
-
-    Contributions in shared memory, such as `input`, are not copied.
-    """
-
-    def __init__(self, group: Group, like: Array, op: str, result: np.dtype[Any]) -> None:
-        what = text_from("plan_shared_all_reduce", [op], like.dtype, like.shape)
-        super().__init__(group, what, like.shape, result)
-        self.input = _empty(group, like.shape, like.dtype)
-        """A place for contributions, from which others on the host can read them without a copy."""
-        self._op = op
-
-    def _run(self, x: Array | None, timeout: float | None) -> None:
-        x = _planned(self, x, self.input)
-        result = self._results[self._turn]
-        if self.is_common:
-            # Each member folds its part of all arrays, and puts it into the lender's result.
-            lends = self._group.rank == _LENDER
-            self._group.reduce(x, self._op, _LENDER, out=result if lends else None, timeout=timeout)
-            self._group.barrier(timeout=timeout)
-        else:
-            self._group.all_reduce(x, self._op, out=result, timeout=timeout)
-
-
-def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = None) -> PlannedAllReduce:
-    """Prepare an all-reduce that is called again and again; nothing is sent.
+def plan_all_reduce(like: ArrayLike, op: OpLike = "sum", *, group: Group | None = None) -> Plan:
+    """Prepare an all-reduce whose input and result are made here, in shared memory where there is some.
 
     ```python
     plan = dmesh.collectives.plan_all_reduce(like=gradient)
@@ -280,7 +243,7 @@ def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = N
         total = plan()              # the same array each time
     ```
 
-    Input and result are made here, in shared memory where there is some (see docs/shared-memory.md).
+    Other ranks on the host read the input without a copy; see docs/shared-memory.md. Nothing is sent.
 
     Args:
         like: Has dtype and shape of the contributions.
@@ -293,96 +256,29 @@ def plan_all_reduce(like: ArrayLike, op: str = "sum", *, group: Group | None = N
         SharedMemoryError: There is no more memory to share (`DMESH_SHARED_MEMORY`).
         NotInitializedError: No group was given, and the system has not been initialized.
     """
-    members, array, op = _members(group), as_input(like, "plan_all_reduce"), canonical_op(op)
-    return PlannedAllReduce(members, array, op, resolve(op, array.dtype).result)
+    members, array = members_of(group), as_input(like, "plan_all_reduce")
+    request = members.requests.make("all_reduce", array, op=op)
+    arguments = {"x": empty_shared(members, array.shape, array.dtype), "op": op}
+    return Plan(members, all_reduce, {**arguments, "out": empty_shared(members, array.shape, request.dtype)})
 
 
-def plan_all_gather(
-    like: ArrayLike, *, counts: Counts | None = None, group: Group | None = None
-) -> PlannedAllGather:
-    """Prepare an all-gather that is called again and again, and whose result all ranks of a host share.
-
-    ```python
-    plan = dmesh.collectives.plan_all_gather(like=shard)
-    while running:
-        compute(out=plan.input)     # in place: nothing is copied at all
-        everything = plan()         # read-only, the same memory on all ranks
-    ```
-
-    All members must call this, as any collective. Where they do not all share memory (docs/shared-memory.md),
-    the plan works as well, with a result for each rank.
-
-    Args:
-        like: Has dtype and shape of the contributions.
-        counts: For contributions whose lengths along axis 0 differ: as for `all_gather`.
-        group: Ranks that take part; None for all clients.
-
-    Raises:
-        CollectiveMismatchError: The members plan different things.
-        CollectiveTypeError: The elements are not plain memory.
-        CollectiveValueError: `like` is no array.
-        CollectiveError: As for `all_gather`.
-        NotInitializedError: No group was given, and the system has not been initialized.
-    """
-    members, array = _members(group), as_input(like, "plan_all_gather")
-    if counts is None:
-        return PlannedAllGather(members, array)
-    members.requests.make("all_gather", array, counts=counts)  # checks the counts
-    lengths = members.all_gather(len(array)) if isinstance(counts, str) else counts
-    return PlannedAllGather(members, array, tuple(map(int, lengths)))
-
-
-def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None) -> PlannedBroadcast:
-    """Prepare a broadcast that is called again and again, and whose result all ranks of a host share.
-
-    Args:
-        like: Has dtype and shape of the array.
-        root: Position of the rank that has it.
-        group: Ranks that take part; None for all clients.
-
-    Raises:
-        CollectiveValueError: `like` is no array, or there is no such root.
-        CollectiveError: As for `plan_all_gather`.
-    """
-    members = _members(group)
-    root = check_position(root, members.size, "root", "plan_broadcast")
-    return PlannedBroadcast(members, as_input(like, "plan_broadcast"), root)
-
-
-def plan_shared_all_reduce(
-    like: ArrayLike, op: str = "sum", *, group: Group | None = None
-) -> PlannedSharedAllReduce:
-    """Prepare an all-reduce that is called again and again, and whose result all ranks of a host share.
-
-    Args:
-        like: Has dtype and shape of the contributions.
-        op: As for `all_reduce`.
-        group: Ranks that take part; None for all clients.
-
-    Raises:
-        CollectiveTypeError: The reduction has no meaning for the dtype.
-        CollectiveValueError: There is no such reduction, or `like` is no array.
-        SharedMemoryError: There is no more memory for the contributions (`DMESH_SHARED_MEMORY`).
-        CollectiveError: As for `plan_all_gather`.
-    """
-    members, array, op = _members(group), as_input(like, "plan_shared_all_reduce"), canonical_op(op)
-    return PlannedSharedAllReduce(members, array, op, resolve(op, array.dtype).result)
-
-
-def _members(group: Group | None) -> Group:
+def members_of(group: Group | None) -> Group:
+    """Return the group that a function was given, or the world."""
     return cast(Group, group_or_world(group))
 
 
-def _empty(group: Group, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def empty_shared(group: Group, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array that others on the host can read and write, where this client shares memory."""
     pool = group.communicator.pool
     return np.empty(shape, dtype) if pool is None else pool.empty(shape, dtype)
 
 
-def _planned(plan: object, x: Array | None, place: Array) -> Array:
+def planned(plan: object, x: Array | None, place: Array) -> Array:
     """Return a contribution, which must be like its place; the place itself if there is none."""
     if x is None:
         return place
+    if place is None:
+        raise CollectiveTypeError(f"{plan!r} takes no array")
     if not isinstance(x, np.ndarray) or x.dtype != place.dtype:
         found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
         raise CollectiveTypeError(f"{plan!r} was called with {found}: plan another one for that")
@@ -391,53 +287,3 @@ def _planned(plan: object, x: Array | None, place: Array) -> Array:
             f"{plan!r} was called with an array of shape {x.shape}: plan another one for that"
         )
     return x
-
-
-def _fill(plan: object, place: Array, x: Array | None) -> None:
-    if x is not None:
-        place[...] = _planned(plan, x, place)
-
-
-def _common(group: Group, what: str, nbytes: int) -> Array | None:
-    """Compare what the members plan; return memory in common, or None if not all can share it."""
-    communicator, lends = group.communicator, group.rank == _LENDER
-    pool = communicator.pool
-    shares = pool is not None and nbytes > 0
-    memory: Array | None = None
-    place, refusal = bytes(PLACE_SIZE), "" if shares else "this client shares no memory"
-    with contextlib.ExitStack() as undo:
-        if pool is not None and shares and lends:
-            processes = {rank: communicator.process_of(rank) for rank in group.ranks}
-            try:
-                memory, place = pool.lend(
-                    nbytes,
-                    group.ranks,
-                    _LENDER,
-                    lambda rank: communicator.process_of(rank) != processes[rank],
-                )
-                undo.callback(pool.take_back, place)
-            except SharedMemoryError as error:
-                refusal = str(error)
-        text = what.encode().ljust(_TEXT)[:_TEXT]
-        offers = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
-        planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
-        if len(set(planned)) > 1:
-            sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
-            raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
-        able = bool(offers[:, _TEXT].all())
-        if able and not lends:
-            assert pool is not None
-            try:
-                theirs = bytes(offers[_LENDER][_TEXT + 1 :])
-                memory = pool.borrow(theirs, nbytes, group.size, group.rank)
-            except (OSError, ValueError) as error:
-                refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
-        # If this call fails, others may have agreed already: then they say themselves when they are done.
-        coming_to_nothing = undo.pop_all()
-        if int(group.all_reduce(np.array(not refusal and able, np.int8), "min")):
-            return memory
-        coming_to_nothing.close()
-    logger.info(
-        "each rank of %s has a result of its own: %s", group.label, refusal or "others cannot share one"
-    )
-    return None

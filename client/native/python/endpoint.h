@@ -102,6 +102,9 @@ enum { DMESH_CALLS(DMESH_NUMBER_CALL) DMESH_CALL_COUNT };
 
 extern const struct dmesh_spec dmesh_specs[DMESH_CALL_COUNT];
 
+/* Returns the call of a name; NULL if no endpoint takes it whole. */
+const struct dmesh_spec *dmesh_spec_of(const char *name);
+
 /* Takes a whole call, whose arguments are in `given` by `enum dmesh_argument`. Returns the result; NotImplemented if the
  * call is unusual and nothing has happened; or the endpoint itself, if the call has begun and others have not come in
  * time, or have not come yet if it does not wait. */

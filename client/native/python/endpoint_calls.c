@@ -5,6 +5,13 @@
 #define SPEC(name, kind, positional, ...) {#name, kind, positional, {__VA_ARGS__}},
 const struct dmesh_spec dmesh_specs[DMESH_CALL_COUNT] = {DMESH_CALLS(SPEC)};
 
+const struct dmesh_spec *dmesh_spec_of(const char *name) {
+    for (int n = 0; n < DMESH_CALL_COUNT; n++)
+        if (strcmp(dmesh_specs[n].name, name) == 0)
+            return &dmesh_specs[n];
+    return NULL;
+}
+
 static const char *const OP_NAMES[DMESH_OPS] = { /* in the order of `enum dmesh_op` */
     "sum", "prod", "min", "max", "mean", "any", "all", "bitwise_and", "bitwise_or", "bitwise_xor",
 };

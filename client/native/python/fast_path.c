@@ -211,10 +211,7 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOO!O!", keywords, &name, &slow, &PyContextVar_Type, &process,
                                      &PyType_Type, &world))
         return NULL;
-    const struct dmesh_spec *spec = NULL;
-    for (int n = 0; n < DMESH_CALL_COUNT; n++)
-        if (strcmp(dmesh_specs[n].name, name) == 0)
-            spec = &dmesh_specs[n];
+    const struct dmesh_spec *spec = dmesh_spec_of(name);
     if (!spec || !PyCallable_Check(slow))
         return PyErr_Format(PyExc_ValueError, "no fast path for %s", name);
     dmesh_fast_path *self = make(type, spec, slow, process, world);

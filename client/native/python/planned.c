@@ -47,24 +47,29 @@ static PyObject *planned_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
-/* prepare(group, endpoint, x, op, out): all-reduces like this one run in the endpoint from now on, if it takes them. */
+/* prepare(group, endpoint, name, arguments): calls like this one run in the endpoint from now on, if it takes them. The
+ * arguments are those of `enum dmesh_argument`, in its order. */
 static PyObject *planned_prepare(dmesh_planned_call *self, PyTypeObject *type, PyObject *const *args, Py_ssize_t nargs,
                                  PyObject *kwnames) {
-    if (nargs != 5 || kwnames) {
-        PyErr_SetString(PyExc_TypeError, "prepare takes a group, its endpoint, an array, an operation and a result");
+    if (nargs != 4 || kwnames || !PyUnicode_CheckExact(args[2]) || !PyTuple_CheckExact(args[3]) ||
+        PyTuple_GET_SIZE(args[3]) != DMESH_ARGUMENTS - 1) {
+        PyErr_SetString(PyExc_TypeError, "prepare takes a group, its endpoint, a function's name and all its arguments");
         return NULL;
     }
-    PyObject *given[DMESH_ARGUMENTS] = {[DMESH_X] = args[2], [DMESH_OP] = args[3], [DMESH_OUT] = args[4]};
+    const struct dmesh_spec *spec = dmesh_spec_of(PyUnicode_AsUTF8(args[2]));
+    PyObject *given[DMESH_ARGUMENTS] = {NULL};
+    for (const enum dmesh_argument *place = spec ? spec->arguments : NULL; place && *place; place++)
+        given[*place] = PyTuple_GET_ITEM(args[3], *place - 1);
     struct dmesh_attempt attempt = {0};
     dmesh_endpoint *endpoint = (dmesh_endpoint *)args[1];
     planned_clear(self);
-    if (Py_TYPE(endpoint) != dmesh_state_of(PyType_GetModule(type))->endpoint ||
-        !dmesh_endpoint_accept(endpoint, &attempt, DMESH_ALL_REDUCE, given)) {
+    if (!spec || Py_TYPE(endpoint) != dmesh_state_of(PyType_GetModule(type))->endpoint ||
+        !dmesh_endpoint_accept(endpoint, &attempt, spec->kind, given)) {
         Py_XDECREF(attempt.result);
         PyErr_Clear();
         Py_RETURN_FALSE;
     }
-    Py_INCREF(attempt.source); /* the attempt borrows it */
+    Py_XINCREF(attempt.source); /* the attempt borrows it */
     self->attempt = attempt;
     self->group = Py_NewRef(args[0]);
     self->endpoint = (dmesh_endpoint *)Py_NewRef((PyObject *)endpoint);
@@ -74,13 +79,13 @@ static PyObject *planned_prepare(dmesh_planned_call *self, PyTypeObject *type, P
 /* Takes another array of the planned dtype and shape as the contribution; false if Python must look at it. */
 static int replace_source(struct dmesh_attempt *attempt, PyObject *x) {
     PyArrayObject *planned = attempt->source, *array = (PyArrayObject *)x, *result = (PyArrayObject *)attempt->result;
-    if (!PyArray_CheckExact(x) || !PyArray_ISCARRAY_RO(array) || PyArray_TYPE(array) != PyArray_TYPE(planned) ||
-        PyArray_NDIM(array) != PyArray_NDIM(planned) ||
+    if (!attempt->call.source || !PyArray_CheckExact(x) || !PyArray_ISCARRAY_RO(array) ||
+        PyArray_TYPE(array) != PyArray_TYPE(planned) || PyArray_NDIM(array) != PyArray_NDIM(planned) ||
         !PyArray_CompareLists(PyArray_DIMS(array), PyArray_DIMS(planned), PyArray_NDIM(array)))
         return 0;
-    const char *first = PyArray_BYTES(array), *second = PyArray_BYTES(result);
-    const npy_intp nbytes = PyArray_NBYTES(array);
-    if (first != second && first < second + nbytes && second < first + nbytes)
+    const char *first = PyArray_BYTES(array), *second = result ? PyArray_BYTES(result) : NULL;
+    const int in_place = first == second && attempt->call.kind == DMESH_ALL_REDUCE;
+    if (result && !in_place && first < second + PyArray_NBYTES(result) && second < first + PyArray_NBYTES(array))
         return 0;
     attempt->source = array;
     attempt->call.source = (const unsigned char *)first;
@@ -110,10 +115,10 @@ static PyObject *planned_call(PyObject *object, PyObject *args, PyObject *kwargs
         (x == Py_None || replace_source(&attempt, x))) {
         /* Another thread may prepare the plan anew meanwhile. */
         PyObject *group = Py_NewRef(self->group), *endpoint = Py_NewRef((PyObject *)self->endpoint);
-        PyObject *source = Py_NewRef((PyObject *)attempt.source);
-        Py_INCREF(attempt.result);
+        PyObject *source = Py_XNewRef((PyObject *)attempt.source);
+        Py_XINCREF(attempt.result);
         PyObject *result = run(self, group, (dmesh_endpoint *)endpoint, &attempt);
-        Py_DECREF(source);
+        Py_XDECREF(source);
         Py_DECREF(endpoint);
         Py_DECREF(group);
         return result;
@@ -126,7 +131,7 @@ static PyObject *planned_call(PyObject *object, PyObject *args, PyObject *kwargs
 
 static PyMethodDef planned_methods[] = {
     {"prepare", (PyCFunction)(void (*)(void))planned_prepare, METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
-     "Let the endpoint of a group take all-reduces like this one; return whether it does."},
+     "Let the endpoint of a group take calls like this one; return whether it does."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,293 @@
+"""Collectives that are called again and again, and whose result all ranks of a host share.
+
+In large collectives of one host, most time is lost because every rank writes a result of its own. Where the
+members share memory, a plan's result exists once: two buffers that its calls use by turns. A call gives up
+the result of the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dmesh._log import logger
+from dmesh.collectives.api import Counts
+from dmesh.collectives.backends.shm.arrays import PLACE_SIZE
+from dmesh.collectives.group import Group
+from dmesh.collectives.persistent import empty_shared, members_of, planned
+from dmesh.collectives.reduction import canonical_op, resolve
+from dmesh.collectives.request import MAX_LENGTH, Array, text_from
+from dmesh.collectives.validation import as_input, check_position
+from dmesh.errors import CollectiveError, CollectiveMismatchError, SharedMemoryError
+
+_LENDER = 0
+"""Position of the member whose memory the results are in."""
+_PAGE = 4096
+_TEXT = 4 * MAX_LENGTH
+"""Bytes of the text that members compare, in UTF-8."""
+
+
+class SharedPlan(ABC):
+    """A collective that is ready to be called, whose result all ranks of a host have in common.
+
+    Args:
+        group: Ranks that take part.
+        what: Text of all that the members must agree on.
+        shape: Shape of the result.
+        dtype: Its dtype.
+    """
+
+    def __init__(self, group: Group, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._group = group
+        self._what = what
+        self._turn = 0
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        padded = -(-nbytes // _PAGE) * _PAGE
+        found = _common(group, what, 2 * padded)
+        self.generation = group.generation
+        """The generation of the group in which it can be called."""
+        self._of = group.id  # another one after a reset: then the ranks may be in different turns
+        self.is_common = found is not None
+        """True if the result is in common memory; else each rank has its own."""
+        if found is None:
+            self._results = [np.empty(shape, dtype), np.empty(shape, dtype)]
+        else:
+            self._results = [found[at : at + nbytes].view(dtype).reshape(shape) for at in (0, padded)]
+        self._views = [result.view() for result in self._results]
+        for view in self._views:
+            view.flags.writeable = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._what} in {self._group.label}>"
+
+    def __call__(self, x: Array | None = None, *, timeout: float | None = None) -> Array:
+        """Carry the collective out; all ranks must call their plan.
+
+        Args:
+            x: This rank's contribution, of a broadcast the root's array; None for the content of `input`. It
+                is not changed.
+            timeout: Seconds; see the module `api`.
+
+        Returns:
+            A read-only array, which holds until the next call.
+
+        Raises:
+            CollectiveTypeError: `x` is no array, or has another dtype than was planned.
+            CollectiveValueError: It has another shape.
+            CollectiveError: As for the collective; or the group was reset, or has other members, since.
+        """
+        self._group.refuse_forked_child()
+        if (self._group.generation, self._group.id) != (self.generation, self._of):
+            changed = "was reset" if self._group.generation == self.generation else "got other members"
+            raise CollectiveError(f"{self!r} was made before {self._group.label} {changed}: make another one")
+        self._run(x, timeout)
+        turn, self._turn = self._turn, 1 - self._turn
+        return self._views[turn]
+
+    @abstractmethod
+    def _run(self, x: Array | None, timeout: float | None) -> None:
+        """Put the result of the call whose turn it is into its place."""
+
+
+class PlannedAllGather(SharedPlan):
+    """An all-gather that is ready to be called; made by `plan_all_gather`.
+
+    The result has shape (ranks, *shape), or with `counts` the arrays joined along axis 0.
+    """
+
+    def __init__(self, group: Group, like: Array, counts: tuple[int, ...] | None = None) -> None:
+        self._counts = counts
+        self._place: int | slice = group.rank
+        arguments, shape = [], (group.size, *like.shape)
+        if counts is not None:
+            begin = sum(counts[: group.rank])
+            self._place = slice(begin, begin + counts[group.rank])
+            arguments, shape = [f"counts={list(counts)}"], (sum(counts), *like.shape[1:])
+        what = text_from("plan_all_gather", arguments, like.dtype, like.shape if counts is None else shape)
+        super().__init__(group, what, shape, like.dtype)
+
+    @property
+    def input(self) -> Array:
+        """The place of this rank's contribution to the next call: part of its result."""
+        return self._results[self._turn][self._place, ...]
+
+    def _run(self, x: Array | None, timeout: float | None) -> None:
+        _fill(self, self.input, x)
+        if self.is_common:
+            self._group.barrier(timeout=timeout)
+        else:
+            result = self._results[self._turn]
+            self._group.all_gather(self.input, out=result, counts=self._counts, timeout=timeout)
+
+
+class PlannedBroadcast(SharedPlan):
+    """A broadcast that is ready to be called; made by `plan_broadcast`."""
+
+    def __init__(self, group: Group, like: Array, root: int) -> None:
+        what = text_from("plan_broadcast", [f"root={root}"], like.dtype, like.shape)
+        super().__init__(group, what, like.shape, like.dtype)
+        self._root = root
+
+    @property
+    def input(self) -> Array:
+        """Array that the next call gives to all, for the root to fill; in common memory it is the result."""
+        return self._results[self._turn]
+
+    def _run(self, x: Array | None, timeout: float | None) -> None:
+        if self._group.rank == self._root:
+            _fill(self, self.input, x)
+        if self.is_common:
+            self._group.barrier(timeout=timeout)
+        else:
+            self._group.broadcast(self.input, self._root, out=self.input, timeout=timeout)
+
+
+class PlannedSharedAllReduce(SharedPlan):
+    """An all-reduce that is ready to be called; made by `plan_shared_all_reduce`.
+
+    Contributions in shared memory, such as `input`, are not copied.
+    """
+
+    def __init__(self, group: Group, like: Array, op: str, result: np.dtype[Any]) -> None:
+        what = text_from("plan_shared_all_reduce", [op], like.dtype, like.shape)
+        super().__init__(group, what, like.shape, result)
+        self.input = empty_shared(group, like.shape, like.dtype)
+        """A place for contributions, from which others on the host can read them without a copy."""
+        self._op = op
+
+    def _run(self, x: Array | None, timeout: float | None) -> None:
+        x = planned(self, x, self.input)
+        result = self._results[self._turn]
+        if self.is_common:
+            # Each member folds its part of all arrays, and puts it into the lender's result.
+            lends = self._group.rank == _LENDER
+            self._group.reduce(x, self._op, _LENDER, out=result if lends else None, timeout=timeout)
+            self._group.barrier(timeout=timeout)
+        else:
+            self._group.all_reduce(x, self._op, out=result, timeout=timeout)
+
+
+def plan_all_gather(
+    like: ArrayLike, *, counts: Counts | None = None, group: Group | None = None
+) -> PlannedAllGather:
+    """Prepare an all-gather that is called again and again, and whose result all ranks of a host share.
+
+    ```python
+    plan = dmesh.collectives.plan_all_gather(like=shard)
+    while running:
+        compute(out=plan.input)     # in place: nothing is copied at all
+        everything = plan()         # read-only, the same memory on all ranks
+    ```
+
+    All members must call this, as any collective. Where they do not all share memory (docs/shared-memory.md),
+    the plan works as well, with a result for each rank.
+
+    Args:
+        like: Has dtype and shape of the contributions.
+        counts: For contributions whose lengths along axis 0 differ: as for `all_gather`.
+        group: Ranks that take part; None for all clients.
+
+    Raises:
+        CollectiveMismatchError: The members plan different things.
+        CollectiveTypeError: The elements are not plain memory.
+        CollectiveValueError: `like` is no array.
+        CollectiveError: As for `all_gather`.
+        NotInitializedError: No group was given, and the system has not been initialized.
+    """
+    members, array = members_of(group), as_input(like, "plan_all_gather")
+    if counts is None:
+        return PlannedAllGather(members, array)
+    members.requests.make("all_gather", array, counts=counts)  # checks the counts
+    lengths = members.all_gather(len(array)) if isinstance(counts, str) else counts
+    return PlannedAllGather(members, array, tuple(map(int, lengths)))
+
+
+def plan_broadcast(like: ArrayLike, root: int = 0, *, group: Group | None = None) -> PlannedBroadcast:
+    """Prepare a broadcast that is called again and again, and whose result all ranks of a host share.
+
+    Args:
+        like: Has dtype and shape of the array.
+        root: Position of the rank that has it.
+        group: Ranks that take part; None for all clients.
+
+    Raises:
+        CollectiveValueError: `like` is no array, or there is no such root.
+        CollectiveError: As for `plan_all_gather`.
+    """
+    members = members_of(group)
+    root = check_position(root, members.size, "root", "plan_broadcast")
+    return PlannedBroadcast(members, as_input(like, "plan_broadcast"), root)
+
+
+def plan_shared_all_reduce(
+    like: ArrayLike, op: str = "sum", *, group: Group | None = None
+) -> PlannedSharedAllReduce:
+    """Prepare an all-reduce that is called again and again, and whose result all ranks of a host share.
+
+    Args:
+        like: Has dtype and shape of the contributions.
+        op: As for `all_reduce`.
+        group: Ranks that take part; None for all clients.
+
+    Raises:
+        CollectiveTypeError: The reduction has no meaning for the dtype.
+        CollectiveValueError: There is no such reduction, or `like` is no array.
+        SharedMemoryError: There is no more memory for the contributions (`DMESH_SHARED_MEMORY`).
+        CollectiveError: As for `plan_all_gather`.
+    """
+    members, array, op = members_of(group), as_input(like, "plan_shared_all_reduce"), canonical_op(op)
+    return PlannedSharedAllReduce(members, array, op, resolve(op, array.dtype).result)
+
+
+def _fill(plan: object, place: Array, x: Array | None) -> None:
+    if x is not None:
+        place[...] = planned(plan, x, place)
+
+
+def _common(group: Group, what: str, nbytes: int) -> Array | None:
+    """Compare what the members plan; return memory in common, or None if not all can share it."""
+    communicator, lends = group.communicator, group.rank == _LENDER
+    pool = communicator.pool
+    shares = pool is not None and nbytes > 0
+    memory: Array | None = None
+    place, refusal = bytes(PLACE_SIZE), "" if shares else "this client shares no memory"
+    with contextlib.ExitStack() as undo:
+        if pool is not None and shares and lends:
+            processes = {rank: communicator.process_of(rank) for rank in group.ranks}
+            try:
+                memory, place = pool.lend(
+                    nbytes,
+                    group.ranks,
+                    _LENDER,
+                    lambda rank: communicator.process_of(rank) != processes[rank],
+                )
+                undo.callback(pool.take_back, place)
+            except SharedMemoryError as error:
+                refusal = str(error)
+        text = what.encode().ljust(_TEXT)[:_TEXT]
+        offers = group.all_gather(np.frombuffer(text + bytes([not refusal]) + place, np.uint8))
+        planned = [bytes(row[:_TEXT]).rstrip().decode(errors="replace") for row in offers]
+        if len(set(planned)) > 1:
+            sides = (f"rank {rank} planned {its}" for rank, its in zip(group.ranks, planned, strict=True))
+            raise CollectiveMismatchError(f"{group.label}: {', '.join(sides)}. All ranks must plan the same.")
+        able = bool(offers[:, _TEXT].all())
+        if able and not lends:
+            assert pool is not None
+            try:
+                theirs = bytes(offers[_LENDER][_TEXT + 1 :])
+                memory = pool.borrow(theirs, nbytes, group.size, group.rank)
+            except (OSError, ValueError) as error:
+                refusal = f"the memory of rank {group.ranks[_LENDER]} cannot be mapped: {error}"
+        # If this call fails, others may have agreed already: then they say themselves when they are done.
+        coming_to_nothing = undo.pop_all()
+        if int(group.all_reduce(np.array(not refusal and able, np.int8), "min")):
+            return memory
+        coming_to_nothing.close()
+    logger.info(
+        "each rank of %s has a result of its own: %s", group.label, refusal or "others cannot share one"
+    )
+    return None
