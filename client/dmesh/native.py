@@ -79,7 +79,9 @@ class Endpoint(Protocol):
     max_flat: int
     """Bytes from which an all-reduce is left to Python."""
     single_copy_from: int
-    """Bytes from which peers read private arrays in this process."""
+    """Bytes from which peers read private arrays in this process; by default, the paths are measured."""
+    single_copies: int
+    """Kinds and sizes of arrays that go by a single copy, as measured: a bit for each; see `shm.c`."""
 
     def __init__(
         self,

@@ -27,6 +27,15 @@ class CopyPolicy(ctypes.Structure):
     )
 
 
+class PathPolicy(ctypes.Structure):
+    _fields_ = (
+        ("best", ctypes.c_int),
+        ("cost", ctypes.c_uint32 * 2),
+        ("uses", ctypes.c_uint32),
+        ("trial", ctypes.c_int),
+    )
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     command = compiler()
@@ -38,6 +47,9 @@ def library(tmp_path_factory):
     found = ctypes.CDLL(str(built))
     found.dmesh_copy_learn.argtypes = (
         ctypes.POINTER(CopyPolicy), ctypes.c_int, ctypes.c_size_t, ctypes.c_int64,
+    )  # fmt: skip
+    found.dmesh_path_learn.argtypes = (
+        ctypes.POINTER(PathPolicy), ctypes.c_int, ctypes.c_size_t, ctypes.c_int64,
     )  # fmt: skip
     return found
 
@@ -92,6 +104,80 @@ def test_an_interruption_now_and_then_changes_nothing(library):
         took = 5_000_000 if chance.random() < 0.02 else NEAR[mode]
         library.dmesh_copy_learn(ctypes.byref(policy), mode, SIZE, took)
         assert mode == CACHED
+
+
+STAGED, SINGLE_COPY = 0, 1
+
+
+def move(library, policy: PathPolicy, nanoseconds: dict[int, int], times: int) -> list[int]:
+    """Moves arrays of 4 MiB, which takes so long on each path; returns the paths taken."""
+    taken = []
+    for _ in range(times):
+        path = library.dmesh_path_choose(ctypes.byref(policy))
+        library.dmesh_path_learn(ctypes.byref(policy), path, 4 << 20, nanoseconds[path])
+        taken.append(path)
+    return taken
+
+
+@pytest.mark.parametrize("first", [STAGED, SINGLE_COPY])
+def test_the_faster_path_is_found_at_once_and_again_when_the_cores_move(library, first):
+    policy = PathPolicy(best=first)
+    for fast in (STAGED, SINGLE_COPY) * 3:
+        cost = {fast: 250_000, 1 - fast: 400_000}
+        begins = move(library, policy, cost, 500)
+        assert policy.best == fast
+        assert begins[-400:].count(1 - fast) <= 400 // 32 + 1
+    assert (
+        move(library, PathPolicy(best=first), {first: 400_000, 1 - first: 250_000}, 5)[3:] == [1 - first] * 2
+    )
+
+
+def test_a_path_that_is_much_slower_is_tried_seldom(library):
+    taken = move(library, PathPolicy(), {STAGED: 250_000, SINGLE_COPY: 1_000_000}, 1000)
+    assert taken.count(SINGLE_COPY) <= 1000 // 128 + 1
+
+
+def test_a_path_that_is_hardly_faster_is_not_taken(library):
+    policy = PathPolicy()
+    move(library, policy, {STAGED: 250_000, SINGLE_COPY: 240_000}, 1000)
+    assert policy.best == STAGED
+
+
+@pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
+@pytest.mark.parametrize("kind", ["broadcast", "all_to_all", "scatter", "permute", "transfer"])
+def test_both_paths_are_measured_and_give_the_same_values(kind):
+    """Staged calls come first, then one by a single copy, where it is permitted, then the faster path."""
+    with cluster(2, shm=("native",)) as ranks:
+
+        def body(communicator):
+            group, rank = communicator.world, communicator.rank
+            group.barrier()
+            rows = np.arange(2 << 18, dtype=float).reshape(2, -1)  # 4 MiB
+
+            def call():
+                x = rows * (rank + 1)
+                if kind == "broadcast":
+                    return (group.broadcast(x, root=1) == rows * 2).all()
+                if kind == "all_to_all":
+                    return (group.all_to_all(x) == np.stack([rows[rank], 2 * rows[rank]])).all()
+                if kind == "scatter":
+                    return (group.scatter(x if rank == 0 else x[0], root=0) == rows[rank]).all()
+                if kind == "permute":
+                    return (group.permute(x, [(0, 1), (1, 0)]) == rows * (2 - rank)).all()
+                if rank == 0:
+                    group.send(x, 1)
+                    return True
+                return (group.recv(np.empty_like(x), 0) == rows).all()
+
+            tried, endpoints = False, []
+            for _ in range(8):
+                assert call()
+                group.barrier()
+                endpoints = group._generation.endpoints
+                tried |= any(endpoint.single_copies for endpoint in endpoints)
+            assert tried == all(endpoint.can_read_peers for endpoint in endpoints)
+
+        ranks.all(body)
 
 
 @pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")

@@ -71,7 +71,20 @@ enum {
     FACTOR = 2,          /* a non-temporal copy must be so many times faster: its reader has more to do */
     PERIOD = 64,         /* copies in the faster mode between trials of the other one */
     TRIALS = 4,
+    PATH_PERIOD = 32,    /* arrays on the faster path between trials of the other one, */
+    SLOW_PATH_PERIOD = 128, /* if that one takes more than half as long again */
 };
+
+/* Adds a measurement to a recent cost. A thread that is interrupted during a copy seems slow, so slow copies count little. */
+static void update(uint32_t *cost, size_t size, int64_t nanoseconds) {
+    const uint64_t measured = (uint64_t)nanoseconds * 1000 / size + 1;
+    if (!*cost)
+        *cost = measured < UINT32_MAX / 4 ? (uint32_t)measured : UINT32_MAX / 4;
+    else if (measured < *cost)
+        *cost = (uint32_t)((*cost + measured) / 2);
+    else
+        *cost += (uint32_t)((measured < 2 * (uint64_t)*cost ? measured : 2 * (uint64_t)*cost) - *cost) / 4;
+}
 
 enum dmesh_copy_mode dmesh_copy_choose(const struct dmesh_copy_policy *copies) {
     return copies->trials ? !copies->mode : copies->mode;
@@ -80,15 +93,7 @@ enum dmesh_copy_mode dmesh_copy_choose(const struct dmesh_copy_policy *copies) {
 void dmesh_copy_learn(struct dmesh_copy_policy *copies, enum dmesh_copy_mode mode, size_t size, int64_t nanoseconds) {
     if (copies->fixed)
         return;
-    const uint64_t measured = (uint64_t)nanoseconds * 1000 / size + 1;
-    uint32_t *cost = &copies->cost[mode];
-    /* A thread that is interrupted during a copy seems slow, so slow copies count little. */
-    if (!*cost)
-        *cost = measured < UINT32_MAX / 4 ? (uint32_t)measured : UINT32_MAX / 4;
-    else if (measured < *cost)
-        *cost = (uint32_t)((*cost + measured) / 2);
-    else
-        *cost += (uint32_t)((measured < 2 * (uint64_t)*cost ? measured : 2 * (uint64_t)*cost) - *cost) / 4;
+    update(&copies->cost[mode], size, nanoseconds);
     if (copies->trials) {
         if (--copies->trials)
             return;
@@ -110,4 +115,21 @@ void dmesh_publish(struct dmesh_copy_policy *copies, void *to, const void *from,
     const int64_t began = dmesh_now();
     (mode == DMESH_NON_TEMPORAL ? dmesh_copy_stream : dmesh_copy)(to, from, size);
     dmesh_copy_learn(copies, mode, size, dmesh_now() - began);
+}
+
+enum dmesh_path dmesh_path_choose(const struct dmesh_path_policy *paths) {
+    return paths->trial ? !paths->best : paths->best;
+}
+
+void dmesh_path_learn(struct dmesh_path_policy *paths, enum dmesh_path path, size_t size, int64_t nanoseconds) {
+    update(&paths->cost[path], size, nanoseconds);
+    const uint64_t best = paths->cost[paths->best], other = paths->cost[!paths->best];
+    if (path != paths->best) {
+        paths->trial = 0;
+        paths->uses = 0;
+        if (best && other * 10 < best * 9)
+            paths->best = path;
+    } else if (++paths->uses >= (!other ? 2 : other * 2 > best * 3 ? SLOW_PATH_PERIOD : PATH_PERIOD)) {
+        paths->trial = 1; /* an array of another member may still take the best one */
+    }
 }

@@ -44,4 +44,21 @@ void dmesh_publish(struct dmesh_copy_policy *copies, void *to, const void *from,
 enum dmesh_copy_mode dmesh_copy_choose(const struct dmesh_copy_policy *copies);
 void dmesh_copy_learn(struct dmesh_copy_policy *copies, enum dmesh_copy_mode mode, size_t size, int64_t nanoseconds);
 
+/* Paths of a large private array to its reader. Which one is faster depends on whether the cores share a cache, too. */
+enum dmesh_path {
+    DMESH_STAGED,      /* two copies, through a staging buffer */
+    DMESH_SINGLE_COPY, /* one copy by the kernel, which looks up every page */
+    DMESH_PATHS,
+};
+
+struct dmesh_path_policy {
+    enum dmesh_path best;       /* the faster one, as far as known */
+    uint32_t cost[DMESH_PATHS]; /* recent ps per byte; 0: unknown */
+    uint32_t uses;              /* of the best one since the last trial of the other one */
+    int trial;                  /* the next array takes the other one */
+};
+
+enum dmesh_path dmesh_path_choose(const struct dmesh_path_policy *paths);
+void dmesh_path_learn(struct dmesh_path_policy *paths, enum dmesh_path path, size_t size, int64_t nanoseconds);
+
 #endif

@@ -78,6 +78,14 @@ static enum dmesh_status send(struct dmesh_shm *shm, struct dmesh_transfer *tran
     return DMESH_OK;
 }
 
+/* Ends the receiver's half of a transfer. */
+static enum dmesh_status received(struct dmesh_shm *shm, struct dmesh_transfer *transfer, enum dmesh_path path) {
+    if (transfer->began)
+        dmesh_shm_learn(shm, DMESH_TRANSFER, transfer->nbytes, path, dmesh_now() - transfer->began);
+    end(transfer);
+    return DMESH_OK;
+}
+
 /* Reads the sender's array in place. */
 static enum dmesh_status read_all(struct dmesh_shm *shm, struct dmesh_transfer *transfer, int64_t deadline) {
     while (transfer->done < transfer->nbytes) {
@@ -105,6 +113,8 @@ static enum dmesh_status read_all(struct dmesh_shm *shm, struct dmesh_transfer *
         return DMESH_DISCONNECTED;
     }
     dmesh_shm_post(shm, transfer->hash);
+    if (transfer->owner)
+        return received(shm, transfer, DMESH_SINGLE_COPY);
     end(transfer);
     return DMESH_OK;
 }
@@ -115,6 +125,8 @@ static enum dmesh_status receive(struct dmesh_shm *shm, struct dmesh_transfer *t
         const enum dmesh_status status = dmesh_shm_wait_for(shm, SENDER, epoch, deadline);
         if (status != DMESH_OK)
             return status;
+        if (!transfer->began && transfer->nbytes > shm->slot_bytes)
+            transfer->began = dmesh_now();
         const uint64_t hash = shm->regions[SENDER]->flags[epoch & 1].hash ^ shm->salts[SENDER];
         if (!transfer->piece && transfer->nbytes > shm->slot_bytes && hash == (transfer->hash ^ DMESH_LOCATIONS)) {
             if (transfer->from)
@@ -135,8 +147,7 @@ static enum dmesh_status receive(struct dmesh_shm *shm, struct dmesh_transfer *t
         if (deadline && dmesh_now() >= deadline && transfer->done < transfer->nbytes)
             return DMESH_PENDING;
     } while (transfer->done < transfer->nbytes);
-    end(transfer);
-    return DMESH_OK;
+    return received(shm, transfer, DMESH_STAGED);
 }
 
 int dmesh_p2p_waits(const struct dmesh_shm *shm, const struct dmesh_transfer *transfer) {

@@ -25,6 +25,7 @@ struct dmesh_transfer {
     struct dmesh_location location; /* of the sender's array */
     const unsigned char *from;      /* the sender's array as the receiver sees it, once it is resolved */
     int owner;                      /* process in which `from` is an address; 0: this one */
+    int64_t began;                  /* when the receiver saw the first piece */
 };
 
 /* Bytes of a member's region: the receiver's has flags only. */

@@ -56,6 +56,51 @@ void dmesh_shm_abort(struct dmesh_shm *shm) {
         }
 }
 
+/* ---- paths of large arrays ------------------------------------------------------------------------------------ */
+
+enum { SMALLEST = 21, SIZES = 8 }; /* logarithm of the fewest bytes that are measured; sizes of a kind */
+
+/* Number of a kind and size; -1: arrays that are always staged. */
+static int number_of(enum dmesh_kind kind, size_t nbytes) {
+    static const signed char kinds[DMESH_KINDS] = {[DMESH_TRANSFER] = 1, [DMESH_BROADCAST] = 1, [DMESH_ALL_TO_ALL] = 2,
+                                                   [DMESH_SCATTER] = 3, [DMESH_PERMUTE] = 4};
+    int size = -1;
+    for (size_t left = nbytes >> SMALLEST; left && size < SIZES - 1; left >>= 1)
+        size++;
+    return size < 0 || !kinds[kind] ? -1 : (kinds[kind] - 1) * SIZES + size;
+}
+
+static void publish_paths(struct dmesh_shm *shm) {
+    uint64_t bits = 0;
+    for (int number = 0; number < DMESH_MEASURED_ARRAYS; number++)
+        bits |= (uint64_t)(dmesh_path_choose(&shm->paths[number]) == DMESH_SINGLE_COPY) << number;
+    atomic_store_explicit(&shm->regions[shm->me]->single_copy, bits, memory_order_relaxed);
+}
+
+enum dmesh_path dmesh_shm_path(const struct dmesh_shm *shm, enum dmesh_kind kind, size_t nbytes) {
+    const int number = number_of(kind, nbytes);
+    if (shm->measurer < 0 || number < 0)
+        return DMESH_STAGED;
+    const uint64_t bits = atomic_load_explicit(&shm->regions[shm->measurer]->single_copy, memory_order_relaxed);
+    return bits >> number & 1 ? DMESH_SINGLE_COPY : DMESH_STAGED;
+}
+
+void dmesh_shm_learn(struct dmesh_shm *shm, enum dmesh_kind kind, size_t nbytes, enum dmesh_path path, int64_t nanoseconds) {
+    const int number = number_of(kind, nbytes);
+    if (shm->measurer != shm->me || number < 0)
+        return;
+    const enum dmesh_path before = dmesh_path_choose(&shm->paths[number]);
+    dmesh_path_learn(&shm->paths[number], path, nbytes, nanoseconds);
+    if (dmesh_path_choose(&shm->paths[number]) != before)
+        publish_paths(shm);
+}
+
+void dmesh_shm_measure(struct dmesh_shm *shm, size_t nbytes) {
+    for (int number = 0; number < DMESH_MEASURED_ARRAYS; number++)
+        shm->paths[number].best = (size_t)1 << (SMALLEST + number % SIZES) >= nbytes ? DMESH_SINGLE_COPY : DMESH_STAGED;
+    publish_paths(shm);
+}
+
 /* ---- small collectives -------------------------------------------------------------------------------------- */
 
 /* A member's contribution; this rank's own is read from its array, which is as good and warmer. */

@@ -22,6 +22,7 @@
 #include "wait.h"
 
 enum { DMESH_INLINE = 48 };
+enum { DMESH_MEASURED_ARRAYS = 32 }; /* kinds and sizes of arrays whose paths are measured; see `dmesh_shm_learn` */
 
 /* One cache line, so that a small contribution travels together with its announcement. */
 struct dmesh_flag {
@@ -34,6 +35,8 @@ struct dmesh_region {
     struct dmesh_flag flags[2];
     _Alignas(64) _Atomic uint32_t sleepers;
     _Atomic uint32_t aborted; /* the owner may have reused its arrays: data read from them is not valid */
+    uint64_t left;            /* the salt of a member that has left: Python reads and writes it */
+    _Atomic uint64_t single_copy; /* of the measuring member: arrays that go by a single copy, a bit for a kind and size */
     _Alignas(64) unsigned char slots[];
 };
 
@@ -46,6 +49,8 @@ struct dmesh_shm {
     int oversubscribed;                /* more ranks than cores: who spins may keep the awaited rank from running */
     struct dmesh_copy_policy copies;   /* for contributions */
     struct dmesh_copy_policy results;  /* for results that are written into peers' arrays */
+    struct dmesh_path_policy paths[DMESH_MEASURED_ARRAYS];
+    int measurer;                      /* member that measures and chooses the paths of all arrays; -1: none */
     uint64_t epoch;                    /* the last one posted */
     uint64_t hash;                     /* of that epoch */
     int next;                          /* first member that has not been seen in that epoch */
@@ -84,6 +89,15 @@ int dmesh_shm_has_posted(const struct dmesh_shm *shm, int member);
 
 /* Ends all waits and long folds, now and later, and marks this rank's region as aborted. Any thread. */
 void dmesh_shm_abort(struct dmesh_shm *shm);
+
+/* Chooses the path of arrays of `nbytes` bytes in calls of a kind, as the measuring member has found the faster one. */
+enum dmesh_path dmesh_shm_path(const struct dmesh_shm *shm, enum dmesh_kind kind, size_t nbytes);
+
+/* Reports what the path of an array took, and tells the other members the choice for the next one. */
+void dmesh_shm_learn(struct dmesh_shm *shm, enum dmesh_kind kind, size_t nbytes, enum dmesh_path path, int64_t nanoseconds);
+
+/* Makes this member measure, and begin with a single copy of arrays from `nbytes` bytes on. */
+void dmesh_shm_measure(struct dmesh_shm *shm, size_t nbytes);
 
 /* A small collective, in one epoch: contributes. Of `source`, only `dmesh_shm_end` reads more. */
 void dmesh_shm_begin(struct dmesh_shm *shm, const struct dmesh_call *call, uint64_t hash);

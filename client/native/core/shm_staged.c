@@ -27,8 +27,9 @@ static int shares_pieces(const struct dmesh_staged *staged) {
 
 /* Whether each byte goes to one rank, which copies it. Bytes that several ranks read, or that are reduced, are better
  * staged, where they are found in the caches. */
-static int is_personal(const struct dmesh_staged *staged) {
-    return staged->call.kind == DMESH_PERMUTE || (pattern_of(staged)->source_blocks && !pattern_of(staged)->reduces);
+static int is_personal(const struct dmesh_shm *shm, const struct dmesh_staged *staged) {
+    return staged->call.kind == DMESH_PERMUTE || (staged->call.kind == DMESH_BROADCAST && shm->size == 2) ||
+           (pattern_of(staged)->source_blocks && !pattern_of(staged)->reduces);
 }
 
 /* Chooses the size of the pieces: that of a staging buffer, or everything at once if nothing is staged. */
@@ -59,11 +60,12 @@ void dmesh_staged_init(const struct dmesh_shm *shm, struct dmesh_staged *staged,
     choose_pieces(shm, staged);
 }
 
-void dmesh_staged_offer(struct dmesh_staged *staged, struct dmesh_location source, struct dmesh_location target) {
+void dmesh_staged_offer(const struct dmesh_shm *shm, struct dmesh_staged *staged, struct dmesh_location source,
+                        struct dmesh_location target) {
     const enum dmesh_kind kind = staged->call.kind;
     if ((kind == DMESH_ALL_TO_ALL || kind == DMESH_PERMUTE) && staged->call.target == staged->call.source)
         source.where = DMESH_PRIVATE; /* it is overwritten while others would read it */
-    if (source.where == DMESH_IN_PROCESS && !is_personal(staged))
+    if (source.where == DMESH_IN_PROCESS && !is_personal(shm, staged))
         source.where = DMESH_PRIVATE;
     if (!shares_pieces(staged) || target.where == DMESH_IN_PROCESS)
         target.where = DMESH_PRIVATE; /* no other rank writes to it, or can */
@@ -314,6 +316,24 @@ static void post(struct dmesh_shm *shm, struct dmesh_staged *staged) {
     staged->posted = 1;
 }
 
+/* Reports what the call took, if all contributions took the same path, and none was in shared memory. */
+static void learn(struct dmesh_shm *shm, const struct dmesh_staged *staged) {
+    int single = 0, contributions = 0;
+    for (int member = 0; member < shm->size; member++) {
+        const struct dmesh_peer_arrays *peer = &staged->peers[member];
+        const int is_own = member == shm->me;
+        if (staged->call.kind != DMESH_PERMUTE && !dmesh_contributes(&staged->call, member))
+            continue;
+        if (is_own ? staged->source.where == DMESH_IN_SEGMENT : peer->source && !peer->owner)
+            return;
+        single += is_own ? staged->source.where == DMESH_IN_PROCESS : peer->source != NULL;
+        contributions++;
+    }
+    if (single == 0 || single == contributions)
+        dmesh_shm_learn(shm, staged->call.kind, staged->call.contribution, single ? DMESH_SINGLE_COPY : DMESH_STAGED,
+                        dmesh_now() - staged->began);
+}
+
 enum dmesh_status dmesh_staged_run(struct dmesh_shm *shm, struct dmesh_staged *staged, int64_t deadline) {
     while (staged->step < staged->steps + (size_t)staged->closes) {
         if (!staged->posted)
@@ -321,6 +341,8 @@ enum dmesh_status dmesh_staged_run(struct dmesh_shm *shm, struct dmesh_staged *s
         enum dmesh_status status = dmesh_shm_wait(shm, deadline);
         if (status != DMESH_OK)
             return status;
+        if (!staged->began)
+            staged->began = dmesh_now();
         if (staged->phase == DMESH_LOCATING)
             return DMESH_RESOLVE;
         if (staged->phase == DMESH_OFFERING) {
@@ -339,5 +361,6 @@ enum dmesh_status dmesh_staged_run(struct dmesh_shm *shm, struct dmesh_staged *s
         if (dmesh_now() >= deadline && staged->step < staged->steps + (size_t)staged->closes)
             return DMESH_PENDING; /* so that the caller sees signals */
     }
+    learn(shm, staged);
     return DMESH_OK;
 }

@@ -39,6 +39,7 @@ struct dmesh_staged {
     size_t done;   /* bytes of this rank's share of the step that are processed */
     int closes;    /* whether an epoch follows the last step */
     int posted;    /* the step's epoch */
+    int64_t began; /* when all ranks had posted the first epoch */
     int streams;   /* whether results bypass the caches: they are large, and read later, if at all */
     enum dmesh_phase phase;
     struct dmesh_location source, target; /* of this rank's arrays */
@@ -50,7 +51,8 @@ void dmesh_staged_init(const struct dmesh_shm *shm, struct dmesh_staged *staged,
                        uint64_t hash);
 
 /* Offers this rank's arrays to the peers, before the call begins. All members must do so, or none. */
-void dmesh_staged_offer(struct dmesh_staged *staged, struct dmesh_location source, struct dmesh_location target);
+void dmesh_staged_offer(const struct dmesh_shm *shm, struct dmesh_staged *staged, struct dmesh_location source,
+                        struct dmesh_location target);
 
 /* Carries the call out, or goes on with it after DMESH_PENDING, or an interruption by a signal. Returns DMESH_PENDING at
  * `deadline` even if no rank is missing. DMESH_RESOLVE: the caller fills in `peers`, calls `dmesh_staged_resolved`, and

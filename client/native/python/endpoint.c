@@ -143,6 +143,7 @@ static dmesh_endpoint *blank(PyTypeObject *type, int size, int me, int is_p2p) {
     self->shm.salts = self->salts;
     self->shm.size = size;
     self->shm.me = me;
+    self->shm.measurer = -1;
     self->is_p2p = (char)is_p2p;
     self->forks = dmesh_forks;
     self->bfloat16 = bfloat16;
@@ -171,8 +172,6 @@ static PyObject *endpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     self->shm.slot_bytes = (size_t)slot_bytes;
     self->shm.staging_bytes = (size_t)staging_bytes;
     self->shm.oversubscribed = oversubscribed;
-    if (!pipe || oversubscribed)
-        self->single_copy_from = pipe ? DMESH_SINGLE_COPY_OVERSUBSCRIBED_TRANSFERS_FROM : DMESH_SINGLE_COPY_FROM;
     for (Py_ssize_t member = 0; member < size; member++) {
         PyObject *buffer;
         Py_ssize_t offset;
@@ -281,6 +280,13 @@ static PyObject *get_non_temporal(dmesh_endpoint *self, void *unused) {
     return PyBool_FromLong(self->shm.copies.mode == DMESH_NON_TEMPORAL);
 }
 
+static PyObject *get_single_copies(dmesh_endpoint *self, void *unused) {
+    (void)unused;
+    const int measurer = self->shm.measurer;
+    return PyLong_FromUnsignedLongLong(
+        measurer < 0 ? 0 : atomic_load_explicit(&self->regions[measurer]->single_copy, memory_order_relaxed));
+}
+
 /* For tests: data for others bypasses the caches, or does not; the copies are not measured any more. */
 static int set_non_temporal(dmesh_endpoint *self, PyObject *value, void *unused) {
     (void)unused;
@@ -297,6 +303,7 @@ static PyGetSetDef endpoint_getset[] = {
     {"corrupt", (getter)has_status, NULL, NULL, (void *)DMESH_CORRUPT},
     {"disconnected", (getter)has_status, NULL, NULL, (void *)DMESH_DISCONNECTED},
     {"over_tcp", (getter)is_over_tcp, NULL, NULL, NULL},
+    {"single_copies", (getter)get_single_copies, NULL, NULL, NULL},
     {"non_temporal", (getter)get_non_temporal, (setter)set_non_temporal, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -38,7 +38,7 @@ typedef struct {
     unsigned long long completed;
     unsigned long long number;           /* of the pending call, if the endpoint took it whole */
     unsigned long long max_flat;   /* bytes from which calls that can be hierarchical are left to Python */
-    unsigned long long single_copy_from; /* bytes from which private arrays are read in place by peers */
+    unsigned long long single_copy_from; /* bytes from which private arrays are read in place; ULLONG_MAX: as measured */
     long long completed_at;
     char is_p2p;
     char whole;   /* whether the endpoint took the last call whole: it made the result, and counts the call */
@@ -153,9 +153,9 @@ PyObject *dmesh_endpoint_start_transfer(dmesh_endpoint *self, PyObject *args);
 PyObject *dmesh_endpoint_arrival(dmesh_endpoint *self, PyObject *seconds);
 PyObject *dmesh_endpoint_advertise(dmesh_endpoint *self, PyObject *args);
 
-/* Bytes from which peers read an array in this process, instead of getting it piece by piece: one copy instead of two,
- * but every page has to be looked up. Of the two ranks of a transfer only the receiver works then, which is better when
- * there are more ranks than cores. */
+/* Bytes from which peers read an array in this process, instead of getting it piece by piece, until both paths have been
+ * measured: one copy instead of two, but every page has to be looked up. Of the two ranks of a transfer only the receiver
+ * works then, which is better when there are more ranks than cores. */
 enum {
     DMESH_SINGLE_COPY_FROM = 48 << 20,
     DMESH_SINGLE_COPY_OVERSUBSCRIBED_TRANSFERS_FROM = 4 << 20,

@@ -30,12 +30,19 @@ static int attach(dmesh_endpoint *self, int member, const struct dmesh_location 
     return 0;
 }
 
-/* Returns the location of this rank's array: in shared memory, or in this process if it is large and peers may read it. */
-static struct dmesh_location locate(const dmesh_endpoint *self, const void *data, size_t nbytes) {
+/* Whether the peers read a large private array of a call in this process, which takes a single copy. */
+static int is_read_in_place(const dmesh_endpoint *self, enum dmesh_kind kind, size_t nbytes) {
+    if (self->single_copy_from != ULLONG_MAX)
+        return self->can_read_peers && nbytes >= self->single_copy_from;
+    return self->can_read_peers && dmesh_shm_path(&self->shm, kind, nbytes) == DMESH_SINGLE_COPY;
+}
+
+/* Returns the location of this rank's array: in shared memory, or in this process if peers read it there. */
+static struct dmesh_location locate(const dmesh_endpoint *self, const void *data, size_t nbytes, int in_place) {
     struct dmesh_location location = {.where = DMESH_PRIVATE};
     if (data && self->registered)
         location = dmesh_registered_locate(&self->registered->registered, data, nbytes);
-    if (data && location.where == DMESH_PRIVATE && self->can_read_peers && nbytes >= self->single_copy_from)
+    if (data && location.where == DMESH_PRIVATE && in_place)
         location = (struct dmesh_location){.where = DMESH_IN_PROCESS, .offset = (uintptr_t)data, .nbytes = nbytes};
     return location;
 }
@@ -143,8 +150,14 @@ PyObject *dmesh_endpoint_advertise(dmesh_endpoint *self, PyObject *args) {
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%ld is no process", process);
         found[member] = (int)process;
     }
-    memcpy(self->processes, found, (size_t)count * sizeof *found);
+    if (count > 0)
+        memcpy(self->processes, found, (size_t)count * sizeof *found);
     self->can_read_peers = count > 0;
+    self->shm.measurer = count > 0 ? self->is_p2p != 0 : -1; /* of a transfer, the receiver */
+    if (self->shm.measurer == self->shm.me)
+        dmesh_shm_measure(&self->shm, !self->is_p2p              ? DMESH_SINGLE_COPY_FROM
+                                      : self->shm.oversubscribed ? DMESH_SINGLE_COPY_OVERSUBSCRIBED_TRANSFERS_FROM
+                                                                 : SIZE_MAX);
     Py_XSETREF(self->registered, (dmesh_registered_object *)Py_NewRef(registered));
     Py_XSETREF(self->attach, Py_NewRef(attach));
     Py_XSETREF(self->retire, Py_NewRef(retire));
@@ -178,12 +191,13 @@ static void begin(dmesh_endpoint *self, const struct dmesh_call *call, uint64_t 
         dmesh_p2p_begin(&self->transfer, hash, sends ? (unsigned char *)call->source : call->target, nbytes,
                         &self->envelope);
         if (self->registered && sends && nbytes > self->shm.slot_bytes)
-            self->transfer.location = locate(self, call->source, nbytes);
+            self->transfer.location = locate(self, call->source, nbytes, is_read_in_place(self, call->kind, nbytes));
     } else if (nbytes > self->shm.slot_bytes) {
         dmesh_staged_init(&self->shm, &self->staged, call, hash);
         if (self->registered)
-            dmesh_staged_offer(&self->staged, locate(self, call->source, dmesh_own(call)),
-                               locate(self, call->target, nbytes));
+            dmesh_staged_offer(&self->shm, &self->staged,
+                               locate(self, call->source, dmesh_own(call), is_read_in_place(self, call->kind, nbytes)),
+                               locate(self, call->target, nbytes, 0));
     } else {
         dmesh_shm_begin(&self->shm, call, hash);
     }
