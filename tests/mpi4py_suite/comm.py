@@ -442,8 +442,19 @@ def _forms(name: str) -> None:
         return Request(call(async_op=True), finish, found)
 
     def prepared(self: Comm, *args: Any, **named: Any) -> Prequest:
-        without("prepared calls other than all_reduce, broadcast and all_gather: the call is repeated")
-        return Prequest(partial(nonblocking, self, *args, **named))
+        call, _, found = getattr(self, "_" + name)(*args, **named)
+        call = partial(call)  # of a method of the group, which has the name of a function
+        function = getattr(collectives, call.func.__name__, None)
+        if function is None:  # a buffered send
+            return Prequest(partial(nonblocking, self, *args, **named))
+        plan = collectives.plan(function, *call.args, group=self.group, **call.keywords)
+
+        def start() -> Request:
+            again, finish, _ = getattr(self, "_" + name)(*args, **named)  # some join what MPI's buffers have
+            x = None if plan.input is None else partial(again).args[0]
+            return Request(plan(x, async_op=True), finish, found)
+
+        return Prequest(start)
 
     setattr(Comm, name, blocking)
     setattr(Comm, "I" + name.lower(), nonblocking)
