@@ -11,15 +11,15 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from dmesh.launch.diagnosis import Outcome, rank_failures
-from dmesh.launch.escalation import Escalation, Phase
-from dmesh.launch.folding import ShownTracebacks
-from dmesh.launch.labels import Output
-from dmesh.launch.orphans import Guard, adopt_orphans
-from dmesh.launch.plan import ClientPlan, LaunchPlan
-from dmesh.launch.process import ClientProcess, Stream
-from dmesh.launch.report import Reporter
-from dmesh.launch.signals import SignalInbox
+from dmesh.launcher.diagnosis import Outcome, rank_failures
+from dmesh.launcher.escalation import Escalation, Phase
+from dmesh.launcher.folding import ShownTracebacks
+from dmesh.launcher.labels import Output
+from dmesh.launcher.orphans import Guard, adopt_orphans
+from dmesh.launcher.plan import ClientPlan, LaunchPlan
+from dmesh.launcher.process import ClientProcess, Stream
+from dmesh.launcher.report import Reporter
+from dmesh.launcher.signals import SignalInbox
 
 _LEFTOVER_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for processes that a client left behind."""

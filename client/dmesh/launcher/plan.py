@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dmesh.config.settings import JOB_NAME_PATTERN, Settings, split_address
 from dmesh.errors import ConfigurationError
-from dmesh.launch.ports import LOOPBACK
+from dmesh.launcher.ports import LOOPBACK
 
 
 @dataclass(frozen=True)
