@@ -55,6 +55,8 @@ class ClientPlan:
     """Number of restarts if it fails."""
     labeled: bool = True
     """True if its standard output is labeled."""
+    descriptors: tuple[int, ...] = ()
+    """The launcher's open files that it inherits, beside the standard ones."""
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class ClientProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,  # a group that can be ended as a whole; Ctrl-C reaches it through us
             bufsize=0,
+            pass_fds=plan.descriptors,
         )
         self.pid = self._process.pid
         assert self._process.stdout is not None

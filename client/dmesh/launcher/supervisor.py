@@ -36,6 +36,8 @@ class LaunchResult:
     """Ends of the clients that were started, by rank."""
     exit_code: int
     """Exit code of `dmesh run`."""
+    requested: signal.Signals | None = None
+    """The first signal that the launcher itself received."""
 
 
 class Supervisor:
@@ -48,16 +50,22 @@ class Supervisor:
         out: The launcher's standard output.
         err: The launcher's standard error.
         clock: Monotonic time in seconds.
+        reporter: Writer of the launcher's own lines; one that writes to `err` if None.
     """
 
     def __init__(
-        self, plan: LaunchPlan, out: Output, err: Output, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: LaunchPlan,
+        out: Output,
+        err: Output,
+        clock: Callable[[], float] = time.monotonic,
+        reporter: Reporter | None = None,
     ) -> None:
         self._plan = plan
         self._out = out
         self._err = err
         self._clock = clock
-        self._reporter = Reporter(err, socket.gethostname())
+        self._reporter = reporter or Reporter(err, socket.gethostname())
         self._escalation = Escalation(plan.options.timeout_after_failure, plan.options.terminate_grace)
         self._selector = selectors.DefaultSelector()
         self._notices: deque[str] = deque()
@@ -253,4 +261,4 @@ class Supervisor:
             code = 128 + requested
         else:
             code = failures[0].exit_code if failures else 0
-        return LaunchResult(outcomes, code)
+        return LaunchResult(outcomes, code, requested)
