@@ -60,7 +60,7 @@ def results(ended: Sequence[Ended], running: Sequence[int] = ()) -> list[object]
     ordered = [
         by_rank[outcome.rank] for outcome in rank_failures(list(map(_outcome, ended, range(len(ended)))))
     ]
-    errors = [_error(rank) for rank in ordered]
+    errors = [error_of(rank) for rank in ordered]
     first = errors[0]
     lines = [str(first)]
     if errors[1:]:
@@ -75,7 +75,8 @@ def results(ended: Sequence[Ended], running: Sequence[int] = ()) -> list[object]
     raise first from first.__cause__
 
 
-def _error(rank: Ended) -> RankFailedError:
+def error_of(rank: Ended) -> RankFailedError:
+    """Return the error that says how a rank failed."""
     text = f"{_named(rank)} {_what(rank)}"
     if rank.restarts:
         text += f" after {rank.restarts} restart{'s' if rank.restarts > 1 else ''}"

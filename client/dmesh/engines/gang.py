@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dmesh.engines.coordinator import coordinator, settings_of
-from dmesh.engines.failures import Ended, results
+from dmesh.engines.failures import Ended, error_of, results
 from dmesh.engines.rank import Call, Place, Report, own_place
+from dmesh.errors import EngineError
 from dmesh.launcher.registry import registered
 
 _AFTER_FAILURE = 5.0
@@ -108,7 +109,10 @@ class _Run:
 
     def _restart(self, ended: Ended) -> None:
         if ended.report is None:
-            self.gang.replace(ended.rank, self.patience)
+            try:
+                self.gang.replace(ended.rank, self.patience)
+            except EngineError as error:
+                raise error from error_of(ended)
         self.restarts[ended.rank] = ended.restarts + 1
         self.start(ended.rank)
 

@@ -6,8 +6,8 @@ its bytes from its parent.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
 import pickle
 import sys
 from typing import Any, Protocol
@@ -61,6 +61,6 @@ def survives(error: BaseException) -> bool:
 
 def _pickler() -> _Pickler:
     for name in ("cloudpickle", *(["ray.cloudpickle"] if "ray" in sys.modules else ())):
-        if name in sys.modules or importlib.util.find_spec(name) is not None:
+        with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     return pickle
