@@ -31,13 +31,14 @@ def cluster(engine: str) -> Iterator[str]:
         process.wait(_LONG)
     finally:
         process.end()
+        print(process.err)  # which pytest shows if a test has failed
 
 
 def _dask() -> None:
     from distributed import LocalCluster
 
-    quiet = {"dashboard_address": f"{LOOPBACK}:0", "silence_logs": 50}
-    with LocalCluster(n_workers=4, threads_per_worker=1, host=LOOPBACK, **quiet) as running:
+    address = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
+    with LocalCluster(n_workers=4, threads_per_worker=1, **address) as running:
         _serve(running.scheduler_address)
 
 

@@ -13,7 +13,7 @@ from tests.engines.clusters import cluster
 import dmesh
 from dmesh.errors import ArgumentTypeError, EngineError, PeerLostError, RankFailedError
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 HOST = socket.gethostname()
 PATIENCE = 90.0
 

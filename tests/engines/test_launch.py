@@ -64,12 +64,13 @@ def test_a_function_of_a_script_needs_no_main_guard_and_its_exceptions_are_the_s
                 dmesh.launch(measure, (5,), n=2)
             except dmesh.errors.RankFailedError as error:
                 print(isinstance(error.__cause__, TooHot), error.__cause__.degrees, error.rank)
+                print("raise TooHot(degrees)" in str(error))
             """
         )
     )
     program = Process([sys.executable, str(script)], {}, fresh=True)
     assert program.wait() == 0, program.err
-    assert program.out.splitlines() == ["script begins", "[0, 10]", "True 10 1"]
+    assert program.out.splitlines() == ["script begins", "[0, 10]", "True 10 1", "True"]
 
 
 def test_what_ranks_print_comes_out_of_this_process_labeled(capsys):

@@ -12,7 +12,7 @@ from tests.engines.clusters import LOOPBACK, cluster
 import dmesh
 from dmesh.errors import ConfigurationError, EngineError, RankFailedError
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 HOST = socket.gethostname()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import secrets
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -48,7 +49,7 @@ class DaskGang:
         self._futures: dict[int, Future] = {}
         self._run = secrets.token_hex(4)
         self._started = 0
-        self._lost: set[str] = set()
+        self._watched: set[str] = set()
         found = self._usable(exclude=())
         if len(found) < size:
             raise EngineError(
@@ -71,6 +72,7 @@ class DaskGang:
             call.args,
             dict(call.kwargs),
             call.initialize,
+            call.file,
             key=f"dmesh-rank-{rank}-{self._run}-{self._started}",
             workers=[self._addresses[rank]],
             allow_other_workers=False,
@@ -100,7 +102,7 @@ class DaskGang:
     def replace(self, rank: int, timeout: float) -> None:
         """Find a worker that runs no rank, perhaps one that Dask has yet to start."""
         deadline = time.monotonic() + timeout
-        taken = {*self._addresses, *self._lost}
+        taken = {self._addresses[other] for other in self._futures}
         while not (found := self._usable(exclude=taken)):
             if time.monotonic() >= deadline:
                 raise EngineError(
@@ -115,13 +117,20 @@ class DaskGang:
     def abandon(self, cluster: str) -> None:
         """Make the ranks that still run leave their cluster: Dask cannot end a task that runs."""
         addresses = [self._addresses[rank] for rank in self._futures]
-        # Workers may be gone, with the ranks; then there is nothing to end.
-        with contextlib.suppress(OSError, TimeoutError):
-            self._client.run(ranks.abandon, cluster, workers=addresses, on_error="ignore")
+
+        def tell() -> None:
+            # Workers may be gone, with the ranks, and so may be the cluster: then there is nothing to end.
+            with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+                self._client.run(ranks.abandon, cluster, workers=addresses, on_error="ignore")
+
+        # A worker that is frozen does not answer.
+        telling = threading.Thread(target=tell, name="dmesh-abandon", daemon=True)
+        telling.start()
+        telling.join(_LOOK)
 
     def close(self) -> None:
         """Forget the tasks and the events."""
-        for address in {*self._addresses, *self._lost}:
+        for address in self._watched:
             with contextlib.suppress(ValueError):  # not subscribed any more
                 self._client.unsubscribe_topic(address)
         if self._futures:
@@ -142,7 +151,6 @@ class DaskGang:
             return Ending(rank, how=f"could not be run by Dask: {type(error).__name__}: {error}")
 
     def _of_worker(self, address: str) -> Ending | None:
-        self._lost.add(address)
         rank = next((rank for rank in self._futures if self._addresses[rank] == address), None)
         if rank is None:
             return None  # its rank had ended
@@ -159,11 +167,12 @@ class DaskGang:
                 self._news.put(("gone", address))
 
         self._client.subscribe_topic(address, on_event)
+        self._watched.add(address)
 
     def _workers(self) -> dict[str, Any]:
         return dict(self._client.scheduler_info(n_workers=-1)["workers"])
 
-    def _usable(self, exclude: set[str] | tuple[()]) -> list[tuple[str, Place]]:
+    def _usable(self, exclude: Collection[str]) -> list[tuple[str, Place]]:
         """Return workers that are processes of their own, idle ones first."""
         workers = {address: info for address, info in self._workers().items() if address not in exclude}
         if not workers:

@@ -80,7 +80,7 @@ def run(call: Call) -> list[object]:
             "Call it there, or use `dmesh run`"
         )
     body = dumps((call.function, call.args, dict(call.kwargs)), call.function)
-    header = {"path": sys.path, "argv": sys.argv, "initialize": call.initialize}
+    header = {"path": sys.path, "argv": sys.argv, "initialize": call.initialize, "file": call.file}
     environ = {**os.environ, **call.variables}
     with ExitStack() as stack:
         payload = stack.enter_context(tempfile.TemporaryFile())

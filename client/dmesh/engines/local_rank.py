@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - whatever the user's modules raise when they are imported
         report = Report(failure=failure_of(error))
     else:
-        report = run_rank({}, function, args, kwargs, setup["initialize"])
+        report = run_rank({}, function, args, kwargs, setup["initialize"], setup["file"])
     try:
         data = dumps((os.getpid(), report), function)
     except Exception as error:  # noqa: BLE001 - likewise, when its result is pickled

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dmesh.config import host
-from dmesh.engines.serialization import survives
+from dmesh.engines.serialization import name_file, survives
 from dmesh.errors import CoordinationError
 from dmesh.runtime import context, exits, tracebacks
 from dmesh.runtime.membership import Client
@@ -56,6 +56,11 @@ class Call:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of all ranks, on top of those that their processes have."""
 
+    @property
+    def file(self) -> str:
+        """File that the function is from; empty if it has none."""
+        return str(getattr(getattr(self.function, "__code__", None), "co_filename", ""))
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -98,6 +103,7 @@ def run_rank(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     initialize: bool,
+    file: str = "",
 ) -> Report:
     """Join the cluster, call the function, leave the cluster.
 
@@ -109,8 +115,10 @@ def run_rank(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         initialize: Whether to join the cluster before; otherwise the function does.
+        file: File that the function is from.
     """
     value: object = None
+    name_file(function, file)
     with _environment(variables):
         try:
             if initialize:

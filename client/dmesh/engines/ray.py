@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dmesh.engines import rank as ranks
@@ -24,10 +24,16 @@ class RankProcess:
         return ranks.own_place(ray.util.get_node_ip_address())
 
     def run(
-        self, variables: Mapping[str, str], function: Any, args: Any, kwargs: Any, initialize: bool
+        self,
+        variables: Mapping[str, str],
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        initialize: bool,
+        file: str,
     ) -> Report:
         """Run a rank; see `rank.run_rank`."""
-        return ranks.run_rank(variables, function, args, kwargs, initialize)
+        return ranks.run_rank(variables, function, args, kwargs, initialize, file)
 
 
 class RayGang:
@@ -84,7 +90,7 @@ class RayGang:
     def start(self, rank: int, variables: Mapping[str, str], call: Call) -> None:
         """Start a rank in its actor."""
         reference = self._actors[rank].run.remote(
-            dict(variables), call.function, call.args, dict(call.kwargs), call.initialize
+            dict(variables), call.function, call.args, dict(call.kwargs), call.initialize, call.file
         )
         self._pending[reference] = rank
 

@@ -10,9 +10,13 @@ import contextlib
 import importlib
 import pickle
 import sys
+from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 from dmesh.errors import ArgumentTypeError, MissingExtraError
+
+_UNNAMED = "<dynamic-code>"
+"""File of functions that cloudpickle has carried."""
 
 
 class _Pickler(Protocol):
@@ -49,6 +53,25 @@ def dumps(value: object, function: object) -> bytes:
 def loads(data: bytes) -> Any:
     """Unpickle bytes of a parent or child process, which came by a descriptor that the child inherited."""
     return pickle.loads(data)  # noqa: S301 - only the two processes have that descriptor
+
+
+def name_file(function: object, file: str) -> None:
+    """Give a function the name of its file, for tracebacks: cloudpickle leaves it out.
+
+    Args:
+        function: The function, and with it those of its module that it calls.
+        file: The file.
+    """
+    if not isinstance(function, FunctionType) or function.__code__.co_filename != _UNNAMED:
+        return
+    for one in (function, *function.__globals__.values()):
+        if isinstance(one, FunctionType) and one.__code__.co_filename == _UNNAMED:
+            one.__code__ = _in_file(one.__code__, file)
+
+
+def _in_file(code: CodeType, file: str) -> CodeType:
+    consts = (_in_file(inner, file) if isinstance(inner, CodeType) else inner for inner in code.co_consts)
+    return code.replace(co_filename=file, co_consts=tuple(consts))
 
 
 def survives(error: BaseException) -> bool:
