@@ -15,7 +15,7 @@ export DMESH_BUILD_WERROR ?= 1
 SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 
-.PHONY: help demo docs hello test slow faults mpi gpu-test browser lint format bench bench-coordination bench-peers load load-10k soak \
+.PHONY: help demo docs hello test slow faults mpi engines gpu-test browser lint format bench bench-coordination bench-peers load load-10k soak \
 	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package audit clean
 
 help: ## Show the targets.
@@ -53,6 +53,10 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 		{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y openmpi-bin libopenmpi-dev; } || \
 		{ echo "make mpi needs mpirun, and an MPI library that mpi4py finds: Debian's openmpi-bin and libopenmpi-dev"; exit 1; }
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
+
+engines: native-current ## Test dmesh.launch on clusters of Dask and Ray, which it installs.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,dask,ray]'
+	$(BIN)/python -m pytest -m engines $(or $(ARGS),tests/engines tests/repo/test_documented_code.py)
 
 mpi4py-tests: native-current ## Run mpi4py's own tests on dmesh; skipped, with a message, where they cannot be downloaded.
 	$(BIN)/python -m tests.mpi4py_suite $(ARGS)

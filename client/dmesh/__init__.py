@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from dmesh.distribute.reduce_op import VariableAggregation, VariableSynchronization
     from dmesh.distribute.variable import Variable
+    from dmesh.engines.api import launch
     from dmesh.layout import MATCH, UNSHARDED, Layout
     from dmesh.memory import array, empty, zeros
     from dmesh.mesh import (
@@ -60,6 +61,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),
+    "engines.api": ("launch",),
     "devices.device": (
         "DeviceSpec", "device_name", "local_devices", "num_global_devices", "num_local_devices",
         "preferred_device_type",
@@ -128,6 +130,7 @@ __all__ = [
     "initialize_tpu_system",
     "job_name",
     "jobs",
+    "launch",
     "Layout",
     "local_devices",
     "MATCH",

@@ -23,6 +23,7 @@ DMeshError
 ├── InputModeError (NotImplementedError), OutOfRangeError (IndexError), RemoteInputError (RuntimeError)
 ├── MissingExtraError (ImportError), NativeCoreError (ImportError)
 ├── AddressInUseError (OSError)
+├── EngineError (RuntimeError), RankFailedError (RuntimeError)
 ├── CoordinationError (RuntimeError)
 │   ├── CoordinatorUnavailableError (ConnectionError)
 │   ├── InitializationTimeoutError (TimeoutError)
@@ -200,6 +201,30 @@ class NativeCoreError(DMeshError, ImportError):
 
 class AddressInUseError(DMeshError, OSError):
     """A port that this process must listen on is taken."""
+
+
+class EngineError(DMeshError, RuntimeError):
+    """Dask or Ray cannot run the ranks of a `dmesh.launch`: too few workers, or no dmesh there."""
+
+
+class RankFailedError(DMeshError, RuntimeError):
+    """A rank of a `dmesh.launch` failed: its function raised an exception, or its process ended.
+
+    The exception that the function raised is the `__cause__`, if there is one that can be sent.
+
+    Attributes:
+        rank: The rank at which the failure began.
+        host: Name of its host.
+        pid: Its process id there.
+        failures: All ranks that failed, each as an error of its own: this one first, then its consequences.
+    """
+
+    def __init__(self, message: str, rank: int = -1, host: str = "", pid: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.pid = pid
+        self.failures: tuple[RankFailedError, ...] = (self,)
 
 
 class ProcessInfo(Protocol):
@@ -494,6 +519,7 @@ __all__ = [
     "DeviceError",
     "DMeshError",
     "DuplicateTaskError",
+    "EngineError",
     "FencedError",
     "FileFormatError",
     "InitializationTimeoutError",
@@ -516,6 +542,7 @@ __all__ = [
     "PeerAuthenticationError",
     "PeerLostError",
     "PermissionDeniedError",
+    "RankFailedError",
     "RemoteInputError",
     "ReplicaError",
     "ReplicaMismatchError",

@@ -101,7 +101,7 @@ def test_why_names_the_rank_that_sleeps_the_call_and_the_line(
 
 
 def free_ports(count: int) -> list[int]:
-    from dmesh.launch.ports import reserve_ports
+    from dmesh.launcher.ports import reserve_ports
 
     with reserve_ports(count) as reservation:
         return list(reservation.ports)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.launch.diagnosis import ErrorTail, Outcome, Role, Traceback, rank_failures
+from dmesh.launcher.diagnosis import ErrorTail, Outcome, Role, Traceback, rank_failures
 
 
 def outcome(

@@ -7,7 +7,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.launch.escalation import Escalation, Phase
+from dmesh.launcher.escalation import Escalation, Phase
 
 
 def test_after_a_failure_the_others_have_time_then_sigterm_then_sigkill() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.launch.folding import ShownTracebacks, TracebackFolder
+from dmesh.launcher.folding import ShownTracebacks, TracebackFolder
 
 HEADER = b"Traceback (most recent call last):"
 STACK = [HEADER, b'  File "train.py", line 3, in <module>', b"    main()"]

@@ -8,7 +8,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.launch.labels import LineLabeler, Output
+from dmesh.launcher.labels import LineLabeler, Output
 
 
 class Recorder(Output):

@@ -6,7 +6,7 @@ import pytest
 
 from dmesh.cli import main
 from dmesh.errors import ConfigurationError
-from dmesh.launch import LaunchOptions, plan_launch
+from dmesh.launcher import LaunchOptions, plan_launch
 
 
 @pytest.mark.parametrize(

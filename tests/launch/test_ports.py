@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from dmesh.launch import ports
+from dmesh.launcher import ports
 
 
 class Fixed(random.Random):

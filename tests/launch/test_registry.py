@@ -13,8 +13,8 @@ import pytest
 from tests.coordination.conftest import eventually
 
 from dmesh.cli import main
-from dmesh.launch import registry
-from dmesh.launch.registry import living, registered
+from dmesh.launcher import registry
+from dmesh.launcher.registry import living, registered
 
 JOB = {"DTENSOR_JOBS": "127.0.0.1:7,127.0.0.1:8", "DMESH_TOKEN": "made-for-this-run"}
 

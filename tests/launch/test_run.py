@@ -15,7 +15,7 @@ import pytest
 from tests.launch.launching import PATIENCE
 
 from dmesh.cli import main
-from dmesh.launch import LaunchResult, Supervisor
+from dmesh.launcher import LaunchResult, Supervisor
 
 SLEEP = "import signal, sys; print('up', flush=True); signal.pause()"
 

@@ -13,7 +13,7 @@ from dmesh.cli import main
 from dmesh.cli.progress import Bar
 from dmesh.cli.tune_telling import Ear, Messenger, Presenter
 from dmesh.collectives.tuning import SHIPPED, Tuning, read, write
-from dmesh.launch.labels import Output
+from dmesh.launcher.labels import Output
 
 needs_core = pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
 

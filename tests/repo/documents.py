@@ -11,6 +11,7 @@ blocks of a page are one program, in their order.
 - `clients=N`: by that many clients. `NAME=VALUE`: with this environment variable. `pytest`: its tests.
 - `slow` keeps it out of the default run, where programs of several clients and commands are not, either.
 - `file=NAME`: the page's commands find this block under that name; `only`: and it is no program by itself.
+- `engines`: likewise; `make engines` runs it.
 - `needs=MODULE`: skipped where there is no such module.
 - Of commands, `about`: numbers in the output change from run to run; `background`: goes on running for the
   blocks that follow; `repository`: in the repository, not in a new directory; `fails=CODE`: they

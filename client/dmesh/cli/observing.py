@@ -27,7 +27,7 @@ from dmesh.v1 import common_pb2, coordination_pb2, progress_pb2
 if TYPE_CHECKING:
     import grpc
 
-    from dmesh.launch.registry import Run
+    from dmesh.launcher.registry import Run
 
 DEFAULT_ADDRESS = "127.0.0.1:8470"
 """Default address of `dmesh serve`."""
@@ -91,7 +91,7 @@ def only_run() -> Run | None:
     Raises:
         ConfigurationError: There are several.
     """
-    from dmesh.launch.registry import living
+    from dmesh.launcher.registry import living
 
     runs = living()
     if len(runs) > 1:

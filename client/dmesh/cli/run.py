@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from dmesh.cli.output import add_json, tell_failure, tell_json
 from dmesh.errors import ConfigurationError
-from dmesh.launch import LaunchOptions, Supervisor, plan_launch
-from dmesh.launch.account import account
-from dmesh.launch.labels import Output
-from dmesh.launch.plan import check_options
-from dmesh.launch.ports import reserve_ports
-from dmesh.launch.registry import registered
+from dmesh.launcher import LaunchOptions, Supervisor, plan_launch
+from dmesh.launcher.account import account
+from dmesh.launcher.labels import Output
+from dmesh.launcher.plan import check_options
+from dmesh.launcher.ports import reserve_ports
+from dmesh.launcher.registry import registered
 
 if TYPE_CHECKING:
-    from dmesh.launch import LaunchPlan, LaunchResult
+    from dmesh.launcher import LaunchPlan, LaunchResult
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 

@@ -86,9 +86,9 @@ def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
     """Starts clients on this machine that do it, with nothing set but what keeps them from sharing memory."""
     from dmesh.cli.progress import Bar
     from dmesh.cli.tune_telling import Ear, Presenter
-    from dmesh.launch import LaunchOptions, Supervisor, plan_launch
-    from dmesh.launch.labels import Output
-    from dmesh.launch.ports import reserve_ports
+    from dmesh.launcher import LaunchOptions, Supervisor, plan_launch
+    from dmesh.launcher.labels import Output
+    from dmesh.launcher.ports import reserve_ports
 
     environment = {
         name: value

@@ -14,7 +14,7 @@ from typing import Any
 from dmesh.cli.output import tell_json
 from dmesh.cli.progress import Bar
 from dmesh.collectives.measurement import Step, Table
-from dmesh.launch.labels import Output
+from dmesh.launcher.labels import Output
 
 _MARK = "dmesh-tune: "
 """Prefix of lines for the launcher: others, of a library, may be JSON, too."""

@@ -33,6 +33,17 @@ def pid_namespace() -> str:
         return ""
 
 
+def network_namespace() -> str:
+    """Returns the identity of this process's network namespace, or an empty string if it is not known.
+
+    Two processes have one loopback interface only where boot id and network namespace are equal.
+    """
+    try:
+        return os.readlink(_PROC / "self/ns/net")
+    except OSError:
+        return ""
+
+
 def start_ticks(pid: int) -> int:
     """Returns when a process started, in clock ticks since the boot; 0 if that is not known.
 

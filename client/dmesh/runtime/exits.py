@@ -90,14 +90,29 @@ def _note_exit_code(code: object) -> None:
 
 def _on_exception(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Print the traceback, then tell the others at once: they may be waiting for this client."""
-    global _exit_reason
     _previous_excepthook(kind, error, traceback)
-    code = _exit_code(error, context.find(Client))
-    _exit_reason = f"{kind.__name__}: {error}".rstrip(": ")[:1000]
-    _leave_at_exit()
+    code = leave_after(error)
     if code is not None and not (sys.flags.interactive or hasattr(sys, "ps1")):
         # The only way for a hook to have a say in it; Python ends with 1 after any other exception.
         raise SystemExit(code)
+
+
+def leave_after(error: BaseException | None) -> int | None:
+    """End this client's membership: its program, or the function that it ran, has ended.
+
+    Args:
+        error: The exception that ended it; None for a normal end.
+
+    Returns:
+        The exit code that follows from the exception; None for Python's own.
+    """
+    global _exit_reason
+    code = None
+    if error is not None:
+        code = _exit_code(error, context.find(Client))
+        _exit_reason = f"{type(error).__name__}: {error}".rstrip(": ")[:1000]
+    _leave_at_exit()
+    return code
 
 
 def _exit_code(error: BaseException, client: Client | None) -> int | None:

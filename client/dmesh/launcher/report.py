@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from dmesh.launch.diagnosis import Outcome, Role
-from dmesh.launch.labels import Output
+from dmesh.launcher.diagnosis import Outcome, Role
+from dmesh.launcher.labels import Output
 
 _PREFIX = "dmesh run: "
 _MOST_FOLLOWERS = 8

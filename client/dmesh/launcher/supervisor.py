@@ -11,15 +11,15 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
-from dmesh.launch.diagnosis import Outcome, rank_failures
-from dmesh.launch.escalation import Escalation, Phase
-from dmesh.launch.folding import ShownTracebacks
-from dmesh.launch.labels import Output
-from dmesh.launch.orphans import Guard, adopt_orphans
-from dmesh.launch.plan import ClientPlan, LaunchPlan
-from dmesh.launch.process import ClientProcess, Stream
-from dmesh.launch.report import Reporter
-from dmesh.launch.signals import SignalInbox
+from dmesh.launcher.diagnosis import Outcome, rank_failures
+from dmesh.launcher.escalation import Escalation, Phase
+from dmesh.launcher.folding import ShownTracebacks
+from dmesh.launcher.labels import Output
+from dmesh.launcher.orphans import Guard, adopt_orphans
+from dmesh.launcher.plan import ClientPlan, LaunchPlan
+from dmesh.launcher.process import ClientProcess, Stream
+from dmesh.launcher.report import Reporter
+from dmesh.launcher.signals import SignalInbox
 
 _LEFTOVER_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for processes that a client left behind."""
@@ -36,6 +36,8 @@ class LaunchResult:
     """Ends of the clients that were started, by rank."""
     exit_code: int
     """Exit code of `dmesh run`."""
+    requested: signal.Signals | None = None
+    """The first signal that the launcher itself received."""
 
 
 class Supervisor:
@@ -48,16 +50,22 @@ class Supervisor:
         out: The launcher's standard output.
         err: The launcher's standard error.
         clock: Monotonic time in seconds.
+        reporter: Writer of the launcher's own lines; one that writes to `err` if None.
     """
 
     def __init__(
-        self, plan: LaunchPlan, out: Output, err: Output, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: LaunchPlan,
+        out: Output,
+        err: Output,
+        clock: Callable[[], float] = time.monotonic,
+        reporter: Reporter | None = None,
     ) -> None:
         self._plan = plan
         self._out = out
         self._err = err
         self._clock = clock
-        self._reporter = Reporter(err, socket.gethostname())
+        self._reporter = reporter or Reporter(err, socket.gethostname())
         self._escalation = Escalation(plan.options.timeout_after_failure, plan.options.terminate_grace)
         self._selector = selectors.DefaultSelector()
         self._notices: deque[str] = deque()
@@ -253,4 +261,4 @@ class Supervisor:
             code = 128 + requested
         else:
             code = failures[0].exit_code if failures else 0
-        return LaunchResult(outcomes, code)
+        return LaunchResult(outcomes, code, requested)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dmesh.config.settings import JOB_NAME_PATTERN, Settings, split_address
 from dmesh.errors import ConfigurationError
-from dmesh.launch.ports import LOOPBACK
+from dmesh.launcher.ports import LOOPBACK
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class ClientPlan:
     """Number of restarts if it fails."""
     labeled: bool = True
     """True if its standard output is labeled."""
+    descriptors: tuple[int, ...] = ()
+    """The launcher's open files that it inherits, beside the standard ones."""
 
 
 @dataclass(frozen=True)

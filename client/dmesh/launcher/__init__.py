@@ -18,7 +18,7 @@ supervisor the loop that puts all of these together
 
 from __future__ import annotations
 
-from dmesh.launch.plan import LaunchOptions, LaunchPlan, plan_launch
-from dmesh.launch.supervisor import LaunchResult, Supervisor
+from dmesh.launcher.plan import LaunchOptions, LaunchPlan, plan_launch
+from dmesh.launcher.supervisor import LaunchResult, Supervisor
 
 __all__ = ["LaunchOptions", "LaunchPlan", "LaunchResult", "Supervisor", "plan_launch"]

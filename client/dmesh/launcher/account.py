@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from dmesh.launch.diagnosis import Outcome, rank_failures
-from dmesh.launch.supervisor import LaunchResult
+from dmesh.launcher.diagnosis import Outcome, rank_failures
+from dmesh.launcher.supervisor import LaunchResult
 
 
 def account(result: LaunchResult, host: str, seconds: float) -> dict[str, Any]:

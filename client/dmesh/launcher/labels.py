@@ -7,7 +7,7 @@ import select
 import time
 from collections.abc import Callable, Mapping
 
-from dmesh.launch.folding import TracebackFolder
+from dmesh.launcher.folding import TracebackFolder
 
 _LONGEST = 64 * 1024
 """Bytes of one line that are held back at most; a longer one comes out in pieces."""

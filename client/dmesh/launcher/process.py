@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from dmesh.launch.diagnosis import ErrorTail, Outcome, Traceback
-from dmesh.launch.folding import ShownTracebacks, TracebackFolder
-from dmesh.launch.labels import LineLabeler, Output
-from dmesh.launch.orphans import stand_alone
-from dmesh.launch.plan import ClientPlan
+from dmesh.launcher.diagnosis import ErrorTail, Outcome, Traceback
+from dmesh.launcher.folding import ShownTracebacks, TracebackFolder
+from dmesh.launcher.labels import LineLabeler, Output
+from dmesh.launcher.orphans import stand_alone
+from dmesh.launcher.plan import ClientPlan
 
 _CHUNK = 64 * 1024
 RESTART_COUNT = "DMESH_RESTART_COUNT"
@@ -110,6 +110,7 @@ class ClientProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,  # a group that can be ended as a whole; Ctrl-C reaches it through us
             bufsize=0,
+            pass_fds=plan.descriptors,
         )
         self.pid = self._process.pid
         assert self._process.stdout is not None

@@ -1,0 +1,169 @@
+"""Ranks on workers of another system: started together, watched, started again if they may be."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dmesh.engines.coordinator import coordinator, settings_of
+from dmesh.engines.failures import Ended, error_of, results
+from dmesh.engines.rank import Call, Place, Report, own_place
+from dmesh.errors import EngineError
+from dmesh.launcher.registry import registered
+
+_AFTER_FAILURE = 5.0
+"""Seconds that the other ranks have after a failure to notice it and to report."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """News of an engine: a rank has ended."""
+
+    rank: int
+    """The rank."""
+    report: Report | None = None
+    """Its account; None if its process ended without one."""
+    how: str = ""
+    """How its process ended, as a part of a sentence; empty if it has reported."""
+
+
+class Gang(Protocol):
+    """Processes of an engine, one for each rank; all are there before the first rank starts."""
+
+    places: list[Place]
+    """Each rank's process."""
+
+    def start(self, rank: int, variables: Mapping[str, str], call: Call) -> None:
+        """Start a rank in its process."""
+
+    def wait(self, timeout: float | None) -> Ending | None:
+        """Return the next end of a rank; None if the time is up."""
+
+    def replace(self, rank: int, timeout: float) -> None:
+        """Find another process for a rank whose own is gone.
+
+        Raises:
+            EngineError: There is none in time.
+        """
+
+    def abandon(self, cluster: str) -> None:
+        """End the ranks that still run, as far as the engine can."""
+
+    def close(self) -> None:
+        """Give the processes back."""
+
+
+@dataclass
+class _Run:
+    """A launch under way."""
+
+    gang: Gang
+    call: Call
+    variables: Mapping[str, str] = field(repr=False)
+    patience: float
+    clock: Callable[[], float]
+    running: set[int] = field(default_factory=set)
+    restarts: dict[int, int] = field(default_factory=dict)
+    ended: list[Ended] = field(default_factory=list)
+
+    def start(self, rank: int) -> None:
+        own = {
+            "DTENSOR_CLIENT_ID": str(rank),
+            "RANK": str(rank),
+            "DMESH_RESTART_COUNT": str(self.restarts.get(rank, 0)),
+        }
+        self.running.add(rank)
+        self.gang.start(rank, {**self.variables, **own}, self.call)
+
+    def until_all_have_ended(self) -> None:
+        """Wait for the ranks; after a failure that is not made good, not for long."""
+        deadline: float | None = None
+        while self.running:
+            timeout = None if deadline is None else deadline - self.clock()
+            if timeout is not None and timeout <= 0:
+                return
+            ending = self.gang.wait(timeout)
+            if ending is None:
+                continue
+            ended = Ended(
+                ending.rank,
+                self.gang.places[ending.rank],
+                ending.report,
+                ending.how,
+                restarts=self.restarts.get(ending.rank, 0),
+            )
+            self.running.discard(ending.rank)
+            if ended.failed and deadline is None and self._may_be_restarted(ended):
+                self._restart(ended)
+                continue
+            self.ended.append(ended)
+            if ended.failed and deadline is None:
+                deadline = self.clock() + _AFTER_FAILURE
+
+    def _may_be_restarted(self, ended: Ended) -> bool:
+        return ended.restarts < self.call.max_restarts and bool(self.running)
+
+    def _restart(self, ended: Ended) -> None:
+        if ended.report is None:
+            try:
+                self.gang.replace(ended.rank, self.patience)
+            except EngineError as error:
+                raise error from error_of(ended)
+        self.restarts[ended.rank] = ended.restarts + 1
+        self.start(ended.rank)
+
+
+def run(gang: Gang, call: Call, clock: Callable[[], float] = time.monotonic) -> list[object]:
+    """Run a function in all ranks, in processes of an engine, and return their results by rank.
+
+    Args:
+        gang: The processes, which are given back at the end.
+        call: What to run.
+        clock: Monotonic time in seconds.
+
+    Raises:
+        RankFailedError: A rank failed.
+        EngineError: The engine has no process for a rank that is to be started again.
+        ConfigurationError: See `coordinator`.
+    """
+    own = own_place()
+    environ = {**os.environ, **call.variables}
+    with closing(gang), coordinator(own, gang.places, environ) as found:
+        variables = {**call.variables, **found, **_shared(call)}
+        run = _Run(gang, call, variables, settings_of(environ).init_timeout, clock)
+        jobs = {"DTENSOR_JOBS": found["DMESH_COORDINATOR"]}  # what the register takes for a client's address
+        try:
+            with registered({**found, **jobs}, os.environ):
+                for rank in range(call.ranks):
+                    run.start(rank)
+                run.until_all_have_ended()
+        finally:
+            if run.running:
+                gang.abandon(found["DMESH_CLUSTER"])
+    return results(run.ended, sorted(run.running))
+
+
+def _shared(call: Call) -> dict[str, str]:
+    variables = {
+        "DTENSOR_JOBS": "",  # whatever the workers were started with
+        "DMESH_NUM_CLIENTS": str(call.ranks),
+        "WORLD_SIZE": str(call.ranks),
+    }
+    if call.max_restarts:
+        variables["DMESH_RESTART_POLICY"] = "rejoin"
+    return variables
+
+
+def distinct(places: Sequence[Place], own: Place) -> list[int]:
+    """Return the indices of places that are different processes, and not this one."""
+    seen = {(own.host, own.pid)}
+    found = []
+    for index, place in enumerate(places):
+        if (place.host, place.pid) not in seen:
+            seen.add((place.host, place.pid))
+            found.append(index)
+    return found

@@ -1,0 +1,63 @@
+"""Clusters of Dask and Ray as programs of their own, which end when their standard input does.
+
+`python -m tests.engines.clusters dask|ray` prints the cluster's address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.e2e.clients import Process
+
+ROOT = Path(__file__).parents[2]
+LOOPBACK = "127.0.0.1"
+_LONG = 300.0
+"""Seconds; Ray starts a dozen processes, and the machine may be busy."""
+
+
+@contextlib.contextmanager
+def cluster(engine: str) -> Iterator[str]:
+    """Starts a cluster that can run 4 ranks; the value is its address."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "tests.engines.clusters", engine]
+    process = Process(command, {"PYTHONPATH": path}, stdin=True, fresh=True)
+    try:
+        yield process.wait_for("address: ", timeout=_LONG).partition(": ")[2]
+        process.close_stdin()
+        process.wait(_LONG)
+    finally:
+        process.end()
+        print(process.err)  # which pytest shows if a test has failed
+
+
+def _dask() -> None:
+    from distributed import LocalCluster
+
+    address = {"host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
+    with LocalCluster(n_workers=4, threads_per_worker=1, **address) as running:
+        _serve(running.scheduler_address)
+
+
+def _ray() -> None:
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "node_ip_address": LOOPBACK}
+    running = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        running.add_node(**node)
+        _serve(running.address)
+    finally:
+        running.shutdown()
+
+
+def _serve(address: str) -> None:
+    print(f"address: {address}", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    {"dask": _dask, "ray": _ray}[sys.argv[1]]()
