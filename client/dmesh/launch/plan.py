@@ -55,6 +55,8 @@ class ClientPlan:
     """Number of restarts if it fails."""
     labeled: bool = True
     """True if its standard output is labeled."""
+    host: str = ""
+    """Name of its host; empty for this machine."""
 
 
 @dataclass(frozen=True)
