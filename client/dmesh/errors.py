@@ -202,6 +202,10 @@ class AddressInUseError(DMeshError, OSError):
     """A port that this process must listen on is taken."""
 
 
+class HostError(DMeshError, ConnectionError):
+    """`dmesh run` cannot start clients on one of its hosts: no connection, no dmesh, or another version."""
+
+
 class ProcessInfo(Protocol):
     """Process of a client that an error names: see `dmesh.coordination.Process`."""
 
@@ -496,6 +500,7 @@ __all__ = [
     "DuplicateTaskError",
     "FencedError",
     "FileFormatError",
+    "HostError",
     "InitializationTimeoutError",
     "InputModeError",
     "JobMismatchError",

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from dmesh.cli import run_hosts
 from dmesh.cli.output import add_json, tell_failure, tell_json
 from dmesh.errors import ConfigurationError
 from dmesh.launch import LaunchOptions, Supervisor, plan_launch
@@ -78,6 +79,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "(sets DMESH_RESTART_POLICY=rejoin; needs --coordinator for rank 0; default 0)",
     )
     add_json(parser)
+    run_hosts.add_arguments(parser)
     add(
         "command",
         nargs=argparse.REMAINDER,
@@ -93,9 +95,16 @@ def execute(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The command line or the environment cannot work; nothing was started.
     """
+    hosts = run_hosts.hosts_of(args)
     options = _options(args)
-    check_options(options, os.environ)
+    check_options(options, os.environ, elsewhere=hosts is not None)
     try:
+        if hosts is not None:
+            began = time.monotonic()
+            result = run_hosts.execute(args, options, hosts, _outputs(as_json=args.json))
+            if args.json:
+                tell_json(account(result, socket.gethostname(), time.monotonic() - began))
+            return result.exit_code
         with reserve_ports(options.clients) as reservation:
             plan = plan_launch(options, reservation.ports, os.environ)
             sys.stdout.flush()
@@ -114,8 +123,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _supervise(plan: LaunchPlan, *, as_json: bool) -> LaunchResult:
+    return Supervisor(plan, *_outputs(as_json=as_json)).run()
+
+
+def _outputs(*, as_json: bool) -> tuple[Output, Output]:
+    """Return where the clients' standard output and standard error go."""
     errors = Output(2, os.environ)
-    return Supervisor(plan, errors if as_json else Output(1, os.environ), errors).run()
+    return (errors if as_json else Output(1, os.environ)), errors
 
 
 def _options(args: argparse.Namespace) -> LaunchOptions:

@@ -147,17 +147,19 @@ class Supervisor:
     # The loop's steps ----------------------------------------------------------------------
 
     def _wait(self, inbox: SignalInbox) -> None:
+        self._hosts.on_time(self._clock())
         deadlines = [deadline for deadline in self._leaving.values() if deadline < math.inf]
         deadlines += [due for due in (self._escalation.deadline, self._hosts.deadline) if due is not None]
         held = [stream for client in self._clients for stream in client.streams if stream.due is not None]
         deadlines += [stream.due for stream in held if stream.due is not None]
         timeout = max(0.0, min(deadlines) - self._clock()) if deadlines else None
+        if any(client.order < 0 and client.status is not None for client in self._clients):
+            timeout = 0.0  # it was lost, which is no event of the selector's
         for key, _ in self._selector.select(timeout):
             if key.fileobj is inbox:
                 inbox.clear()
             else:
                 key.data.read()
-        self._hosts.on_time(self._clock())
         for stream in held:
             if stream.due is not None and stream.due <= self._clock():
                 stream.release()
@@ -181,7 +183,7 @@ class Supervisor:
                     self._on_failure(client, now)
 
     def _may_be_replaced(self, client: Client) -> bool:
-        return client.restarts < client.plan.restarts and self._job_goes_on()
+        return client.restarts < client.plan.restarts and not client.lost and self._job_goes_on()
 
     def _job_goes_on(self) -> bool:
         """Return whether there is a running job that another process can take part in."""
