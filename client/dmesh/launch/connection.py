@@ -263,6 +263,7 @@ class HostConnection:
             advice = f"it cannot be reached. Try: {self.way.attempt}"
         else:
             advice = "its agent has not started"
+        said = " ".join(said.split())  # one line
         return f"{advice} ({reason}{f': {said}' if said else ''})"
 
     def lose(self, reason: str) -> None:

@@ -64,7 +64,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         parts = _ENTRY.fullmatch(entry.strip())
         if parts is None:
             raise ConfigurationError(f"{where}: cannot read {shown(entry)}; expected hosts such as a:4,b:4")
-        found.append(Host(_checked(parts[1], where), _slots(parts[2] or "1", where)))
+        found.append(Host(_checked(parts[1], where), _slots("1" if parts[2] is None else parts[2], where)))
     return _merged(found)
 
 
@@ -193,8 +193,8 @@ def exported(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, 
 
 def _checked(target: str, where: str) -> str:
     user, at, name = target.rpartition("@")
-    bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
-    if (HOST_PATTERN.fullmatch(bare) or is_ipv6(bare)) and (not at or _USER.fullmatch(user)):
+    is_host = is_ipv6(name[1:-1]) if name.startswith("[") else HOST_PATTERN.fullmatch(name)
+    if is_host and (not at or _USER.fullmatch(user)):
         return target
     raise ConfigurationError(
         f"{where} has {shown(target)}; expected a host name or an IP address (IPv6 in brackets), perhaps "

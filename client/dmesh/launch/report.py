@@ -85,7 +85,8 @@ class Reporter:
         self._output.write("".join(f"{line}\n" for line in lines).encode())
 
     def _hosts(self, outcomes: Sequence[Outcome]) -> str:
-        names = list(dict.fromkeys(outcome.host or self._host for outcome in outcomes))
+        by_rank = sorted(outcomes, key=lambda outcome: outcome.rank)
+        names = list(dict.fromkeys(outcome.host or self._host for outcome in by_rank))
         more = ", ..." if len(names) > _MOST_FOLLOWERS else ""
         return f"host{'s' if len(names) > 1 else ''} {', '.join(names[:_MOST_FOLLOWERS])}{more}"
 
