@@ -254,8 +254,8 @@ class HostConnection:
         said = " ".join(self._words.last) or self._decoder.noise[-_LONGEST_LINE:].decode("utf-8", "replace")
         if "No module named" in said:
             advice = (
-                f"dmesh is not installed for {self.way.python} there. Install it, or name another Python with "
-                "--python"
+                f"dmesh is not installed for {self.way.python} there. Install it, or name another Python "
+                "with --python"
             )
         elif status in (126, 127):
             advice = f"there is no {self.way.python}. Name the Python there with --python"
