@@ -1,4 +1,4 @@
-"""`dmesh run`: starts N clients of a program on this machine and stays with them."""
+"""`dmesh run`: starts N clients of a program, on this machine or on several, and stays with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _USAGE = """\
 dmesh run -n N [options] script.py [args ...]
-       dmesh run -n N [options] -m module [args ...]"""
+       dmesh run -n N [options] -m module [args ...]
+       dmesh run --hosts A:N,B:N | --hostfile FILE | --slurm [options] script.py [args ...]"""
 _DESCRIPTION = """\
 Starts N clients of a Python program on this machine, with DTENSOR_JOBS and DTENSOR_CLIENT_ID set so that
 dmesh.initialize_accelerator_system() finds the others. Each line of their output is labeled with [rank];
@@ -43,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "run",
-        help="start N clients of a program on this machine",
+        help="start N clients of a program, on this machine or on several",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         usage=_USAGE,
@@ -51,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--clients", metavar="N", help="number of clients (required)")
+    add("-n", "--clients", metavar="N", help="number of clients (required on one machine)")
     add("-m", "--module", action="store_true", help="run a module, as `python -m` does")
     add(
         "--cpu-devices",
