@@ -227,6 +227,10 @@ class RankFailedError(DMeshError, RuntimeError):
         self.failures: tuple[RankFailedError, ...] = (self,)
 
 
+class HostError(DMeshError, ConnectionError):
+    """`dmesh run` cannot start clients on one of its hosts: no connection, no dmesh, or another version."""
+
+
 class ProcessInfo(Protocol):
     """Process of a client that an error names: see `dmesh.coordination.Process`."""
 
@@ -522,6 +526,7 @@ __all__ = [
     "EngineError",
     "FencedError",
     "FileFormatError",
+    "HostError",
     "InitializationTimeoutError",
     "InputModeError",
     "JobMismatchError",

@@ -21,7 +21,7 @@ _USAGE_ERROR = 2
 _FAILURE = 1
 
 VERBS: Mapping[str, str] = {
-    "run": "start N clients of a program on this machine",
+    "run": "start N clients of a program, on this machine or on several",
     "serve": "run a coordination server",
     "status": "show whether a cluster is well, and how far it is",
     "why": "say what a cluster waits for, and who is missing",

@@ -102,8 +102,15 @@ def only_run() -> Run | None:
     return runs[0] if runs else None
 
 
-def credentials_of(environ: Mapping[str, str], token: str = "") -> Credentials:
-    """Returns what to show a server: what the environment says, else a token that was found elsewhere.
+def credentials_of(
+    environ: Mapping[str, str], token: str = "", tls: Mapping[str, str] | None = None
+) -> Credentials:
+    """Returns what to show a server: what the environment says, else what was found elsewhere.
+
+    Args:
+        environ: The environment.
+        token: A token that was found elsewhere.
+        tls: `DMESH_TLS_*` variables that were found elsewhere.
 
     Raises:
         ConfigurationError: A file that is named cannot be used.
@@ -111,9 +118,10 @@ def credentials_of(environ: Mapping[str, str], token: str = "") -> Credentials:
     named = any(environ.get(name, "").strip() for name in ("DMESH_TOKEN", "DMESH_TOKEN_FILE"))
     if named or not token:
         return Credentials.of_environment()
+    environ = {**(tls or {}), **environ}
     names = ("CA", "CERT", "KEY", "SERVER_NAME")
-    tls = ClientTls.of(*(environ.get(f"DMESH_TLS_{name}", "").strip() or None for name in names))
-    return Credentials(TokenSource("dmesh run", value=token), tls)
+    files = ClientTls.of(*(environ.get(f"DMESH_TLS_{name}", "").strip() or None for name in names))
+    return Credentials(TokenSource("dmesh run", value=token), files)
 
 
 class Observer:
@@ -123,18 +131,25 @@ class Observer:
         address: HOST:PORT of the server.
         cluster: Which cluster; None for the only one that has members, or the only one.
         token: What to show, in place of what the environment says; empty for that.
+        tls: `DMESH_TLS_*` variables to go with it.
 
     Raises:
         ConfigurationError: The token or a certificate cannot be used, or the cluster's name cannot be one.
     """
 
-    def __init__(self, address: str, cluster: str | None = None, token: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        cluster: str | None = None,
+        token: str = "",
+        tls: Mapping[str, str] | None = None,
+    ) -> None:
         if cluster is not None and not JOB_NAME_PATTERN.fullmatch(cluster):
             raise ConfigurationError(f"{cluster!r} cannot be the name of a cluster")
         self.address = address
         self.patience = 10.0
         """Seconds that the server may take for an answer."""
-        self.link = Link(address, credentials=credentials_of(os.environ, token))
+        self.link = Link(address, credentials=credentials_of(os.environ, token, tls))
         self._cluster = cluster
 
     @classmethod
@@ -147,7 +162,7 @@ class Observer:
         run = only_run()
         if run is None:
             return cls(DEFAULT_ADDRESS, cluster)
-        return cls(run.address, cluster or run.cluster, run.token)
+        return cls(run.address, cluster or run.cluster, run.token, run.tls)
 
     def __enter__(self) -> Observer:
         return self

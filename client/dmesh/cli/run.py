@@ -1,4 +1,4 @@
-"""`dmesh run`: starts N clients of a program on this machine and stays with them."""
+"""`dmesh run`: starts N clients of a program, on this machine or on several, and stays with them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from dmesh.cli import run_hosts
 from dmesh.cli.output import add_json, tell_failure, tell_json
 from dmesh.errors import ConfigurationError
 from dmesh.launcher import LaunchOptions, Supervisor, plan_launch
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 _USAGE = """\
 dmesh run -n N [options] script.py [args ...]
-       dmesh run -n N [options] -m module [args ...]"""
+       dmesh run -n N [options] -m module [args ...]
+       dmesh run --hosts A:N,B:N | --hostfile FILE | --slurm [options] script.py [args ...]"""
 _DESCRIPTION = """\
 Starts N clients of a Python program on this machine, with DTENSOR_JOBS and DTENSOR_CLIENT_ID set so that
 dmesh.initialize_accelerator_system() finds the others. Each line of their output is labeled with [rank];
@@ -42,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "run",
-        help="start N clients of a program on this machine",
+        help="start N clients of a program, on this machine or on several",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         usage=_USAGE,
@@ -50,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--clients", metavar="N", help="number of clients (required)")
+    add("-n", "--clients", metavar="N", help="number of clients (required on one machine)")
     add("-m", "--module", action="store_true", help="run a module, as `python -m` does")
     add(
         "--cpu-devices",
@@ -78,6 +80,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "(sets DMESH_RESTART_POLICY=rejoin; needs --coordinator for rank 0; default 0)",
     )
     add_json(parser)
+    run_hosts.add_arguments(parser)
     add(
         "command",
         nargs=argparse.REMAINDER,
@@ -93,9 +96,16 @@ def execute(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The command line or the environment cannot work; nothing was started.
     """
+    hosts = run_hosts.hosts_of(args)
     options = _options(args)
-    check_options(options, os.environ)
+    check_options(options, os.environ, elsewhere=hosts is not None)
     try:
+        if hosts is not None:
+            began = time.monotonic()
+            result = run_hosts.execute(args, options, hosts, _outputs(as_json=args.json))
+            if args.json:
+                tell_json(account(result, socket.gethostname(), time.monotonic() - began))
+            return result.exit_code
         with reserve_ports(options.clients) as reservation:
             plan = plan_launch(options, reservation.ports, os.environ)
             sys.stdout.flush()
@@ -114,8 +124,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _supervise(plan: LaunchPlan, *, as_json: bool) -> LaunchResult:
+    return Supervisor(plan, *_outputs(as_json=as_json)).run()
+
+
+def _outputs(*, as_json: bool) -> tuple[Output, Output]:
+    """Return where the clients' standard output and standard error go."""
     errors = Output(2, os.environ)
-    return Supervisor(plan, errors if as_json else Output(1, os.environ), errors).run()
+    return (errors if as_json else Output(1, os.environ)), errors
 
 
 def _options(args: argparse.Namespace) -> LaunchOptions:

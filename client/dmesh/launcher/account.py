@@ -23,22 +23,24 @@ def account(result: LaunchResult, host: str, seconds: float) -> dict[str, Any]:
         "host": host,
         "seconds": round(seconds, 3),
         "failures": [outcome.rank for outcome in failures],
-        "ranks": [_rank(outcome) for outcome in result.outcomes],
+        "ranks": [_rank(outcome, host) for outcome in result.outcomes],
     }
 
 
-def _rank(outcome: Outcome) -> dict[str, Any]:
+def _rank(outcome: Outcome, host: str) -> dict[str, Any]:
     traceback = outcome.traceback
     return {
         "rank": outcome.rank,
+        "host": outcome.host or host,
         "pid": outcome.pid,
-        "exit_code": outcome.status if outcome.status >= 0 else None,
+        "exit_code": outcome.status if outcome.status >= 0 and not outcome.lost else None,
         "signal": None if outcome.status >= 0 else _name(-outcome.status),
         "ended_by_launcher": None if outcome.ended_by is None else outcome.ended_by.name,
         "role": outcome.role.name.lower(),
         "order": outcome.order,
         "seconds": round(outcome.seconds, 3),
         "restarts": outcome.restarts,
+        "lost": outcome.lost or None,
         "exception": None if traceback is None or not traceback.exception else traceback.exception,
         "last_lines": list(outcome.last_lines),
     }

@@ -149,10 +149,16 @@ class Outcome:
     """The end of its standard error."""
     restarts: int = 0
     """Number of earlier starts of its rank."""
+    host: str = ""
+    """Name of its host; empty for this machine."""
+    lost: str = ""
+    """Reason why nothing is known of its end, with `status` made up; empty if its end was seen."""
 
     @property
     def role(self) -> Role:
         """Part of its end in the job's failure."""
+        if self.lost:
+            return Role.CAUSE
         if self.status == 0:
             return Role.SUCCEEDED
         type_name = self.traceback.type_name if self.traceback is not None else ""
@@ -174,6 +180,8 @@ class Outcome:
 
     def how(self) -> str:
         """Return how it ended, as a part of a sentence."""
+        if self.lost:
+            return "was lost with the connection to its host"
         if self.ended_by is not None:
             return f"was ended by dmesh run ({self.ended_by.name})"
         if self.status >= 0:

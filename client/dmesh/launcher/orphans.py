@@ -56,6 +56,14 @@ class Guard:
         """Tell the guard that a process group is gone."""
         self._tell(f"-{group}\n")
 
+    def remove(self, directory: Path) -> None:
+        """Make the guard remove a directory at the end.
+
+        Args:
+            directory: Its absolute path, without line breaks.
+        """
+        self._tell(f"{directory}\n")
+
     def close(self) -> None:
         """End the guard; groups that it still watches are killed."""
         assert self._process.stdin is not None

@@ -57,6 +57,20 @@ class ClientPlan:
     """True if its standard output is labeled."""
     descriptors: tuple[int, ...] = ()
     """The launcher's open files that it inherits, beside the standard ones."""
+    host: str = ""
+    """Name of its host; empty for this machine."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of a client among those of its host."""
+
+    local_rank: int
+    """Its index there."""
+    local_size: int
+    """Number of clients there."""
+    host: str = ""
+    """Name of the host; empty for this machine."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,13 @@ class LaunchPlan:
     """Options that it was made from."""
 
 
-def check_options(options: LaunchOptions, environment: Mapping[str, str]) -> None:
+def check_options(options: LaunchOptions, environment: Mapping[str, str], *, elsewhere: bool = False) -> None:
     """Refuse what cannot work.
+
+    Args:
+        options: What the user asked for.
+        environment: The launcher's own environment.
+        elsewhere: Whether the program is on other hosts, so that it is looked for there.
 
     Raises:
         ConfigurationError: With one line that says what is wrong and what to do.
@@ -103,6 +122,16 @@ def check_options(options: LaunchOptions, environment: Mapping[str, str]) -> Non
         )
     if not options.command:
         raise ConfigurationError("no script given; say for example: dmesh run -n 4 script.py")
+    if not elsewhere:
+        check_command(options)
+
+
+def check_command(options: LaunchOptions) -> None:
+    """Refuse a program that is not on this machine.
+
+    Raises:
+        ConfigurationError: With one line that says what is wrong.
+    """
     target = options.command[0]
     if options.module:
         if not _module_exists(target):
@@ -128,35 +157,66 @@ def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mappi
     if len(ports) != options.clients:
         raise ConfigurationError(f"{options.clients} clients need as many ports, got {len(ports)}")
     command = (sys.executable, *(("-m",) if options.module else ()), *options.command)
-    shared = _shared_environment(options, ports, environment)
-    environments = [
-        {**shared, "DTENSOR_CLIENT_ID": str(rank), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        for rank in range(options.clients)
-    ]
-    Settings.load(environments[0])  # one error here instead of a traceback from every client
+    jobs = [f"{LOOPBACK}:{port}" for port in ports]
+    places = [Place(rank, options.clients) for rank in range(options.clients)]
+    # Each client's linear algebra would start a thread for every core, N times as many as there are.
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // options.clients))}
+    given = {name: value for name, value in environment.items() if value or name not in threads}
+    clients = plan_clients(options, command, jobs, places, {**threads, **given})
+    Settings.load(clients[0].environment)  # one error here instead of a traceback from every client
+    return LaunchPlan(clients, options)
+
+
+def plan_clients(
+    options: LaunchOptions,
+    command: Sequence[str],
+    jobs: Sequence[str],
+    places: Sequence[Place],
+    environment: Mapping[str, str],
+) -> tuple[ClientPlan, ...]:
+    """Decide what each client is given.
+
+    Args:
+        options: What the user asked for.
+        command: Program and arguments of each client.
+        jobs: HOST:PORT of each client.
+        places: Where each of them is.
+        environment: What all of them inherit.
+    """
+    shared = _shared_environment(options, jobs, environment)
     # The coordination server dies with its host, and its clients' places with it.
-    lasting = [bool(shared.get("DMESH_COORDINATOR")) or rank > 0 for rank in range(options.clients)]
-    return LaunchPlan(
-        tuple(
-            ClientPlan(rank, command, environ, options.max_restarts if lasting[rank] else 0, options.labels)
-            for rank, environ in enumerate(environments)
-        ),
-        options,
-    )
+    lasting = [bool(shared.get("DMESH_COORDINATOR")) or rank > 0 for rank in range(len(jobs))]
+    return tuple(
+        ClientPlan(
+            rank,
+            tuple(command),
+            {
+                **shared, "DTENSOR_CLIENT_ID": str(rank), "RANK": str(rank),
+                "LOCAL_RANK": str(place.local_rank), "LOCAL_WORLD_SIZE": str(place.local_size),
+            },
+            options.max_restarts if lasting[rank] else 0,
+            options.labels,
+            place.host,
+        )
+        for rank, place in enumerate(places)
+    )  # fmt: skip
+
+
+def own_settings(name: str) -> bool:
+    """Return whether a variable of the launcher's environment is for clients on all hosts."""
+    return name.startswith(("DMESH_", "DTENSOR_", "OTEL_", "TPU_")) or name == "PYTHONFAULTHANDLER"
 
 
 def _shared_environment(
-    options: LaunchOptions, ports: Sequence[int], environment: Mapping[str, str]
+    options: LaunchOptions, jobs: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     result = dict(environment)
-    result["DTENSOR_JOBS"] = ",".join(f"{LOOPBACK}:{port}" for port in ports)
-    result["WORLD_SIZE"] = result["LOCAL_WORLD_SIZE"] = str(options.clients)
+    result["DTENSOR_JOBS"] = ",".join(jobs)
+    result["WORLD_SIZE"] = str(options.clients)
     result["PYTHONUNBUFFERED"] = "1"  # a line is seen when it is printed, not after the crash
     defaults = {
         "DTENSOR_JOB_NAME": "worker",
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback, too
-        # Each client's linear algebra would start a thread for every core, N times as many as there are.
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // options.clients)),
     }
     if options.coordinator is not None:
         result["DMESH_COORDINATOR"] = options.coordinator

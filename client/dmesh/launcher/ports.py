@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - a port that is free at every address of this machine
 _LOWEST = 10_000
 _HIGHEST = 65_535
 _EPHEMERAL_DEFAULT = (49_152, 65_535)  # IANA's, used by macOS and the BSDs
@@ -45,12 +46,13 @@ class PortReservation:
         self.close()
 
 
-def reserve_ports(count: int, source: random.Random | None = None) -> PortReservation:
-    """Choose `count` different loopback ports.
+def reserve_ports(count: int, source: random.Random | None = None, host: str = LOOPBACK) -> PortReservation:
+    """Choose `count` different ports.
 
     Args:
         count: How many.
         source: Where the random choice comes from; the system's if None.
+        host: Where they must be free: at the loopback address, or `EVERYWHERE`.
 
     Raises:
         OSError: There are not that many free ports.
@@ -63,7 +65,7 @@ def reserve_ports(count: int, source: random.Random | None = None) -> PortReserv
         lock = _lock(port)
         if lock is None:
             continue
-        if not _tcp_is_free(port):
+        if not _tcp_is_free(port, host):
             lock.close()
             continue
         ports.append(port)
@@ -71,7 +73,7 @@ def reserve_ports(count: int, source: random.Random | None = None) -> PortReserv
     reservation = PortReservation(ports, locks)
     if len(ports) < count:
         reservation.close()
-        raise OSError(errno.EADDRNOTAVAIL, f"only {len(ports)} of {count} loopback ports could be found")
+        raise OSError(errno.EADDRNOTAVAIL, f"only {len(ports)} of {count} free ports could be found")
     return reservation
 
 
@@ -110,12 +112,12 @@ def _lock(port: int) -> socket.socket | None:
     return lock
 
 
-def _tcp_is_free(port: int) -> bool:
+def _tcp_is_free(port: int, host: str) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a connection in TIME_WAIT is no obstacle, a listener is.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((host, port))
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False

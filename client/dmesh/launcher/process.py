@@ -1,19 +1,20 @@
-"""Client process of a job: its process group, its pipes, its end."""
+"""Client of a job: its output, its end; and the one that is a process of this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from dmesh.launcher.diagnosis import ErrorTail, Outcome, Traceback
 from dmesh.launcher.folding import ShownTracebacks, TracebackFolder
 from dmesh.launcher.labels import LineLabeler, Output
-from dmesh.launcher.orphans import stand_alone
+from dmesh.launcher.orphans import Guard, stand_alone
 from dmesh.launcher.plan import ClientPlan
 
 _CHUNK = 64 * 1024
@@ -23,19 +24,88 @@ _MOST_CHUNKS = 256  # of one pipe in one go, should somebody never stop writing
 _EXEC_CLIENT = Path(__file__).with_name("exec_client.py")
 
 
-class Stream:
-    """One output pipe of a client."""
+class Sink(Protocol):
+    """Destination of one of a client's output streams."""
 
-    def __init__(self, pipe: IO[bytes], labeler: LineLabeler) -> None:
-        os.set_blocking(pipe.fileno(), False)
-        self._pipe = pipe
-        self._labeler = labeler
+    @property
+    def due(self) -> float | None:
+        """Time at which `release` is due; None if nothing is held back."""
+
+    def feed(self, data: bytes) -> None:
+        """Take what the client wrote."""
+
+    def release(self) -> None:
+        """Pass on what is held back."""
+
+    def finish(self) -> None:
+        """Take note of the stream's end."""
+
+
+class Terminal:
+    """The launcher's own output, on which the lines of all clients appear.
+
+    Args:
+        out: Standard output.
+        err: Standard error.
+        shown: The tracebacks on the terminal, if they are to be folded.
+    """
+
+    def __init__(self, out: Output, err: Output, shown: ShownTracebacks | None = None) -> None:
+        self.out = out
+        self.err = err
+        self._shown = shown
+
+    def sinks(self, plan: ClientPlan, errors: ErrorTail) -> tuple[Sink, Sink]:
+        """Return the destinations of a client's standard output and standard error."""
+        folder = None if self._shown is None else TracebackFolder(self._shown)
+        return (
+            LineLabeler(plan.rank if plan.labeled else None, self.out),
+            LineLabeler(plan.rank, self.err, errors.feed, folder),
+        )
+
+
+class Stream:
+    """One output stream of a client."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
         self.open = True
         """False after its end."""
 
-    def fileno(self) -> int:
-        """Return the descriptor to wait on."""
-        return self._pipe.fileno()
+    @property
+    def due(self) -> float | None:
+        """Time at which `release` is due; None if nothing is held back."""
+        return self._sink.due
+
+    def feed(self, data: bytes) -> None:
+        """Pass on what the client wrote."""
+        self._sink.feed(data)
+
+    def release(self) -> None:
+        """Pass on a traceback that was held back to be completed."""
+        self._sink.release()
+
+    def close(self) -> None:
+        """Pass on the last, unfinished line and give the stream up."""
+        self._sink.finish()
+        self.open = False
+
+
+class PipeStream(Stream):
+    """One output pipe of a client on this machine.
+
+    Args:
+        pipe: Its reading end.
+        sink: Destination of its content.
+        selector: Watches the pipe until its end.
+    """
+
+    def __init__(self, pipe: IO[bytes], sink: Sink, selector: selectors.BaseSelector) -> None:
+        super().__init__(sink)
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
+        self._selector = selector
+        selector.register(pipe, selectors.EVENT_READ, self)
 
     def read(self) -> bool:
         """Pass on what there is, one chunk at most; return False when there is nothing now."""
@@ -44,48 +114,39 @@ class Stream:
         except BlockingIOError:
             return False
         if data:
-            self._labeler.feed(data)
+            self.feed(data)
         else:
             self.close()
         return bool(data)
 
-    @property
-    def due(self) -> float | None:
-        """Time at which `release` is due; None if nothing is held back."""
-        return self._labeler.due
-
-    def release(self) -> None:
-        """Pass on a traceback that was held back to be completed."""
-        self._labeler.release()
+    def watch(self, wanted: bool) -> None:
+        """Watch the pipe, or leave its content there for now."""
+        if self.open and wanted != (self._pipe in self._selector.get_map()):
+            if wanted:
+                self._selector.register(self._pipe, selectors.EVENT_READ, self)
+            else:
+                self._selector.unregister(self._pipe)
 
     def close(self) -> None:
         """Pass on the last, unfinished line and give the pipe up."""
-        self._labeler.finish()
+        self.watch(False)
+        super().close()
         self._pipe.close()
-        self.open = False
 
 
-class ClientProcess:
-    """A running client: the leader of a session and process group of its own, which ends with it.
+class Client:
+    """Client of a job, wherever it runs.
 
     Args:
-        plan: What to start.
-        out: Where its standard output goes, labeled.
-        err: Where its standard error goes, labeled.
+        plan: What it is.
         now: Current time, seconds.
         restarts: How often this rank was started before.
-        shown: The tracebacks on the terminal, if this client's are to be folded.
     """
 
-    def __init__(
-        self,
-        plan: ClientPlan,
-        out: Output,
-        err: Output,
-        now: float,
-        restarts: int = 0,
-        shown: ShownTracebacks | None = None,
-    ) -> None:
+    streams: Sequence[Stream] = ()
+    """Its standard output and standard error."""
+
+    def __init__(self, plan: ClientPlan, now: float, restarts: int = 0) -> None:
         self.plan = plan
         self.rank = plan.rank
         self.restarts = restarts
@@ -98,37 +159,17 @@ class ClientProcess:
         self._traceback_before: Traceback | None = None
         self.status: int | None = None
         """Exit code, or minus the number of the signal that killed it; None while it runs."""
+        self.lost = ""
+        """Reason why nothing is known of its end; empty if its end was seen."""
         self.order = -1
         """Number of clients that ended before it; -1 while it runs."""
         self.lines_before_end = 0
         """Lines that the launcher had written when it noticed the end."""
-        self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
-            [*stand_alone(_EXEC_CLIENT), str(os.getpid()), *plan.command],
-            env={**plan.environment, RESTART_COUNT: str(restarts)},
-            stdin=None if plan.rank == 0 else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a group that can be ended as a whole; Ctrl-C reaches it through us
-            bufsize=0,
-            pass_fds=plan.descriptors,
-        )
-        self.pid = self._process.pid
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self.streams: Sequence[Stream] = (
-            Stream(self._process.stdout, LineLabeler(plan.rank if plan.labeled else None, out)),
-            Stream(
-                self._process.stderr,
-                LineLabeler(
-                    plan.rank, err, self.errors.feed, None if shown is None else TracebackFolder(shown)
-                ),
-            ),
-        )
+        self.pid = 0
+        """Its process id; 0 until it is known."""
 
     def poll(self) -> bool:
         """Return whether it has ended; `status` is set from then on."""
-        if self.status is None:
-            self.status = self._process.poll()
         return self.status is not None
 
     def signal_group(self, number: signal.Signals) -> bool:
@@ -137,6 +178,111 @@ class ClientProcess:
             if self.ended_by is None:
                 self._traceback_before = self.errors.traceback
             self.ended_by = number
+        return self._deliver(number)
+
+    def _deliver(self, number: signal.Signals) -> bool:
+        raise NotImplementedError
+
+    def group_is_left(self) -> bool:
+        """Return whether the ended client has left processes behind in its group."""
+        raise NotImplementedError
+
+    def catch_up(self, chunks: int = _MOST_CHUNKS) -> None:
+        """Pass on the output that is there already."""
+
+    def finish(self) -> bool:
+        """Kill what is left of the ended client and close its streams; return False if that takes a while."""
+        raise NotImplementedError
+
+    @property
+    def streams_open(self) -> bool:
+        """True while its streams have a writer."""
+        return any(stream.open for stream in self.streams)
+
+    def outcome(self) -> Outcome:
+        """Return how it ended; only after its end."""
+        assert self.status is not None
+        return Outcome(
+            rank=self.rank,
+            pid=self.pid,
+            status=self.status,
+            order=self.order,
+            seconds=self.ended_at - self.started_at,
+            ended_by=self.ended_by,
+            # What it says while it is ended by force is noise.
+            traceback=self.errors.traceback if self.ended_by is None else self._traceback_before,
+            last_lines=self.errors.last_lines,
+            restarts=self.restarts,
+            host=self.plan.host,
+            lost=self.lost,
+        )
+
+
+class Listener(Protocol):
+    """Receiver of the clients' output."""
+
+    def sinks(self, plan: ClientPlan, errors: ErrorTail) -> tuple[Sink, Sink]:
+        """Return the destinations of a client's standard output and standard error."""
+
+
+class ClientProcess(Client):
+    """A client on this machine: the leader of a session and process group of its own, which ends with it.
+
+    Args:
+        plan: What to start.
+        listener: Where its output goes.
+        selector: Watches its output.
+        guard: Kills its group should this process end before it.
+        now: Current time, seconds.
+        restarts: How often this rank was started before.
+        stdin: Its standard input, as `subprocess` has it.
+    """
+
+    def __init__(
+        self,
+        plan: ClientPlan,
+        listener: Listener,
+        selector: selectors.BaseSelector,
+        guard: Guard,
+        now: float,
+        restarts: int = 0,
+        stdin: int | None = subprocess.DEVNULL,
+    ) -> None:
+        super().__init__(plan, now, restarts)
+        self._guard = guard
+        self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
+            [*stand_alone(_EXEC_CLIENT), str(os.getpid()), *plan.command],
+            env={**plan.environment, RESTART_COUNT: str(restarts)},
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a group that can be ended as a whole; Ctrl-C reaches it through us
+            bufsize=0,
+            pass_fds=plan.descriptors,
+        )
+        self.pid = self._process.pid
+        guard.watch(self.pid)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        out, err = listener.sinks(plan, self.errors)
+        self._pipes = (
+            PipeStream(self._process.stdout, out, selector),
+            PipeStream(self._process.stderr, err, selector),
+        )
+        self.streams = self._pipes
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """Writing end of its standard input, if that is a pipe."""
+        return self._process.stdin
+
+    def poll(self) -> bool:
+        """Return whether it has ended; `status` is set from then on."""
+        if self.status is None:
+            self.status = self._process.poll()
+        return self.status is not None
+
+    def _deliver(self, number: signal.Signals) -> bool:
         # The id of an ended leader cannot mean another group: while a member is left the kernel keeps it, and
         # otherwise it says that there is none.
         try:
@@ -156,37 +302,28 @@ class ClientProcess:
             return False
         return True
 
-    def catch_up(self) -> None:
-        """Pass on the contents of the pipes."""
-        for stream in self.streams:
-            for _ in range(_MOST_CHUNKS):
-                if not stream.open or not stream.read():
+    def watch_output(self, wanted: bool) -> None:
+        """Watch the client's output, or leave it in its pipes for now."""
+        for pipe in self._pipes:
+            pipe.watch(wanted)
+
+    def catch_up(self, chunks: int = _MOST_CHUNKS) -> None:
+        """Pass on the contents of the pipes.
+
+        Args:
+            chunks: Most chunks of each pipe.
+        """
+        for pipe in self._pipes:
+            for _ in range(chunks):
+                if not pipe.open or not pipe.read():
                     break
 
-    def close(self) -> None:
-        """Pass on the contents of the pipes, then close them."""
+    def finish(self) -> bool:
+        """Kill what is left of the client, pass on the contents of the pipes, then close them."""
+        self.signal_group(signal.SIGKILL)
+        self._guard.forget(self.pid)
         self.catch_up()
-        for stream in self.streams:
-            if stream.open:
-                stream.close()
-
-    @property
-    def streams_open(self) -> bool:
-        """True while its pipes have a writer."""
-        return any(stream.open for stream in self.streams)
-
-    def outcome(self) -> Outcome:
-        """Return how it ended; only after its end."""
-        assert self.status is not None
-        return Outcome(
-            rank=self.rank,
-            pid=self.pid,
-            status=self.status,
-            order=self.order,
-            seconds=self.ended_at - self.started_at,
-            ended_by=self.ended_by,
-            # What it says while it is ended by force is noise.
-            traceback=self.errors.traceback if self.ended_by is None else self._traceback_before,
-            last_lines=self.errors.last_lines,
-            restarts=self.restarts,
-        )
+        for pipe in self._pipes:
+            if pipe.open:
+                pipe.close()
+        return True

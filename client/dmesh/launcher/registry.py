@@ -1,7 +1,7 @@
 """Register of the `dmesh run`s on this machine, by which `dmesh why` in another terminal finds them.
 
 One file for each launcher, in a directory that only its user may read: the address of the job's server, the
-cluster, and the token if the launcher has made one for this run.
+cluster, and the token and the names of certificates if the launcher has made some for this run.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Run:
     """Name of its cluster."""
     token: str = field(default="", repr=False)
     """Token for the server; empty if the reader must know it."""
+    tls: Mapping[str, str] = field(default_factory=dict)
+    """`DMESH_TLS_*` variables with files that the launcher has made for this run."""
 
 
 def directory() -> Path | None:
@@ -83,6 +85,11 @@ def _write(environment: Mapping[str, str], own: Mapping[str, str]) -> Path | Non
         "address": environment.get("DMESH_COORDINATOR") or jobs[0],
         "cluster": environment.get("DMESH_CLUSTER") or "default",
         "token": "" if token == own.get("DMESH_TOKEN", "") else token,
+        "tls": {
+            name: environment[name]
+            for name in ("DMESH_TLS_CA", "DMESH_TLS_CERT", "DMESH_TLS_KEY")
+            if environment.get(name, "") != own.get(name, "")
+        },
     }
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in list(place.glob("*.json"))[:_MOST_RUNS]:  # of launchers that were killed
@@ -101,10 +108,12 @@ def _read(path: Path) -> Run | None:
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MOST_BYTES))
-        run = Run(found["pid"], found["address"], found["cluster"], found["token"])
+        run = Run(
+            found["pid"], found["address"], found["cluster"], found["token"], dict(found.get("tls", {}))
+        )
     except (OSError, ValueError, KeyError, TypeError):  # being written, or removed, or not ours
         return None
-    texts = (run.address, run.cluster, run.token)
+    texts = (run.address, run.cluster, run.token, *run.tls, *run.tls.values())
     return run if type(run.pid) is int and all(isinstance(text, str) for text in texts) else None
 
 

@@ -40,7 +40,7 @@ class Reporter:
     def failure_noticed(self, outcome: Outcome, seconds: float) -> None:
         """Say at once that a client failed and what happens next; `summary` says why."""
         self.notice(
-            f"rank {outcome.rank} (pid {outcome.pid}) {outcome.how()}; "
+            f"rank {outcome.rank} ({_where(outcome)}) {outcome.how()}; "
             f"the others have {seconds:g} s to notice and end by themselves"
         )
 
@@ -48,7 +48,7 @@ class Reporter:
         """Say at once that a client failed and that another process takes its place."""
         why = f" ({_shortened(outcome.traceback.exception)})" if outcome.traceback is not None else ""
         self.notice(
-            f"rank {outcome.rank} (pid {outcome.pid}) {outcome.how()}{why}; "
+            f"rank {outcome.rank} ({_where(outcome)}) {outcome.how()}{why}; "
             f"starting it again, restart {number} of {limit}"
         )
 
@@ -66,7 +66,7 @@ class Reporter:
         who = _named(alike) if len(alike) > 1 else f"rank {first.rank}"
         pid = f" (pid {first.pid})" if len(alike) == 1 else ""
         headline = (
-            f"{_PREFIX}FAILED: {who} on host {self._host}{pid} {_verb(first.how(), alike)} "
+            f"{_PREFIX}FAILED: {who} on {self._hosts(alike)}{pid} {_verb(first.how(), alike)} "
             f"after {first.seconds:.1f} s{_hint(first)}"
         )
         lines = [headline, *_details(first, visible=visible)]
@@ -84,9 +84,22 @@ class Reporter:
                 lines.append("  (perhaps too early: the failed ranks still needed somebody)")
         self._output.write("".join(f"{line}\n" for line in lines).encode())
 
+    def _hosts(self, outcomes: Sequence[Outcome]) -> str:
+        by_rank = sorted(outcomes, key=lambda outcome: outcome.rank)
+        names = list(dict.fromkeys(outcome.host or self._host for outcome in by_rank))
+        more = ", ..." if len(names) > _MOST_FOLLOWERS else ""
+        return f"host{'s' if len(names) > 1 else ''} {', '.join(names[:_MOST_FOLLOWERS])}{more}"
+
+
+def _where(outcome: Outcome) -> str:
+    """Return a client's process and, if it is elsewhere, its host."""
+    return f"host {outcome.host}, pid {outcome.pid}" if outcome.host else f"pid {outcome.pid}"
+
 
 def _failed_alike(one: Outcome, other: Outcome) -> bool:
     """Return whether two clients failed with the same error, so that neither is to blame before the other."""
+    if one.lost or other.lost:
+        return one.lost == other.lost
     mine, others = one.traceback, other.traceback
     if mine is None or others is None or one.how() != other.how() or one.role is not other.role:
         return False
@@ -104,7 +117,7 @@ def _groups(outcomes: Sequence[Outcome]) -> list[str]:
         alike = text.partition("): ")[0] if "PeerLostError: lost rank" in text else text
         groups.setdefault(alike, []).append(outcome)
     return [
-        f"{_named(alike)}{f' (pid {alike[0].pid})' if len(alike) == 1 else ''} "
+        f"{_named(alike)}{f' ({_where(alike[0])})' if len(alike) == 1 else ''} "
         f"{_verb(_ending(alike[0]), alike)}"
         for alike in groups.values()
     ]
@@ -141,6 +154,8 @@ def _hint(outcome: Outcome) -> str:
 
 def _details(first: Outcome, *, visible: bool) -> list[str]:
     """Return what the first failure wrote last; of what the user can still see, the most important line."""
+    if first.lost:
+        return [f"  {first.lost}"]
     if first.traceback is not None:
         if visible and first.traceback.exception:
             return [f"  {first.traceback.exception}"]

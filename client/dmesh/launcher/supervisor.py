@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from dmesh.launcher.diagnosis import Outcome, rank_failures
 from dmesh.launcher.escalation import Escalation, Phase
 from dmesh.launcher.folding import ShownTracebacks
 from dmesh.launcher.labels import Output
-from dmesh.launcher.orphans import Guard, adopt_orphans
+from dmesh.launcher.local import LocalHost
 from dmesh.launcher.plan import ClientPlan, LaunchPlan
-from dmesh.launcher.process import ClientProcess, Stream
+from dmesh.launcher.process import Client, Terminal
 from dmesh.launcher.report import Reporter
 from dmesh.launcher.signals import SignalInbox
 
@@ -25,6 +27,8 @@ _LEFTOVER_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for processes that a client left behind."""
 _VISIBLE = 20
 """Lines that can come after a traceback before the report of the job repeats it."""
+_LAST_WORDS = 16
+"""Chunks of a failed client's output that are shown before the launcher says that it failed."""
 _SIGPIPE_EXIT = 128 + signal.SIGPIPE
 
 
@@ -40,6 +44,30 @@ class LaunchResult:
     """The first signal that the launcher itself received."""
 
 
+class Hosts(Protocol):
+    """Place where a job's clients run: this machine, or hosts that agents answer for."""
+
+    selector: selectors.BaseSelector
+    """Watches the clients' output. The data of a key is an object whose method `read` takes what there is."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Return a context in which clients can be started; at its end none of them is left."""
+
+    def start(self, plan: ClientPlan, terminal: Terminal, now: float, restarts: int) -> Client:
+        """Start a client.
+
+        Raises:
+            OSError: It could not be started.
+        """
+
+    @property
+    def deadline(self) -> float | None:
+        """Time of the next call of `on_time`; None for none."""
+
+    def on_time(self, now: float) -> None:
+        """Take note of the time."""
+
+
 class Supervisor:
     """Starts the clients of a plan and stays with them until the last one has ended.
 
@@ -51,6 +79,7 @@ class Supervisor:
         err: The launcher's standard error.
         clock: Monotonic time in seconds.
         reporter: Writer of the launcher's own lines; one that writes to `err` if None.
+        hosts: Where the clients run; this machine if None.
     """
 
     def __init__(
@@ -60,6 +89,7 @@ class Supervisor:
         err: Output,
         clock: Callable[[], float] = time.monotonic,
         reporter: Reporter | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self._plan = plan
         self._out = out
@@ -67,15 +97,16 @@ class Supervisor:
         self._clock = clock
         self._reporter = reporter or Reporter(err, socket.gethostname())
         self._escalation = Escalation(plan.options.timeout_after_failure, plan.options.terminate_grace)
-        self._selector = selectors.DefaultSelector()
+        self._hosts = hosts or LocalHost()
+        self._selector = self._hosts.selector
         self._notices: deque[str] = deque()
         folds = plan.clients[0].environment.get("DMESH_TRACEBACK", "").strip().lower() != "full"
-        self._shown = ShownTracebacks() if folds else None
-        self._clients: list[ClientProcess] = []
+        self._terminal = Terminal(out, err, ShownTracebacks() if folds else None)
+        self._clients: list[Client] = []
         self._settled = 0
-        self._leaving: dict[ClientProcess, float] = {}
+        self._leaving: dict[Client, float] = {}
         """Ended clients that may have left processes or unread output, and the time limit for these."""
-        self._replacing: set[ClientProcess] = set()
+        self._replacing: set[Client] = set()
         """Clients among these that are to be started again once nothing is left of them."""
 
     def run(self) -> LaunchResult:
@@ -84,19 +115,14 @@ class Supervisor:
         Raises:
             OSError: A client could not be started; those that were are gone.
         """
-        with (
-            SignalInbox(self._on_signal) as inbox,
-            closing(self._selector),
-            adopt_orphans(),
-            closing(Guard()) as guard,
-        ):
+        with SignalInbox(self._on_signal) as inbox, self._hosts.entered():
             self._selector.register(inbox, selectors.EVENT_READ)
             try:
-                self._start(guard)
+                self._start()
                 while any(client.order < 0 for client in self._clients) or self._leaving:
                     self._wait(inbox)
                     self._settle_ended()
-                    self._finish_leaving(guard)
+                    self._finish_leaving()
                     self._escalate()
                     self._tell()
             finally:
@@ -105,50 +131,42 @@ class Supervisor:
 
     # Starting ----------------------------------------------------------------------
 
-    def _start(self, guard: Guard) -> None:
+    def _start(self) -> None:
         for plan in self._plan.clients:
             if self._escalation.requested is not None:
                 return
-            self._clients.append(self._start_one(plan, guard))
+            self._clients.append(self._start_one(plan))
         if self._escalation.requested is not None:  # it came while the last one was started
             self._send(self._escalation.requested)
 
-    def _start_one(self, plan: ClientPlan, guard: Guard, restarts: int = 0) -> ClientProcess:
-        client = ClientProcess(plan, self._out, self._err, self._clock(), restarts, self._shown)
-        guard.watch(client.pid)
-        for stream in client.streams:
-            self._selector.register(stream, selectors.EVENT_READ, stream)
-        return client
+    def _start_one(self, plan: ClientPlan, restarts: int = 0) -> Client:
+        return self._hosts.start(plan, self._terminal, self._clock(), restarts)
 
-    def _replace(self, client: ClientProcess, guard: Guard) -> None:
+    def _replace(self, client: Client) -> None:
         """Start a failed client again, if the job still goes on."""
         self._replacing.discard(client)
         if self._job_goes_on():
-            self._clients[client.rank] = self._start_one(client.plan, guard, client.restarts + 1)
+            self._clients[client.rank] = self._start_one(client.plan, client.restarts + 1)
 
     # The loop's steps ----------------------------------------------------------------------
 
     def _wait(self, inbox: SignalInbox) -> None:
-        deadlines = [*self._leaving.values()]
-        if self._escalation.deadline is not None:
-            deadlines.append(self._escalation.deadline)
+        self._hosts.on_time(self._clock())
+        deadlines = [deadline for deadline in self._leaving.values() if deadline < math.inf]
+        deadlines += [due for due in (self._escalation.deadline, self._hosts.deadline) if due is not None]
         held = [stream for client in self._clients for stream in client.streams if stream.due is not None]
         deadlines += [stream.due for stream in held if stream.due is not None]
         timeout = max(0.0, min(deadlines) - self._clock()) if deadlines else None
+        if any(client.order < 0 and client.status is not None for client in self._clients):
+            timeout = 0.0  # it was lost, which is no event of the selector's
         for key, _ in self._selector.select(timeout):
-            if not isinstance(key.data, Stream):
+            if key.fileobj is inbox:
                 inbox.clear()
             else:
-                self._read(key.data)
+                key.data.read()
         for stream in held:
             if stream.due is not None and stream.due <= self._clock():
                 stream.release()
-
-    def _read(self, stream: Stream) -> None:
-        descriptor = stream.fileno()
-        stream.read()
-        if not stream.open:
-            self._selector.unregister(descriptor)
 
     def _settle_ended(self) -> None:
         """Take note of clients that have ended, and end the processes that they left in their groups."""
@@ -168,8 +186,8 @@ class Supervisor:
                 else:
                     self._on_failure(client, now)
 
-    def _may_be_replaced(self, client: ClientProcess) -> bool:
-        return client.restarts < client.plan.restarts and self._job_goes_on()
+    def _may_be_replaced(self, client: Client) -> bool:
+        return client.restarts < client.plan.restarts and not client.lost and self._job_goes_on()
 
     def _job_goes_on(self) -> bool:
         """Return whether there is a running job that another process can take part in."""
@@ -179,32 +197,27 @@ class Supervisor:
             and any(client.order < 0 for client in self._clients)
         )
 
-    def _on_failure(self, client: ClientProcess, now: float) -> None:
+    def _on_failure(self, client: Client, now: float) -> None:
         first = self._escalation.phase is Phase.RUNNING
         self._send(self._escalation.on_failure(now))
         if first:
-            for stream in client.streams:  # its last words come before ours
-                for _ in range(16):
-                    if stream.open:
-                        self._read(stream)
+            client.catch_up(_LAST_WORDS)  # they come before ours
             if any(not other.poll() for other in self._clients):
                 self._reporter.failure_noticed(client.outcome(), self._plan.options.timeout_after_failure)
 
-    def _finish_leaving(self, guard: Guard) -> None:
+    def _finish_leaving(self) -> None:
         """Close ended clients that have left nothing, or whose time is up."""
         now = self._clock()
         for client, deadline in [*self._leaving.items()]:
-            if now < deadline and (client.streams_open or client.group_is_left()):
+            left = client.streams_open or client.group_is_left()
+            if left and (now < deadline or deadline == math.inf):
                 continue
-            client.signal_group(signal.SIGKILL)
-            guard.forget(client.pid)
-            for stream in client.streams:
-                if stream.open:
-                    self._selector.unregister(stream)
-            client.close()
+            if not client.finish():
+                self._leaving[client] = math.inf
+                continue
             del self._leaving[client]
             if client in self._replacing:
-                self._replace(client, guard)
+                self._replace(client)
 
     def _escalate(self) -> None:
         if self._out.closed:
