@@ -196,7 +196,7 @@ def plan_clients(
             },
             options.max_restarts if lasting[rank] else 0,
             options.labels,
-            place.host,
+            host=place.host,
         )
         for rank, place in enumerate(places)
     )  # fmt: skip
