@@ -58,9 +58,13 @@ class Stream:
         """Pass on a traceback that was held back to be completed."""
         self._labeler.release()
 
+    def end_line(self) -> None:
+        """Pass on the last line, although it is not finished."""
+        self._labeler.finish()
+
     def close(self) -> None:
         """Pass on the last, unfinished line and give the pipe up."""
-        self._labeler.finish()
+        self.end_line()
         self._pipe.close()
         self.open = False
 
@@ -75,6 +79,8 @@ class ClientProcess:
         now: Current time, seconds.
         restarts: How often this rank was started before.
         shown: The tracebacks on the terminal, if this client's are to be folded.
+        inherited: Descriptors of the launcher's that it gets at the same numbers.
+        stdin: Its standard input, as `subprocess` has it; None for rank 0's: the launcher's own.
     """
 
     def __init__(
@@ -85,6 +91,8 @@ class ClientProcess:
         now: float,
         restarts: int = 0,
         shown: ShownTracebacks | None = None,
+        inherited: Sequence[int] = (),
+        stdin: int | None = None,
     ) -> None:
         self.plan = plan
         self.rank = plan.rank
@@ -105,11 +113,12 @@ class ClientProcess:
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
             [*stand_alone(_EXEC_CLIENT), str(os.getpid()), *plan.command],
             env={**plan.environment, RESTART_COUNT: str(restarts)},
-            stdin=None if plan.rank == 0 else subprocess.DEVNULL,
+            stdin=stdin if plan.rank == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a group that can be ended as a whole; Ctrl-C reaches it through us
             bufsize=0,
+            pass_fds=inherited,
         )
         self.pid = self._process.pid
         assert self._process.stdout is not None
@@ -129,6 +138,17 @@ class ClientProcess:
         if self.status is None:
             self.status = self._process.poll()
         return self.status is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, for some seconds at most; return whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.poll()
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the client and all that it started, which may well go on after it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGINT)
 
     def signal_group(self, number: signal.Signals) -> bool:
         """Send a signal to the client and all that it started; return False if nothing of that is left."""
