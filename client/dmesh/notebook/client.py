@@ -106,16 +106,19 @@ def main(argv: list[str]) -> None:
 
 
 def _described(error: BaseException, name: str) -> dict[str, Any]:
-    kind = type(error)
+    kind = SystemExit if isinstance(error, SystemExit) else type(error)  # `sys.exit` of a client raises its own
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     message = str(error).partition("\n")[0]
     lines = tracebacks.described(error)
     if len(lines) > _MOST_LINES:  # the beginning, and the end, which says what
         half = _MOST_LINES // 2
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} lines left out ...", *lines[-half:]]
+    exception = f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}"
+    if kind is SystemExit:
+        lines[-1] = exception
     return {
         "lines": lines,
-        "exception": f"{module}{kind.__qualname__}: {message}" if message else f"{module}{kind.__qualname__}",
+        "exception": exception,
         "interrupted": isinstance(error, KeyboardInterrupt),
         "line": _line_in(error, name),
     }
