@@ -20,7 +20,6 @@ class Shell(Protocol):
     """Parts of IPython's shell that are used here."""
 
     user_ns: dict[str, Any]
-    execution_count: int
     display_pub: Any
 
     def register_magic_function(self, func: Callable[..., Any], magic_kind: str, magic_name: str) -> None:
@@ -121,7 +120,8 @@ class Notebook:
                 f"the running clients were not started with --cpu-devices {command.cpu_devices}: say "
                 f"`%dmesh restart --cpu-devices {command.cpu_devices}` first"
             )
-        results = clients.run(cell, command.ranks, f"<In[{self._shell.execution_count}]>")
+        number = len(self._shell.user_ns.get("In", ())) - 1  # IPython's counter is one further, in some versions
+        results = clients.run(cell, command.ranks, f"<In[{number}]>")
         for result in results:
             if result.html is not None:
                 self._shell.display_pub.publish({"text/html": result.html, "text/plain": str(result.text)})
