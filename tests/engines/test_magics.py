@@ -10,7 +10,7 @@ import pytest
 
 from dmesh.errors import CellError, ConfigurationError, KeptClientsError
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,9 @@ def test_cells_from_the_first_to_the_stop(shell: Any, capfd: pytest.CaptureFixtu
     assert isinstance(done.error_in_exec, KeptClientsError)
     assert "start some with `%%dmesh -n 4`" in capfd.readouterr().out
 
-    assert run(shell, "%%dmesh -n 2\nimport os, numpy as np\nme = int(os.environ['RANK'])\nnp.eye(2) * me").success
+    assert run(
+        shell, "%%dmesh -n 2\nimport os, numpy as np\nme = int(os.environ['RANK'])\nnp.eye(2) * me"
+    ).success
     assert capfd.readouterr().out.splitlines() == [
         "dmesh: 2 clients started; `%dmesh stop` ends them",
         "[0] Out: array([[0., 0.],",
@@ -83,4 +85,7 @@ def test_cells_from_the_first_to_the_stop(shell: Any, capfd: pytest.CaptureFixtu
     capfd.readouterr()
     assert run(shell, "%dmesh stop").success
     assert run(shell, "%dmesh stop").success
-    assert capfd.readouterr().out.splitlines() == ["dmesh: the clients have ended", "dmesh: no clients are running"]
+    assert capfd.readouterr().out.splitlines() == [
+        "dmesh: the clients have ended",
+        "dmesh: no clients are running",
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.engines import notebooks
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 
 def test_the_notebook_shows_what_is_written_down() -> None:

@@ -75,7 +75,13 @@ def test_a_small_layout_shows_the_shard_of_every_device(layout: Layout) -> None:
 
 @pytest.mark.parametrize(
     "dims",
-    [{"x": 65}, {"x": 1 << 16}, {"x": 1000, "y": 3}, {"a": 20, "b": 20, "c": 20}, {f"d{i}": 2 for i in range(12)}],
+    [
+        {"x": 65},
+        {"x": 1 << 16},
+        {"x": 1000, "y": 3},
+        {"a": 20, "b": 20, "c": 20},
+        {f"d{i}": 2 for i in range(12)},
+    ],
     ids=str,
 )
 def test_a_large_mesh_is_abbreviated(dims: dict[str, int]) -> None:
@@ -100,11 +106,12 @@ def test_names_are_escaped_and_long_ones_cut() -> None:
 
 def test_what_it_looks_like() -> None:
     mesh = grid({"batch": 2, "model": 2}, clients=2, name="train")
-    text = re.sub(r"<[^>]+>", " ", mesh._repr_html_()).split()
+    text = " ".join(re.sub(r"<[^>]+>", " ", mesh._repr_html_()).split())
     assert text == (
-        "Mesh &#x27;train&#x27;, batch 2 × model 2: 4 devices model 0 model 1 batch 0 "
-        "/job:worker/replica:0/task:0/device:CPU:0 /job:worker/replica:0/task:0/device:CPU:1 batch 1 device 2 device 3"
-    ).split()
+        "Mesh &#x27;train&#x27;, batch 2 x model 2: 4 devices model 0 model 1 "
+        "batch 0 /job:worker/replica:0/task:0/device:CPU:0 /job:worker/replica:0/task:0/device:CPU:1 "
+        "batch 1 device 2 device 3"
+    )
     assert "color:#" not in mesh._repr_html_(), "the page's own colors, light or dark"
     assert Parsed(Mesh.from_device("/job:localhost/replica:0/task:0/device:CPU:0")._repr_html_()).cells == [
         ["/job:localhost/replica:0/task:0/device:CPU:0"]

@@ -70,7 +70,8 @@ def shared() -> Iterator[Kept]:
     """Three clients, members of a cluster, that a file's tests share."""
     kept = start_kept(3)
     kept.clients.run(
-        "import numpy as np, dmesh\ndmesh.initialize_accelerator_system()\nme = dmesh.client_id()", name="<first>"
+        "import numpy as np, dmesh\ndmesh.initialize_accelerator_system()\nme = dmesh.client_id()",
+        name="<first>",
     )
     yield kept
     kept.clients.close()

@@ -1,4 +1,4 @@
-"""Kept clients end: by a stop, by a death in or between cells, by a second interrupt, with the notebook's process."""
+"""Kept clients end: by a stop, a death in or between cells, a second interrupt, with the notebook."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ import os
 from dmesh.launch.labels import Output
 from dmesh.notebook.clients import KeptClients
 clients = KeptClients(2, Output(1, os.environ), Output(2, os.environ))
-clients.run("import subprocess, os\\nchild = subprocess.Popen(['sleep', '600'])\\nprint('pids', os.getpid(), child.pid)")
+clients.run("import subprocess, os\\nchild = subprocess.Popen(['sleep', '600'])")
+clients.run("print('pids', os.getpid(), child.pid)")
 {then}
 """
 
 
 def processes(kept: Kept) -> list[psutil.Process]:
-    return [psutil.Process(int(line.partition("pid ")[2].partition(",")[0])) for line in kept.clients.status()]
+    return [
+        psutil.Process(int(line.partition("pid ")[2].partition(",")[0])) for line in kept.clients.status()
+    ]
 
 
 def gone(found: list[psutil.Process]) -> bool:
@@ -51,7 +54,9 @@ def test_a_stop_ends_them_as_the_end_of_a_script_does(start: Start) -> None:
 
 def test_a_death_in_a_cell_ends_all_and_says_how(start: Start) -> None:
     kept = start(2)
-    kept.clients.run("import os, signal, dmesh\ndmesh.initialize_accelerator_system()\nme = dmesh.client_id()")
+    kept.clients.run(
+        "import os, signal, dmesh\ndmesh.initialize_accelerator_system()\nme = dmesh.client_id()"
+    )
     found = processes(kept)
     with pytest.raises(CellError) as caught:
         kept.clients.run("if me == 1: os.kill(os.getpid(), signal.SIGKILL)\ndmesh.collectives.barrier()")
@@ -69,7 +74,7 @@ def test_a_death_between_cells_is_told_by_the_next_one(start: Start) -> None:
     found = processes(kept)
     found[1].kill()
     os.waitid(os.P_PID, found[1].pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its status is still there
-    with pytest.raises(KeptClientsError, match=r"rank 1 \(pid \d+\) was killed by SIGKILL, between two cells"):
+    with pytest.raises(KeptClientsError, match=r"rank 1 \(pid \d+\) was killed by SIGKILL, between"):
         kept.clients.run("1")
     assert gone(found[:1])
 
@@ -100,7 +105,10 @@ def test_a_rank_that_ignores_the_interrupt_is_named(start: Start, tmp_path) -> N
             "signal.signal(signal.SIGINT, signal.SIG_IGN) if me == 0 else None\n"
             f"if me == 1: raise ValueError('first')\nopen({str(gate)!r}).read()"
         )
-    assert "dmesh: rank 0 has not reacted to the interrupt yet; another interrupt kills the clients" in kept.err.text
+    assert (
+        "dmesh: rank 0 has not reacted to the interrupt yet; another interrupt kills the clients"
+        in kept.err.text
+    )
     assert [result.text for result in kept.clients.run("me")] == ["0", "1"]
 
 
@@ -115,7 +123,10 @@ def test_a_rank_that_ignores_the_interrupt_is_named(start: Start, tmp_path) -> N
 )
 def test_they_end_with_the_notebooks_process(then: str, number: signal.Signals | None) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", NOTEBOOK.format(then=then)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", NOTEBOOK.format(then=then)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as notebook:
         assert notebook.stdout is not None
         pids: list[int] = []

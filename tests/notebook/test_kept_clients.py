@@ -25,7 +25,10 @@ def test_cells_share_a_namespace_and_make_collectives(kept: Kept) -> None:
 
 def test_what_a_cell_defines_is_of_the_main_module(kept: Kept) -> None:
     kept.clients.run("class Thing: pass\ndef double(x): return 2 * x")
-    assert kept.clients.run("Thing.__module__, double(me), __name__", [2])[0].text == "('__main__', 4, '__main__')"
+    assert (
+        kept.clients.run("Thing.__module__, double(me), __name__", [2])[0].text
+        == "('__main__', 4, '__main__')"
+    )
 
 
 def test_a_cell_on_some_ranks(kept: Kept) -> None:
@@ -87,7 +90,9 @@ def test_an_error_on_one_rank_comes_first_and_the_others_are_interrupted(kept: K
     assert caught.value._render_traceback_() == [head, *lines]
     assert kept.err.take() == ["dmesh: rank 1 failed; interrupting ranks 0, 2, still in the cell"]
     kept.clients.run("dmesh.collectives.reset()")
-    assert [result.text for result in kept.clients.run("dmesh.collectives.all_reduce(me).item()")] == ["3"] * 3
+    assert [result.text for result in kept.clients.run("dmesh.collectives.all_reduce(me).item()")] == [
+        "3"
+    ] * 3
 
 
 def test_an_error_inside_a_collective_is_told_by_the_rank_that_began_it(kept: Kept) -> None:

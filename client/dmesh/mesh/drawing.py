@@ -14,7 +14,7 @@ from dmesh.mesh.fields import MeshFields
 _SMALL = 64
 """Size up to which a mesh is drawn whole."""
 _MOST_ROWS, _MOST_COLUMNS, _MOST_GRIDS = 8, 8, 2
-"""Of a larger one, rows, columns and grids that are drawn at most: half of them the first ones, half the last."""
+"""Rows, columns and grids of a larger one that are drawn at most: the first ones and the last ones."""
 _LONGEST = 200
 """Characters of a name that are shown at most."""
 _CELL = "border:1px solid currentColor;padding:2px 6px;text-align:left;background:none;color:inherit"
@@ -37,7 +37,7 @@ def draw_mesh(fields: MeshFields, headline: str = "", note: Callable[[int], str]
         return _framed(headline or "Empty mesh", [])
     title = headline or (
         f"Mesh {fields.name!r}, ".replace("Mesh '', ", "Mesh, ")
-        + " × ".join(f"{dim.name} {dim.size}" for dim in fields.dims)
+        + " x ".join(f"{dim.name} {dim.size}" for dim in fields.dims)
         + f": {fields.size} device{'' if fields.size == 1 else 's'}"
     )
     return _framed(title, list(_grids(fields, note)))

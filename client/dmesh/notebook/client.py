@@ -1,7 +1,7 @@
 """A kept client, run as `python -m dmesh.notebook.client DESCRIPTOR`: runs the cells that it is sent.
 
-The descriptor is its end of a socket pair, inherited from the notebook's process. When the other end is closed,
-it exits as a script does after its last line.
+The descriptor is its end of a socket pair, inherited from the notebook's process. When the other end is
+closed, it exits as a script does after its last line.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class CellRunner:
             return {"error": _described(error, name)}
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError, AttributeError):  # a cell has closed or replaced it
+                # A cell may have closed or replaced it.
+                with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
 
     def _execute(self, source: str, name: str, *, draws: bool) -> dict[str, Any]:
@@ -106,7 +107,8 @@ def main(argv: list[str]) -> None:
 
 
 def _described(error: BaseException, name: str) -> dict[str, Any]:
-    kind = SystemExit if isinstance(error, SystemExit) else type(error)  # `sys.exit` of a client raises its own
+    # `sys.exit` of a client raises a class of its own.
+    kind = SystemExit if isinstance(error, SystemExit) else type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     message = str(error).partition("\n")[0]
     lines = tracebacks.described(error)

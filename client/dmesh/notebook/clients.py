@@ -75,8 +75,8 @@ class _Round:
 class KeptClients:
     """Clients on this machine that run cells, started as `dmesh run` starts them.
 
-    They get their code over socket pairs that they inherit, and from nowhere else. They end with this process,
-    however it ends; on Linux also with the thread that started them.
+    They get their code over socket pairs that they inherit, and from nowhere else. They end with this
+    process, however it ends; on Linux also with the thread that started them.
 
     Args:
         count: How many.
@@ -343,7 +343,7 @@ class KeptClients:
             return
         if done.told or done.interrupts:
             self._notice(
-                f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} not reacted to the interrupt yet; "
+                f"{name_ranks(ranks)} {_have(ranks)} not reacted to the interrupt yet; "
                 "another interrupt kills the clients"
             )
             return
@@ -377,9 +377,13 @@ class KeptClients:
         alive = self._all_alive()
         if all(one.status == 0 for one in done.outcomes) and not done.interrupts and alive:
             return
-        text, ranks = ("", ()) if all(one.status == 0 for one in done.outcomes) else describe(done.outcomes, name)
+        text, ranks = (
+            ("", ()) if all(one.status == 0 for one in done.outcomes) else describe(done.outcomes, name)
+        )
         if not alive:
-            self._end("a client ended in a cell" if done.interrupts < 2 else "they were killed by an interrupt")
+            self._end(
+                "a client ended in a cell" if done.interrupts < 2 else "they were killed by an interrupt"
+            )
             text += f"\n\nAll {self.count} clients have ended, and their variables are gone."
         if done.interrupts:
             if text:

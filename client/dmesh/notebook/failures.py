@@ -1,4 +1,4 @@
-"""Report of a cell that has failed: the first failure with its traceback, then its consequences in a line each.
+"""Report of a cell that has failed: the first failure with its traceback, then its consequences.
 
 Which failure is the first is decided as `dmesh run` does (`dmesh.launch.diagnosis`). No IO.
 """
@@ -15,8 +15,8 @@ from dmesh.launch.report import failed_alike, group_endings, hint_of, name_ranks
 _GAVE_UP = "CollectiveError"
 """Error of a call that another rank has given up."""
 RESET = (
-    "Groups with a call under way have failed: before the next collective, call dmesh.collectives.reset() in a "
-    "cell of all ranks."
+    "Groups with a call under way have failed: before the next collective, call dmesh.collectives.reset() "
+    "in a cell of all ranks."
 )
 
 

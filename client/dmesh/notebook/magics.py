@@ -120,7 +120,9 @@ class Notebook:
                 f"the running clients were not started with --cpu-devices {command.cpu_devices}: say "
                 f"`%dmesh restart --cpu-devices {command.cpu_devices}` first"
             )
-        number = len(self._shell.user_ns.get("In", ())) - 1  # IPython's counter is one further, in some versions
+        number = (
+            len(self._shell.user_ns.get("In", ())) - 1
+        )  # IPython's counter is one further, in some versions
         results = clients.run(cell, command.ranks, f"<In[{number}]>")
         for result in results:
             if result.html is not None:

@@ -96,5 +96,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
     """
     data = encode(dict(message))
     if len(data) > MOST_BYTES:
-        raise CollectiveValueError(f"a message of {len(data)} bytes cannot be sent; the limit is {MOST_BYTES}")
+        raise CollectiveValueError(
+            f"a message of {len(data)} bytes cannot be sent; the limit is {MOST_BYTES}"
+        )
     return data
