@@ -11,10 +11,14 @@ from tests.packaging.wheels import TARGETS, check_contents, main
 X86, ARM = 62, 183
 
 
-def wheel(folder: Path, platform: str, machine: int = X86, extra: str = "", magic: bytes = b"\x7fELF") -> Path:
+def wheel(
+    folder: Path, platform: str, machine: int = X86, extra: str = "", magic: bytes = b"\x7fELF"
+) -> Path:
     path = folder / f"dmesh-0.1.0-cp311-cp311-{platform}.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("dmesh/_native.some.so", magic + bytes(14) + machine.to_bytes(2, "little") + bytes(40))
+        archive.writestr(
+            "dmesh/_native.some.so", magic + bytes(14) + machine.to_bytes(2, "little") + bytes(40)
+        )
         if extra:
             archive.writestr(extra, b"")
     return path

@@ -52,7 +52,8 @@ def _grids(fields: MeshFields, note: Callable[[int], str] | None) -> Iterator[st
         if number is None:
             yield f"<div>{_GAP}</div>"
             continue
-        where, left = [], number
+        where: list[str] = []
+        left = number
         for dim in reversed(outer):
             where.insert(0, f"{dim.name} {left % dim.size}")
             left //= dim.size

@@ -86,11 +86,14 @@ def describe(outcomes: Sequence[CellOutcome], cell: str) -> tuple[str, tuple[int
         lines += first.traceback.lines
     else:
         lines += [f"  {line}" for line in first.last_lines]
-    if followers:
-        lines += ["", "The others followed:", *(f"  {text}" for text in group_endings(followers))]
+    rest = [f"  {text}" for text in group_endings(followers)]
+    if rest:
+        rest.insert(0, "The others followed:")
     finished = [one.rank for one in outcomes if one.role is Role.SUCCEEDED]
     if finished:
-        lines.append(f"{'' if followers else chr(10)}Finished: {name_ranks(finished)}.")
-    if followers and all(one.status >= 0 and getattr(one, "alive", True) for one in failures):
+        rest.append(f"Finished: {name_ranks(finished)}.")
+    lines += ["", *rest] if rest else []
+    in_collective = first.traceback is not None and first.traceback.type_name.startswith("Collective")
+    if (followers or in_collective) and all(one.alive for one in outcomes):
         lines += ["", RESET]
     return "\n".join(lines), tuple(one.rank for one in failures)
