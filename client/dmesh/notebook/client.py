@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -28,13 +28,20 @@ _MOST_LINES = 200
 
 
 class CellRunner:
-    """Runs cells one after the other in one namespace, which is that of the module `__main__`."""
+    """Runs cells one after the other in one namespace, which is that of the module `__main__`.
 
-    def __init__(self) -> None:
+    Args:
+        begin: Called when a cell begins; from then on an interrupt is the cell's.
+    """
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module  # so that what cells define says that it is from there
         self._namespace = vars(module)
         self._running = False
+        self._missed = False
+        """True if an interrupt has come after `begin` was called, and before the cell ran."""
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,9 +57,13 @@ class CellRunner:
         return {"value": self._namespace[name]}
 
     def _run(self, source: str, name: str, *, draws: bool) -> dict[str, Any]:
+        self._missed = False  # one that has come since the last cell was that one's
+        self._begin()
         try:
             try:
                 self._running = True
+                if self._missed:
+                    raise KeyboardInterrupt
                 return self._execute(source, name, draws=draws)
             finally:
                 self._running = False
@@ -87,8 +98,9 @@ class CellRunner:
         }
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._running:  # between cells there is nothing to interrupt
+        if self._running:
             raise KeyboardInterrupt
+        self._missed = True
 
 
 def main(argv: list[str]) -> None:
@@ -96,7 +108,7 @@ def main(argv: list[str]) -> None:
     descriptor = int(argv[1])
     os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=descriptor))
-    runner = CellRunner()
+    runner = CellRunner(lambda: channel.send({"begun": True}))
     channel.send({})  # ready
     while (request := channel.receive()) is not None:
         reply = runner.answer(request)

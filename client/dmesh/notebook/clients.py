@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dmesh.errors import ArgumentTypeError, CellError, CollectiveError, KeptClientsError
@@ -68,8 +68,20 @@ class _Round:
     """Time at which the ranks that still run are interrupted, or said to run still."""
     interrupts: int = 0
     """Interrupts by the user."""
+    begun: set[int] = field(default_factory=set)
+    """Ranks that run the cell: an interrupt before that would be lost."""
+    postponed: set[int] = field(default_factory=set)
+    """Ranks to interrupt when they have begun."""
     told: bool = False
     """True if the ranks that still run were interrupted, as others had failed."""
+
+
+    def interrupt(self, client: _Kept) -> None:
+        """Interrupt a rank's cell, or have it interrupted when it begins."""
+        if client.rank in self.begun:
+            client.process.interrupt()
+        else:
+            self.postponed.add(client.rank)
 
 
 class KeptClients:
@@ -301,8 +313,9 @@ class KeptClients:
                 if not key.data.open:
                     selector.unregister(key.fd)
             elif isinstance(key.data, _Kept):
-                selector.unregister(key.data.channel)
-                self._take_reply(key.data, done)
+                self._take_message(key.data, done)
+                if key.data.rank not in done.waiting:
+                    selector.unregister(key.fd)
             else:
                 key.data.clear()
         for fd in [key.fd for key in selector.get_map().values() if _is_closed(key.data)]:
@@ -310,11 +323,16 @@ class KeptClients:
         if done.deadline is not None and self._clock() >= done.deadline:
             self._hurry(done)
 
-    def _take_reply(self, client: _Kept, done: _Round) -> None:
+    def _take_message(self, client: _Kept, done: _Round) -> None:
         try:
             reply = client.channel.receive()
         except CollectiveError:
             reply = None
+        if reply is not None and reply.get("begun"):
+            done.begun.add(client.rank)
+            if client.rank in done.postponed:
+                client.process.interrupt()
+            return
         seconds, order = self._clock() - done.began, len(done.outcomes)
         if reply is None:
             if not client.process.wait(self._terminate_grace):  # it has closed a descriptor that is ours
@@ -351,7 +369,7 @@ class KeptClients:
         failed = [one.rank for one in done.outcomes if one.status != 0]
         self._notice(f"{name_ranks(failed)} failed; interrupting {name_ranks(ranks)}, still in the cell")
         for client in done.waiting.values():
-            client.process.interrupt()
+            done.interrupt(client)
         done.deadline = self._clock() + self._terminate_grace
 
     @contextlib.contextmanager
@@ -365,7 +383,7 @@ class KeptClients:
             done.interrupts += 1
             for client in [*done.waiting.values()]:
                 if done.interrupts == 1:
-                    client.process.interrupt()
+                    done.interrupt(client)
                 else:
                     client.process.signal_group(signal.SIGKILL)
             done.deadline = self._clock() + self._terminate_grace
