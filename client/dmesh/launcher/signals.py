@@ -5,22 +5,27 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalInbox:
-    """Catches, while entered, the signals that end a job and those of a child's end.
+    """Catches, while entered, the signals that end a job and those of a child's end, or others.
 
     `on_signal` is called inside Python's signal handler, so also while the launcher is stuck writing to a
     terminal that was stopped with Ctrl-S. It must not write to a buffered stream. `fileno` becomes readable
     at every signal.
     """
 
-    def __init__(self, on_signal: Callable[[signal.Signals], None]) -> None:
+    def __init__(
+        self,
+        on_signal: Callable[[signal.Signals], None],
+        signals: Sequence[signal.Signals] = (*FORWARDED, signal.SIGCHLD),
+    ) -> None:
         self._on_signal = on_signal
+        self._signals = signals
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -39,7 +44,7 @@ class SignalInbox:
 
     def __enter__(self) -> SignalInbox:
         self._previous_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        for number in (*FORWARDED, signal.SIGCHLD):
+        for number in self._signals:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started with nohup, which is meant to last
             self._previous[number] = signal.signal(number, self._handle)

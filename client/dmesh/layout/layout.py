@@ -13,6 +13,7 @@ from dmesh.layout.kinds import MATCH, UNSHARDED, LayoutType
 from dmesh.layout.proto import read_layout, write_layout
 from dmesh.layout.text import format_layout, parse_layout
 from dmesh.mesh import Mesh
+from dmesh.mesh.drawing import draw_mesh
 
 if TYPE_CHECKING:
     from dmesh.mesh.proto import Serializable
@@ -358,6 +359,18 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout.from_string({self.to_string()})"
+
+    def _repr_html_(self) -> str:
+        title = f"Layout [{', '.join(self._specs)}]" if self._specs else "Layout of a whole array"
+        title += f" on mesh {self._mesh.name!r}" if self._mesh.name else ""
+        names = self._mesh.dim_names
+        axes = [names.index(spec) if spec in names else None for spec in self._specs]
+
+        def shard(position: int) -> str:
+            location = self._mesh.device_location(position)
+            return f"shard {tuple(0 if axis is None else location[axis] for axis in axes)}"
+
+        return draw_mesh(self._mesh._fields, title, shard if axes and MATCH not in self._specs else None)
 
     def __reduce__(self) -> tuple[Callable[[str], Layout], tuple[str]]:
         return Layout.from_string, (self.to_string(),)

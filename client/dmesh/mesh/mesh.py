@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dmesh.devices.device import DeviceSpec, ThisClient, this_client
 from dmesh.errors import DeviceError, MeshError
 from dmesh.mesh.announcing import announcement
+from dmesh.mesh.drawing import draw_mesh
 from dmesh.mesh.fields import MeshDimension, MeshFields
 from dmesh.mesh.ownership import client_ranks, fingerprint, group_along
 from dmesh.mesh.proto import Serializable, read_mesh, write_mesh
@@ -361,6 +362,9 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"Mesh.from_string({self.to_string()})"
+
+    def _repr_html_(self) -> str:
+        return draw_mesh(self._fields)
 
     def __reduce__(self) -> tuple[Callable[[str], Mesh], tuple[str]]:
         return Mesh.from_string, (self.to_string(),)

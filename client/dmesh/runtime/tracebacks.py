@@ -47,6 +47,13 @@ def folded(error: BaseException) -> list[str]:
     return [line for part in described.format() for line in part.splitlines()]
 
 
+def described(error: BaseException) -> list[str]:
+    """Return the lines of an error's traceback, folded unless DMESH_TRACEBACK is `full`."""
+    if _wants_all():
+        return [line for part in traceback.format_exception(error) for line in part.splitlines()]
+    return folded(error)
+
+
 def _wants_all() -> bool:
     return os.environ.get(FULL, "").strip().lower() == "full"
 

@@ -1,0 +1,99 @@
+"""Report of a cell that has failed: the first failure with its traceback, then its consequences.
+
+Which failure is the first is decided as `dmesh run` does (`dmesh.launch.diagnosis`). No IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dmesh.launcher.diagnosis import Outcome, Role, Traceback, rank_failures
+from dmesh.launcher.report import failed_alike, group_endings, hint_of, name_ranks
+
+_GAVE_UP = "CollectiveError"
+"""Error of a call that another rank has given up."""
+RESET = (
+    "Groups with a call under way have failed: before the next collective, call dmesh.collectives.reset() "
+    "in a cell of all ranks."
+)
+
+
+@dataclass(frozen=True)
+class CellOutcome(Outcome):
+    """Part of one client in a cell."""
+
+    alive: bool = True
+    """False if its process has ended."""
+    interrupted: bool = False
+    """True if the cell was interrupted there."""
+    line: int | None = None
+    """Line of the cell at which it was."""
+
+    @property
+    def role(self) -> Role:
+        """Part of the client in the cell's failure."""
+        if self.interrupted:
+            return Role.ENDED_BY_LAUNCHER
+        if self.traceback is not None and self.traceback.type_name == _GAVE_UP and self.alive:
+            return Role.LOST_SOMEBODY
+        return super().role
+
+    def how(self) -> str:
+        """Return how the cell ended there, as a part of a sentence."""
+        if not self.alive:
+            return super().how()
+        if self.interrupted:
+            return "was interrupted" + (f" in line {self.line}" if self.line is not None else "")
+        return "failed"
+
+
+def outcome_of(rank: int, pid: int, order: int, seconds: float, reply: Mapping[str, Any]) -> CellOutcome:
+    """Return a client's part in a cell from its reply.
+
+    Args:
+        rank: The client.
+        pid: Its process id.
+        order: Number of replies that came before.
+        seconds: Seconds that the cell took there.
+        reply: What it answered.
+    """
+    error = reply.get("error")
+    if error is None:
+        return CellOutcome(rank, pid, 0, order, seconds)
+    interrupted = error["interrupted"]
+    traceback = None if interrupted else Traceback(tuple(error["lines"]), error["exception"])
+    return CellOutcome(
+        rank, pid, 1, order, seconds, traceback=traceback, interrupted=interrupted, line=error["line"]
+    )
+
+
+def describe(outcomes: Sequence[CellOutcome], cell: str) -> tuple[str, tuple[int, ...]]:
+    """Return the report of a failed cell, and the ranks that failed.
+
+    Args:
+        outcomes: Those of all ranks that ran it.
+        cell: The cell's name.
+    """
+    failures = rank_failures(outcomes)
+    first = failures[0]
+    alike = [one for one in failures if one is first or failed_alike(one, first)]
+    followers = [one for one in failures if one not in alike]
+    who = name_ranks([one.rank for one in alike]) + (f" (pid {first.pid})" if len(alike) == 1 else "")
+    lines = [f"{who} {first.how()} in {cell} after {first.seconds:.1f} s{hint_of(first)}"]
+    if first.traceback is not None:
+        lines += first.traceback.lines
+    else:
+        lines += [f"  {line}" for line in first.last_lines]
+    rest = [f"  {text}" for text in group_endings(followers)]
+    if rest:
+        rest.insert(0, "The others followed:")
+    finished = [one.rank for one in outcomes if one.role is Role.SUCCEEDED]
+    if finished:
+        rest.append(f"Finished: {name_ranks(finished)}.")
+    lines += ["", *rest] if rest else []
+    in_collective = first.traceback is not None and first.traceback.type_name.startswith("Collective")
+    if (followers or in_collective) and all(one.alive for one in outcomes):
+        lines += ["", RESET]
+    return "\n".join(lines), tuple(one.rank for one in failures)
