@@ -13,18 +13,21 @@ from pathlib import Path
 
 from tests.e2e.clients import Process
 
-ROOT = Path(__file__).parents[2]
+ROOT = str(Path(__file__).parents[2])
 LOOPBACK = "127.0.0.1"
 _LONG = 300.0
 """Seconds; Ray starts a dozen processes, and the machine may be busy."""
+
+_PATIENT = {f"DASK_DISTRIBUTED__COMM__TIMEOUTS__{name}": f"{_LONG:g}s" for name in ("CONNECT", "TCP")}
+"""Variables with which Dask does not give workers up that a busy machine keeps from running."""
 
 
 @contextlib.contextmanager
 def cluster(engine: str) -> Iterator[str]:
     """Starts a cluster that can run 4 ranks; the value is its address."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "tests.engines.clusters", engine]
-    process = Process(command, {"PYTHONPATH": path}, stdin=True, fresh=True)
+    process = Process(command, {"PYTHONPATH": path, **_PATIENT}, stdin=True, fresh=True)
     try:
         yield process.wait_for("address: ", timeout=_LONG).partition(": ")[2]
         process.close_stdin()

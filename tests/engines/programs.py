@@ -69,6 +69,11 @@ def computes_on(culprit: int, directory: str) -> None:
             file.write(type(error).__name__)
 
 
+def meets() -> tuple[str, int]:
+    """Returns where the coordination server is, and a sum over all ranks."""
+    return os.environ["DMESH_COORDINATOR"], int(dmesh.collectives.all_reduce(np.array(1)))
+
+
 def exits(code: object) -> None:
     sys.exit(code)  # type: ignore[arg-type]
 

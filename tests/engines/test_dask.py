@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 import time
 
 import pytest
+from tests.e2e.clients import Process
 from tests.engines import programs
-from tests.engines.clusters import cluster
+from tests.engines.clusters import ROOT, cluster
+from tests.faults import network
 
 import dmesh
 from dmesh.errors import ArgumentTypeError, EngineError, PeerLostError, RankFailedError
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 HOST = socket.gethostname()
-PATIENCE = 90.0
+PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +106,52 @@ def test_a_rank_that_computes_on_is_given_up_and_fails_at_its_next_call(client, 
     (tmp_path / "go").touch()
     until((tmp_path / "0").exists)
     assert len(dmesh.launch(programs.sums, (1,), n=4, on=client)) == 4
+
+
+@pytest.mark.skipif(bool(network.missing()), reason=network.missing())
+def test_workers_on_other_hosts_reach_the_server_where_this_host_is_in_their_network(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with network.Network(3) as hosts, contextlib.ExitStack() as stack:
+
+        def start(host: network.Host, *command: str, **environ: str) -> Process:
+            process = Process([*host.prefix, sys.executable, *command], environ, fresh=True)
+            stack.callback(process.end)
+            return process
+
+        here, *others = hosts.hosts
+        scheduler = start(
+            here, "-m", "distributed.cli.dask_scheduler", "--host", here.address, "--no-dashboard"
+        )
+        scheduler.wait_for("Scheduler at:", "err")
+        for host in others:
+            where = "--host", host.address, "--nthreads", "1", "--no-nanny", "--no-dashboard"
+            start(
+                host,
+                "-m",
+                "distributed.cli.dask_worker",
+                f"tcp://{here.address}:8786",
+                *where,
+                PYTHONPATH=ROOT,
+            )
+        refused = start(here, str(script), here.address, PYTHONPATH=ROOT)
+        assert refused.wait(PATIENCE) == 1
+        assert "ConfigurationError: ranks are to run on other hosts" in refused.err
+        done = start(here, str(script), here.address, PYTHONPATH=ROOT, DMESH_INSECURE="1")
+        assert done.wait(PATIENCE) == 0, done.err
+        assert done.out.splitlines() == [f"{here.address} 2"] * 2
+
+
+SCRIPT = """
+import sys
+from distributed import Client
+import dmesh
+from tests.engines import programs
+with Client(f"tcp://{sys.argv[1]}:8786") as client:
+    client.wait_for_workers(2)
+    for address, total in dmesh.launch(programs.meets, n=2, on=client):
+        print(address.rpartition(":")[0], total)
+"""
 
 
 def test_too_few_workers_are_refused(client):

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -184,10 +185,7 @@ class DaskGang:
                 f"the Dask workers cannot import dmesh: {error}. Install the same version there as here"
             ) from error
         order = sorted(asked, key=lambda address: bool(workers[address].get("metrics", {}).get("executing")))
-        places = [
-            Place(asked[address].host, asked[address].pid, asked[address].network, _host_of(address))
-            for address in order
-        ]
+        places = [replace(asked[address], address=_host_of(address)) for address in order]
         own = ranks.own_place()
         return [(order[index], places[index]) for index in distinct(places, own)]
 

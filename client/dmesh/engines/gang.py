@@ -160,10 +160,10 @@ def _shared(call: Call) -> dict[str, str]:
 
 def distinct(places: Sequence[Place], own: Place) -> list[int]:
     """Return the indices of places that are different processes, and not this one."""
-    seen = {(own.host, own.pid)}
+    seen = {own.process}
     found = []
     for index, place in enumerate(places):
-        if (place.host, place.pid) not in seen:
-            seen.add((place.host, place.pid))
+        if place.process not in seen:
+            seen.add(place.process)
             found.append(index)
     return found

@@ -29,6 +29,13 @@ class Place:
     """Identity of its kernel and network namespace; processes with the same one share their loopback."""
     address: str = ""
     """Address of its host, if the engine knows it."""
+    started: int = 0
+    """Start of the process in its kernel's clock ticks, which tells processes of containers apart."""
+
+    @property
+    def process(self) -> tuple[str, int, int]:
+        """Identity of the process."""
+        return self.host, self.pid, self.started
 
     def shares_loopback(self, other: Place) -> bool:
         """Return whether both processes have one loopback interface."""
@@ -94,7 +101,7 @@ def own_place(address: str = "") -> Place:
     """
     boot, namespace = host.boot_id(), host.network_namespace()
     network = f"{boot} {namespace}" if boot and namespace else ""
-    return Place(socket.gethostname(), os.getpid(), network, address)
+    return Place(socket.gethostname(), os.getpid(), network, address, host.start_ticks(os.getpid()))
 
 
 def run_rank(
