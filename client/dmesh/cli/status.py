@@ -82,13 +82,14 @@ def _show_clusters(observer: Observer, args: argparse.Namespace) -> int:
 
 def _show(observer: Observer, args: argparse.Namespace) -> int:
     from dmesh.cli.groups import group_views
+    from dmesh.cli.loops import loop_views
     from dmesh.cli.output import BAD_NEWS, tell, tell_json, tell_json_line, tell_table
     from dmesh.coordination.explanation import describe, explain
 
     picture = observer.look()
     counts, healthy = _health(picture)
     explanation = explain(picture)
-    views = group_views(picture)
+    views, loops = group_views(picture), loop_views(picture)
     held_up = {wait.group for wait in explanation.waits if wait.kind == "collective"}
     if args.json:
         (tell_json_line if args.watch else tell_json)(
@@ -100,6 +101,7 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
                 "members": counts,
                 "barriers": len(picture.state.barriers),
                 "waits": describe(explanation, picture) if explanation.waits else None,
+                "loops": [dataclasses.asdict(loop) for loop in loops],
                 "groups": [dataclasses.asdict(view) for view in views],
             }
         )
@@ -112,6 +114,8 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
     )
     if explanation.waits:
         tell(describe(explanation, picture))
+    for loop in loops:
+        tell(loop.describe())
     if views:
         tell("")
         tell_table(

@@ -47,6 +47,11 @@ from dmesh.collectives.persistent import (
 from dmesh.collectives.point_to_point import iprobe, probe, recv, send, sendrecv
 from dmesh.collectives.recovery import agree, reset, shrink
 
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "backends"])
+
+
 __all__ = [
     "agree",
     "all_gather",
