@@ -14,7 +14,7 @@ from typing import Literal
 
 from dmesh import native
 from dmesh._version import __version__
-from dmesh.cli.observing import Observer, named_coordinator
+from dmesh.cli.observing import Observer, find_target, named_coordinator
 from dmesh.config.settings import Settings, split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.coordination.members import ClusterState
@@ -279,10 +279,8 @@ def _synchronized() -> bool:
 
 def _server(environ: Mapping[str, str], given: str | None) -> Iterator[Check]:
     try:
-        address = named_coordinator(given, environ)
-        if address is None:
-            yield Check("server", "skip", "no address: DMESH_COORDINATOR and DTENSOR_JOBS are not set")
-            return
+        target, named = find_target(given, environ), named_coordinator(given, environ)
+        address = target.address
         host, port = split_address(address, "the server's address")
     except ConfigurationError as error:
         yield Check("server", "fail", str(error))
@@ -291,14 +289,20 @@ def _server(environ: Mapping[str, str], given: str | None) -> Iterator[Check]:
         socket.create_connection((host, port), timeout=_CONNECT).close()
     except OSError as error:
         why = error.strerror or str(error) or type(error).__name__
+        if named is None:
+            yield Check(
+                "server", "skip", f"none is named, and none answers at {address}, {target.origin}: {why}"
+            )
+            return
         hosted = not (given or environ.get("DMESH_COORDINATOR", "").strip())
         advice = "client 0 hosts it, once it runs" if hosted else "start it with `dmesh serve`"
         verdict: Verdict = "warn" if hosted else "fail"
         yield Check("server", verdict, f"{address} cannot be connected to: {why}; {advice}")
         return
-    yield Check("server", "ok", f"{address} takes connections")
+    origin = "" if named is not None else f", {target.origin},"
+    yield Check("server", "ok", f"{address}{origin} takes connections")
     try:
-        with Observer(address) as observer:
+        with Observer(address, token=target.token) as observer:
             clusters = observer.clusters()
             yield Check("server's answer", "ok", f"it has {_clusters(len(clusters))}, and accepts the token")
             for cluster in clusters[:16]:
