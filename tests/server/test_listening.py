@@ -57,7 +57,7 @@ def test_bind_any_free_port() -> None:
 def test_bind_refuses_a_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}.*another process"):
+        with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}.*this process uses the port already"):
             bind(Address("127.0.0.1", port))
 
 

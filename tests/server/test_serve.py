@@ -180,7 +180,8 @@ def test_port_in_use(flag: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     [error] = [line for line in done.stderr.splitlines() if line.startswith("dmesh")]
-    assert error == f"dmesh serve: error: cannot listen on {address}: another process uses this port"
+    assert error.startswith(f"dmesh serve: error: cannot listen on {address}: ")
+    assert f"(pid {os.getpid()}) uses this port. End it, or choose another port" in error
 
 
 def test_data_dir_in_use(serve: Callable[..., Serving], tmp_path: Path) -> None:

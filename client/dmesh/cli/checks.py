@@ -15,6 +15,7 @@ from typing import Literal
 from dmesh import native
 from dmesh._version import __version__
 from dmesh.cli.observing import Observer, find_target, named_coordinator
+from dmesh.config.host import listener_on
 from dmesh.config.settings import Settings, split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.coordination.members import ClusterState
@@ -179,10 +180,13 @@ def _own_port(settings: Settings) -> Check:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
+        other = listener_on(port)
         return Check(
             "own port",
             "fail",
-            f"{host}:{port} cannot be listened on: {error.strerror}. If this client runs already, that is "
+            f"{host}:{port} cannot be listened on: {error.strerror}"
+            + (f", by {other.describe()}" if other else "")
+            + ". If this client runs already, that is "
             "why; else free the port, correct DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST",
         )
     return Check("own port", "ok", f"{host}:{port} can be listened on")
