@@ -38,6 +38,12 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def reachable(self) -> Address:
+        """Return an address at which this machine reaches it: loopback for one that stands for all."""
+        if not ipaddress.ip_address(self.resolve()[0].partition("%")[0]).is_unspecified:
+            return self
+        return Address("::1" if ":" in self.host else "127.0.0.1", self.port)
+
     @classmethod
     def parse(cls, text: str, what: str) -> Address:
         """Read `HOST:PORT` or `[IPV6]:PORT`.

@@ -189,8 +189,8 @@ def test_status_hides_what_is_over(dmesh, join) -> None:
     both = dmesh("status", "--all")
     assert [line.split()[:2] for line in both.out.splitlines()[1:]] == [["first", "over"], ["second", "1"]]
     join(0, 1, "third")
-    head, *lines = dmesh("status").out.splitlines()
-    assert [line.split()[0] for line in lines] == ["second", "third", "1"]
+    lines = dmesh("status").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["CLUSTER", "second", "third", "1"]
     assert lines[-1] == "1 cluster is over; --all lists them."
     found = dmesh("status", "--json").json
     assert ([one["name"] for one in found["clusters"]], found["hidden"]) == (["second", "third"], 1)

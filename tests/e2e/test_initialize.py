@@ -1,5 +1,6 @@
 """`initialize_accelerator_system`: what works, and what each mistake is answered with."""
 
+import os
 import signal
 import socket
 import time

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Shows a cluster: its members by state, what it waits for, and how far its groups have come with their
-collectives. Of a server with several clusters it lists them, unless --cluster names one. What is over (clusters
-whose members have all departed, and groups of such members) is shown with --all only."""
+collectives. Of a server with several clusters it lists them, unless --cluster names one. What is over
+(clusters whose members have all departed, and groups of such members) is shown with --all only."""
 _EPILOG = """\
 exit code: 0 if all is well; 3 if a member is lost, failed, blocked or stuck; 1 if the server cannot be asked;
 2 for a command line or an environment that cannot work."""

@@ -16,7 +16,6 @@ from dmesh.config.settings import JOB_NAME_PATTERN, Settings, split_address
 from dmesh.errors import ConfigurationError
 from dmesh.launch.ports import LOOPBACK
 
-
 _PYTHON = re.compile(r"python(?:3(?:\.\d+)?t?)?")
 
 
@@ -187,7 +186,7 @@ def _shared_environment(
 
 
 def _names_interpreter(options: LaunchOptions) -> bool:
-    """Return whether the command begins with a Python, as after `mpirun`, and not with a script of that name."""
+    """Return whether the command begins with a Python, as after `mpirun`."""
     name = options.command[0]
     return not options.module and bool(_PYTHON.fullmatch(Path(name).name)) and not _is_text(Path(name))
 
