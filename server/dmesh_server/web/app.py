@@ -134,10 +134,11 @@ def create_app(
         )
 
     @app.get("/login", response_class=HTMLResponse)
-    async def ask_for_token(request: Request, code: str = "") -> Response:
+    async def ask_for_token(request: Request) -> Response:
         """Ask a person for a token, unless the link has a one-time code."""
         if access is None:
             return RedirectResponse("/", 303)
+        code = request.query_params.get("code", "")
         if not code:
             return HTMLResponse(login_page())
         token = None if codes is None else codes.redeem(code)
