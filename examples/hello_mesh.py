@@ -4,18 +4,15 @@ import numpy as np
 
 import dmesh
 
-dmesh.initialize_accelerator_system("CPU")
-me, clients = dmesh.client_id(), dmesh.num_clients()
-print(f"client {me} of {clients} has", *dmesh.local_devices("CPU"))
+with dmesh.session("CPU") as me:  # joins the other clients, and leaves with them
+    print(f"client {me.rank} of {me.size} has", *dmesh.local_devices("CPU"))
 
-# All devices of all clients, as a grid: half of the clients in each row, if they can be halved.
-rows = 2 if clients % 2 == 0 else 1
-mesh = dmesh.create_distributed_mesh(
-    [("batch", rows), ("model", dmesh.num_global_devices("CPU") // rows)], device_type="CPU"
-)
+    # All devices of all clients, as a grid: half of the clients in each row, if they can be halved.
+    rows = 2 if me.size % 2 == 0 else 1
+    mesh = dmesh.create_distributed_mesh(
+        [("batch", rows), ("model", dmesh.num_global_devices("CPU") // rows)], device_type="CPU"
+    )
 
-everybody = dmesh.collectives.all_reduce(np.array([1.0, me]))
-row = dmesh.collectives.all_reduce(np.array([1.0, me]), group=mesh.group("model"))
-print(f"sum over the world {everybody}, over my row of the {mesh.shape()} mesh {row}")
-
-dmesh.shutdown_accelerator_system()
+    everybody = dmesh.collectives.all_reduce(np.array([1.0, me.rank]))
+    row = dmesh.collectives.all_reduce(np.array([1.0, me.rank]), group=mesh.group("model"))
+    print(f"sum over the world {everybody}, over my row of the {mesh.shape()} mesh {row}")

@@ -4,10 +4,9 @@
 import numpy as np
 import dmesh
 
-dmesh.initialize_accelerator_system()          # joins the clients named in DTENSOR_JOBS
-mesh = dmesh.create_distributed_mesh([("batch", dmesh.num_clients())])
-total = dmesh.collectives.all_reduce(np.ones(3))
-dmesh.shutdown_accelerator_system()
+with dmesh.session():  # joins the other clients, and leaves with them
+    mesh = dmesh.create_distributed_mesh([("batch", dmesh.size())])
+    total = dmesh.collectives.all_reduce(np.ones(3))
 ```
 
 The names are TensorFlow DTensor's where it has one. `dmesh.collectives` moves arrays between clients,
@@ -47,6 +46,10 @@ if TYPE_CHECKING:
         get_default_mesh,
     )
     from dmesh.mesh.synchronization import barrier
+    from dmesh.runtime.place import local_rank, local_size, rank, size
+    from dmesh.runtime.progress import progress
+    from dmesh.runtime.session import main, session
+    from dmesh.runtime.summary import summary
     from dmesh.runtime.system import initialize_accelerator_system, shutdown_accelerator_system
     from dmesh.tpu.mesh import create_tpu_mesh
 
@@ -74,6 +77,10 @@ _HOMES = {
         "Mesh", "MeshDimension", "create_distributed_mesh", "create_mesh", "default_mesh", "get_default_mesh",
     ),
     "mesh.synchronization": ("barrier",),
+    "runtime.place": ("local_rank", "local_size", "rank", "size"),
+    "runtime.progress": ("progress",),
+    "runtime.session": ("main", "session"),
+    "runtime.summary": ("summary",),
     "runtime.system": ("initialize_accelerator_system", "shutdown_accelerator_system"),
     "tpu.mesh": ("create_tpu_mesh",),
 }  # fmt: skip
@@ -111,7 +118,7 @@ def unload_ipython_extension(ipython: object) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)
 
 
 __all__ = [
@@ -143,6 +150,9 @@ __all__ = [
     "launch",
     "Layout",
     "local_devices",
+    "local_rank",
+    "local_size",
+    "main",
     "MATCH",
     "Mesh",
     "MeshDimension",
@@ -150,8 +160,13 @@ __all__ = [
     "num_global_devices",
     "num_local_devices",
     "preferred_device_type",
+    "progress",
+    "rank",
+    "session",
     "shutdown_accelerator_system",
     "shutdown_tpu_system",
+    "size",
+    "summary",
     "tpu",
     "train",
     "UNSHARDED",

@@ -9,13 +9,14 @@ logger = logging.getLogger("dmesh")
 logger.addHandler(logging.NullHandler())
 
 
-def announce(message: str) -> None:
+def announce(message: str, *, warning: bool = True) -> None:
     """Tells the user something that must not be missed, such as whom the program waits for.
 
-    Goes to the `dmesh` logger as a warning; where no logging is configured, to standard error, because a
-    program that seems to hang without a word is worse than a line too many.
+    Goes to the `dmesh` logger as a warning, or as information that was asked for; where no logging is
+    configured, to standard error, because a program that seems to hang without a word is worse than a line
+    too many.
     """
-    logger.warning("%s", message)
+    logger.log(logging.WARNING if warning else logging.INFO, "%s", message)
     current: logging.Logger | None = logger
     while current is not None:
         if any(not isinstance(handler, logging.NullHandler) for handler in current.handlers):

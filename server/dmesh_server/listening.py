@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dmesh.config.host import listener_on
 from dmesh.errors import AddressInUseError, ConfigurationError
 from dmesh_server.telemetry import logs
 
@@ -36,6 +37,12 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def reachable(self) -> Address:
+        """Return an address at which this machine reaches it: loopback for one that stands for all."""
+        if not ipaddress.ip_address(self.resolve()[0].partition("%")[0]).is_unspecified:
+            return self
+        return Address("::1" if ":" in self.host else "127.0.0.1", self.port)
 
     @classmethod
     def parse(cls, text: str, what: str) -> Address:
@@ -144,7 +151,15 @@ def _bind_one(ip: str, port: int) -> socket.socket:
 
 def _explain(address: Address, error: OSError) -> AddressInUseError | ConfigurationError:
     if error.errno == errno.EADDRINUSE:
-        return AddressInUseError(f"cannot listen on {address}: another process uses this port")
+        other = listener_on(address.port)
+        if other is not None and other.pid == os.getpid():
+            return AddressInUseError(
+                f"cannot listen on {address}: this process uses the port already; choose another one"
+            )
+        return AddressInUseError(
+            f"cannot listen on {address}: {other.describe() if other else 'another process'} uses this port. "
+            "End it, or choose another port; 0 takes any free one"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
         return ConfigurationError(f"cannot listen on {address}: it is not an address of this machine")
     reason = os.strerror(error.errno) if error.errno else str(error)

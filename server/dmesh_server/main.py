@@ -28,6 +28,7 @@ from dmesh_server.settings import ServerSettings, Setting
 from dmesh_server.store.base import Store, StoreError, StoreRefusedError
 from dmesh_server.store.memory import MemoryStore
 from dmesh_server.telemetry import logs, loop_lag
+from dmesh_server.web.logins import LoginCodes
 
 if TYPE_CHECKING:
     from dmesh_server.listening import Address
@@ -90,7 +91,7 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         _handle_signals(stop)
         traces = _traces(settings, undo)
         # Ports first: if one is taken, the store was not touched.
-        web = _web_server(settings)
+        web, codes = _web_server(settings), None
         if web is not None:
             undo.push_async_callback(web.stop)
         asks = not settings.insecure or names_token(settings.token_file, os.environ)
@@ -124,7 +125,10 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
             if refusing is not None:
                 refusing.refusals.on_line = audit_log.note_refusal
         if web is not None and settings.http is not None:
-            app = _web_app(settings, runtime, access, (web.refusals, rpc.refusals), address, web, audit_log)
+            codes = LoginCodes(runtime.now)
+            app = _web_app(
+                settings, runtime, access, (web.refusals, rpc.refusals), address, web, audit_log, codes
+            )
             await web.start(app, tls)
             undo.enter_context(loop_lag.watched(runtime.measures.lag))
         _warn_of_open_listeners(settings, access)
@@ -137,9 +141,24 @@ async def _serve(settings: ServerSettings, announce: Callable[[str], None]) -> N
         )
         scheme = "http" if tls is None else "https"
         announce(f"dmesh-server ready grpc={address}" + (f" http={scheme}://{web.address}" if web else ""))
+        if codes is not None and access is not None and web is not None and settings.log_format == "text":
+            _offer_login(access, codes, f"{scheme}://{web.address.reachable()}")
         await stop.wait()
         await runtime.shutdown()
     logs.info("server_stopped")
+
+
+def _offer_login(access: Access, codes: LoginCodes, url: str) -> None:
+    """Print a link that logs a browser in once: for a person, so not where logs are for programs."""
+    token = access.token_to_look()
+    if token is None:
+        return
+    link = f"{url}/login?code={codes.issue(token.value)}"
+    sys.stderr.write(
+        f"The dashboard: {link}\n"
+        f"  (logs one browser in, to look only; good once, for {codes.lifetime / 60:.0f} minutes)\n"
+    )
+    sys.stderr.flush()
 
 
 def _traces(settings: ServerSettings, undo: contextlib.AsyncExitStack) -> Traces | None:
@@ -184,6 +203,7 @@ def _web_app(
     listen: Address,
     web: WebServer,
     audit_log: AuditLog,
+    codes: LoginCodes,
 ) -> HttpGate:
     from dmesh_server.web.api.server import Facts
     from dmesh_server.web.app import create_app
@@ -208,6 +228,7 @@ def _web_app(
         allowed_hosts=settings.allowed_hosts,
         shedder=web.shedder,
         audit_log=audit_log,
+        codes=codes,
     )
 
 

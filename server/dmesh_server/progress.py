@@ -6,6 +6,7 @@ encoded, and decoded on request. Used on the server's event loop only.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _BARRIERS = 16
 _MESHES = 16
 _RANKS = 256
 _WAITED_FOR = 64
+_LOOPS = 4
 _NAME = 256
 _TEXT = 300
 
@@ -147,6 +149,25 @@ class BarrierWaitReport:
     """Number of this use of the name; -1 if the member does not know it."""
     since: float
     """Since when, by the server's monotonic clock."""
+
+
+class LoopReport(NamedTuple):
+    """A loop of a member's program, as the program tells of it."""
+
+    name: str
+    """Its name; may be empty."""
+    unit: str
+    """What steps are called, in the plural."""
+    done: int
+    """Steps that are done."""
+    total: int
+    """Steps in all; 0 if unknown."""
+    rate: float
+    """Steps per second of late; 0.0 if unknown."""
+    elapsed: float
+    """Seconds since it began, or that it took."""
+    over: bool
+    """True after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +323,22 @@ def _report(message: pb.ProgressReport, at: float, recent: bool) -> Report:
 def meshes_of(message: pb.ProgressReport) -> tuple[MeshReport, ...]:
     """Return the meshes of a report, without reading the rest of it."""
     return tuple(mesh for mesh in map(read_mesh, message.meshes[:_MESHES]) if mesh is not None)
+
+
+def loops_of(message: pb.ProgressReport) -> tuple[LoopReport, ...]:
+    """Return the loops of a report, without reading the rest of it."""
+    return tuple(
+        LoopReport(
+            loop.name[:_NAME],
+            loop.unit[:_NAME] or "steps",
+            max(loop.done, 0),
+            max(loop.total, 0),
+            loop.rate if 0.0 <= loop.rate < math.inf else 0.0,
+            _milliseconds(loop.elapsed_ms),
+            loop.over,
+        )
+        for loop in message.loops[:_LOOPS]
+    )
 
 
 def _brief(message: pb.GroupProgress) -> GroupBrief:

@@ -18,6 +18,8 @@ from dmesh.cli import VERBS, main
 from dmesh.cli.checks import Check, examine
 from dmesh.cli.progress import Bar
 from dmesh.config.settings import VARIABLES
+from dmesh.launcher import registry
+from dmesh.launcher.registry import Run
 
 TOKEN = "a-token-that-nobody-is-to-see"
 
@@ -53,11 +55,13 @@ def test_config_show_refuses_what_a_client_would_refuse(monkeypatch, capsys) -> 
     assert "DMESH_LEASE is 'soon'" in capsys.readouterr().err
 
 
-def test_doctor_finds_nothing_in_an_empty_environment(capsys) -> None:
+def test_doctor_finds_nothing_in_an_empty_environment(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("dmesh.cli.observing.DEFAULT_ADDRESS", "127.0.0.1:1")
     found = checks({})
     assert not [check for check in found.values() if check.verdict == "fail"]
     assert found["settings"].message == "local mode"
     assert found["server"].verdict == found["certificates"].verdict == "skip"
+    assert "none is named, and none answers at 127.0.0.1:1" in found["server"].message
     assert main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
 
@@ -122,6 +126,22 @@ def test_doctor_asks_the_server(server, join) -> None:
     found = checks({}, server.address)
     assert found["server's answer"].message == "it has 1 cluster, and accepts the token"
     assert found["versions in 'mine'"].verdict == "ok"
+
+
+def test_doctor_finds_the_server_that_other_verbs_find(server, join, monkeypatch) -> None:
+    join(0, 1, "mine")
+    monkeypatch.setattr("dmesh.cli.observing.DEFAULT_ADDRESS", server.address)
+    found = checks({})
+    assert found["server"].message == f"{server.address}, the default of `dmesh serve`, takes connections"
+    assert found["server's answer"].verdict == "ok"
+    run = Run(4711, server.address, "mine", "its-token")
+    monkeypatch.setattr(registry, "living", lambda: [run])
+    monkeypatch.setattr("dmesh.cli.observing.DEFAULT_ADDRESS", "127.0.0.1:1")
+    found = checks({})
+    assert found["server"].message == f"{server.address}, the `dmesh run` of pid 4711, takes connections"
+    assert found["server's answer"].verdict == "ok"
+    monkeypatch.setattr(registry, "living", lambda: [run, run])
+    assert "2 jobs of `dmesh run` go on" in checks({})["server"].message
 
 
 needs_shtab = pytest.mark.skipif(find_spec("shtab") is None, reason="no shtab")

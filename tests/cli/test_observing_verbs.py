@@ -10,11 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.cli.pictures import group, member, picture, said
 from tests.coordination.conftest import eventually
 
 from dmesh.cli import VERBS, build_parser, main
 from dmesh.cli.observing import named_coordinator
 from dmesh.cli.output import tell, tell_table
+from dmesh.coordination.members import MemberState, Task
 from dmesh.errors import ConfigurationError
 
 LATE = """
@@ -178,6 +180,48 @@ def test_a_cluster_is_found_by_itself_or_named(dmesh, join) -> None:
     first.leave()
     assert dmesh("barriers", "--json").json["cluster"] == "second", "the other one has ended"
     assert dmesh("status", "--json").json["cluster"] == "second"
+
+
+def test_status_hides_what_is_over(dmesh, join) -> None:
+    first, second = join(0, 1, "first"), join(0, 1, "second")
+    first.leave()
+    assert dmesh("status", "--json").json["cluster"] == "second"
+    both = dmesh("status", "--all")
+    assert [line.split()[:2] for line in both.out.splitlines()[1:]] == [["first", "over"], ["second", "1"]]
+    join(0, 1, "third")
+    lines = dmesh("status").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["CLUSTER", "second", "third", "1"]
+    assert lines[-1] == "1 cluster is over; --all lists them."
+    found = dmesh("status", "--json").json
+    assert ([one["name"] for one in found["clusters"]], found["hidden"]) == (["second", "third"], 1)
+    assert [one["over"] for one in dmesh("status", "--json", "--all").json["clusters"]] == [
+        True,
+        False,
+        False,
+    ]
+    over = dmesh("status", "--cluster", "first")
+    assert (over.code, "Cluster 'first'" in over.out, ": over. Members: 1 left." in over.out) == (
+        0,
+        True,
+        True,
+    )
+    second.leave()
+    assert dmesh("status", "--json").json["cluster"] == "third"
+
+
+def test_status_says_so_if_all_is_over(dmesh, join, server) -> None:
+    join(0, 1).leave()
+    answer = dmesh("status")
+    assert answer.out == f"No cluster is running at {server.address}. 1 cluster is over; --all lists them.\n"
+    assert answer.code == 0
+    assert dmesh("status", "--all", "--json").json["over"] is True
+
+
+def test_status_hides_groups_of_members_that_are_gone() -> None:
+    seen = picture(
+        [member(0), member(1, MemberState.LEFT)], [said(0, group(3, 3)), said(1, group(9, 9, name="old"))]
+    )
+    assert [task.index for task in seen.of({Task("worker", 0)}).reports] == [0]
 
 
 @pytest.mark.parametrize("verb", ["why", "status", "members", "barriers", "top"])

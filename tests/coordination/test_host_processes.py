@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -82,3 +83,47 @@ def test_this_process_has_a_place():
     assert host.pid_namespace().startswith("pid:[")
     assert len(host.boot_id()) == 36
     assert host.start_ticks(os.getpid()) > 0
+
+
+@pytest.mark.parametrize("family", ["127.0.0.1", "::1"])
+def test_who_listens_on_a_port_is_known(family: str, tmp_path) -> None:
+    script = tmp_path / "holder.py"
+    script.write_text(
+        "import socket, sys\n"
+        "version = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET\n"
+        "taken = socket.create_server((sys.argv[1], 0), family=version)\n"
+        "print(taken.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-u", str(script), family, "--secret=abc"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        found = host.listener_on(int(holder.stdout.readline()))
+        assert found == host.Listener(holder.pid, "holder.py"), "its arguments may be secrets"
+        assert found.describe() == f"holder.py (pid {holder.pid})"
+        holder.communicate("")
+
+
+def test_a_port_that_nobody_listens_on_has_no_listener() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert host.listener_on(bound.getsockname()[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["/usr/bin/python3.11", "/usr/bin/dmesh", "serve", "--token=x"], "dmesh serve"),
+        (["python", "-u", "-m", "http.server", "80"], "http.server"),
+        (["/usr/sbin/nginx", "-g", "daemon off;"], "nginx"),
+        (["python3"], "python3"),
+        (["evil\x1b[2J"], "evil?[2J"),
+        ([], ""),
+    ],
+)
+def test_a_program_is_named_without_its_arguments(words, program: str, tmp_path, monkeypatch) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+    monkeypatch.setattr(host, "_PROC", tmp_path)
+    assert host._program(7) == program
+    assert host._program(8) == ""

@@ -1,5 +1,6 @@
 """`initialize_accelerator_system`: what works, and what each mistake is answered with."""
 
+import os
 import signal
 import socket
 import time
@@ -219,7 +220,7 @@ def test_own_port_is_taken(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("DTENSOR_JOBS", f"127.0.0.1:{port},127.0.0.1:{free_ports(1)[0]}")
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*taken"):
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}.*taken by .*\(pid {os.getpid()}\)"):
             dmesh.initialize_accelerator_system()
         monkeypatch.setenv("DMESH_COORDINATOR", "127.0.0.1:1")
         with pytest.raises(dmesh.errors.AddressInUseError, match=r"same DTENSOR_CLIENT_ID"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from dmesh.cli import main
@@ -19,6 +22,10 @@ from dmesh.launcher import LaunchOptions, plan_launch
         (("-n", "four", "SCRIPT"), "-n must be a whole number, got 'four'"),
         (("SCRIPT",), "-n is required"),
         (("-n", "2"), "no script given"),
+        (("-np", "two", "SCRIPT"), "-n must be a whole number, got 'two'"),
+        (("-n", "2", "python"), "no script given; say for example: dmesh run -n 4 python script.py"),
+        (("-n", "2", "python", "nowhere.py"), "there is no script 'nowhere.py' (looked in "),
+        (("-n", "2", "/nowhere/python3.99", "SCRIPT"), "there is no interpreter '/nowhere/python3.99'"),
         (("-n", "2", "--cpu-devices", "0", "SCRIPT"), "--cpu-devices must be at least 1, got 0"),
         (("-n", "2", "--coordinator", "somewhere", "SCRIPT"), "--coordinator"),
         (("-n", "2", "--coordinator", "host:99999", "SCRIPT"), "--coordinator"),
@@ -37,6 +44,29 @@ def test_a_command_line_that_cannot_work_is_one_line_and_exit_code_2(
     assert len(err.splitlines()) == 1
     assert err.startswith("dmesh run: error: ")
     assert message in err
+
+
+def commands(*command: str, **options) -> list[str]:
+    plan = plan_launch(LaunchOptions(clients=1, command=command, **options), [10_001], {})
+    return list(plan.clients[0].command)
+
+
+def test_an_interpreter_before_the_script_is_not_taken_for_the_script(
+    script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = script("")
+    assert commands("python", path, "-v") == commands(path, "-v") == [sys.executable, path, "-v"]
+    assert commands("python3", "-m", "json.tool", "x") == [sys.executable, "-m", "json.tool", "x"]
+    assert commands("json.tool", "x", module=True) == [sys.executable, "-m", "json.tool", "x"]
+    other = tmp_path / "env" / "bin" / "python3"
+    other.parent.mkdir(parents=True)
+    other.symlink_to(sys.executable)
+    assert commands(str(other), "-u", path) == [str(other), "-u", path], (
+        "as it is: a link names an environment"
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("python").write_text("print('a script of this name')")
+    assert commands("python") == [sys.executable, "python"]
 
 
 def environment_of(script: str, environ: dict[str, str], **options) -> dict[str, str]:

@@ -33,6 +33,17 @@ def gone(numbers: list[int]) -> bool:
     return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("-np", "2", "python", "SCRIPT"), ("-n", "2", "python3", "-u", "SCRIPT"), ("-n2", "-m", "placed")],
+)
+def test_the_words_of_other_launchers_are_understood(start, script, words: tuple[str, ...]) -> None:
+    path = script("import sys, os; print(os.environ['RANK'], sys.argv[1:])", name="placed.py")
+    run = start(*[path if word == "SCRIPT" else word for word in words], "a", "-np", "3")
+    assert run.wait() == 0
+    assert sorted(run.out) == [f"[{rank}] {rank} ['a', '-np', '3']" for rank in (0, 1)]
+
+
 def test_every_client_gets_its_place_and_its_arguments(start, script) -> None:
     path = script("""
         import os, sys

@@ -57,7 +57,7 @@ def test_bind_any_free_port() -> None:
 def test_bind_refuses_a_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}.*another process"):
+        with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}.*this process uses the port already"):
             bind(Address("127.0.0.1", port))
 
 
@@ -119,3 +119,10 @@ def test_accepting_pauses_without_file_descriptors(run: Any, monkeypatch: pytest
             assert accepted.empty()
 
     run(scene())
+
+
+@pytest.mark.parametrize(
+    ("host", "reachable"), [("0.0.0.0", "127.0.0.1:7"), ("::", "[::1]:7"), ("127.0.0.1", "127.0.0.1:7")]
+)
+def test_an_address_that_stands_for_all_is_reached_at_loopback(host: str, reachable: str) -> None:
+    assert str(Address(host, 7).reachable()) == reachable

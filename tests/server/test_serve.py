@@ -166,6 +166,30 @@ async def test_data_dir_keeps_keys_and_members(
     assert (os.stat(directory).st_mode & 0o777) == 0o700
 
 
+def test_it_prints_a_link_that_logs_a_browser_in_once(serve: Callable[..., Serving]) -> None:
+    server = serve("--memory")
+    assert server.process.stderr is not None
+    link = next(line for line in server.process.stderr if "/login?code=" in line).split()[-1]
+    assert link.startswith(f"{server.http}/login?code=")
+    assert default_token() not in link
+    with httpx.Client(trust_env=False, timeout=PATIENCE) as browser:
+        assert browser.get(link).status_code == 200
+        assert browser.get(f"{server.http}/").status_code == 200
+        assert browser.get(f"{server.http}/api/v1/clusters").status_code == 200
+    assert httpx.get(link, trust_env=False, timeout=PATIENCE).status_code == 401
+    _, _, err = server.end()
+    assert "login_link_used" in err
+    assert link not in err
+    assert default_token() not in err
+
+
+@pytest.mark.parametrize("arguments", [("--log-format", "json"), ("--insecure",)])
+def test_no_link_stands_in_logs_for_programs_or_where_nobody_logs_in(
+    serve: Callable[..., Serving], arguments: tuple[str, ...]
+) -> None:
+    assert "/login" not in serve("--memory", *arguments).end()[2]
+
+
 def test_memory_forgets(serve: Callable[..., Serving]) -> None:
     server = serve("--memory")
     assert get(server, "/api/v1/clusters")["clusters"] == []
@@ -180,7 +204,8 @@ def test_port_in_use(flag: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     [error] = [line for line in done.stderr.splitlines() if line.startswith("dmesh")]
-    assert error == f"dmesh serve: error: cannot listen on {address}: another process uses this port"
+    assert error.startswith(f"dmesh serve: error: cannot listen on {address}: ")
+    assert f"(pid {os.getpid()}) uses this port. End it, or choose another port" in error
 
 
 def test_data_dir_in_use(serve: Callable[..., Serving], tmp_path: Path) -> None:

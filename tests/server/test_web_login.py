@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from http.cookies import SimpleCookie
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ from dmesh_server.listening import Address
 from dmesh_server.security.access import Access
 from dmesh_server.web import app
 from dmesh_server.web.app import create_app
-from dmesh_server.web.logins import Logins, cookie_name
+from dmesh_server.web.logins import LoginCodes, Logins, cookie_name
 from dmesh_server.web.server import WebServer
 
 TOKEN = tokens.generate()
@@ -30,10 +31,15 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def web(served, token_file: Path) -> AsyncIterator[tuple[WebServer, Access]]:
+def codes(served) -> LoginCodes:
+    return LoginCodes(served.runtime.now)
+
+
+@pytest.fixture
+async def web(served, token_file: Path, codes: LoginCodes) -> AsyncIterator[tuple[WebServer, Access]]:
     access = Access(tokens.find(None, str(token_file)))
     server = WebServer(Address("127.0.0.1", 0))
-    await server.start(create_app(served.runtime, "127.0.0.1", access))
+    await server.start(create_app(served.runtime, "127.0.0.1", access, codes=codes))
     yield server, access
     await server.stop()
 
@@ -62,6 +68,72 @@ async def test_a_visitor_is_led_to_the_form_and_in(browser: httpx.AsyncClient) -
     assert page.status_code == 200
     assert "No cluster yet" in page.text
     assert "Log out" in page.text
+
+
+async def test_a_line_of_the_token_file_may_be_pasted(browser: httpx.AsyncClient) -> None:
+    answer = await browser.post("/login", data={"token": f"  {TOKEN} role=viewer name=alice "})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert (await browser.get("/")).status_code == 200
+
+
+async def test_a_link_logs_in_once(browser: httpx.AsyncClient, codes: LoginCodes) -> None:
+    code = codes.issue(TOKEN)
+    answer = await browser.get("/login", params={"code": code})
+    assert (answer.status_code, 'content="0; url=/"' in answer.text) == (200, True)
+    assert code not in answer.text
+    [(_, morsel)] = SimpleCookie(answer.headers["set-cookie"]).items()
+    assert (morsel["httponly"], morsel["samesite"]) == (True, "strict")
+    assert not {TOKEN, code} & {morsel.value}
+    assert (await browser.get("/")).status_code == 200
+    assert (await browser.get("/metrics")).status_code == 401, "it is a login like any other"
+    browser.cookies.clear()
+    again = await browser.get("/login", params={"code": code})
+    assert (again.status_code, "used already, or is too old" in again.text) == (401, True)
+    assert not browser.cookies
+
+
+@pytest.mark.parametrize("code", ["x", "x" * 5000, "\ud800", "%00"])
+async def test_other_codes_log_nobody_in_and_leave_the_right_one_as_it_is(
+    browser: httpx.AsyncClient, codes: LoginCodes, code: str
+) -> None:
+    issued = codes.issue(TOKEN)
+    answer = await browser.get(f"/login?code={quote(code, errors='surrogatepass')}")
+    assert answer.status_code == 401
+    assert codes.redeem(issued) == TOKEN
+
+
+async def test_a_link_of_a_revoked_token_shows_nothing(
+    browser: httpx.AsyncClient, web: tuple[WebServer, Access], codes: LoginCodes, token_file: Path
+) -> None:
+    code = codes.issue(TOKEN)
+    write_tokens(token_file, tokens.generate())
+    web[1].refresh()
+    await browser.get("/login", params={"code": code})
+    assert (await browser.get("/")).status_code == 303
+
+
+def test_codes_end_by_time_by_use_and_by_another() -> None:
+    clock = ManualClock()
+    codes = LoginCodes(clock, lifetime=10)
+    assert codes.redeem("") is None
+    first, second = codes.issue("a"), codes.issue("b")
+    assert (codes.redeem(first), codes.redeem(second), codes.redeem(second)) == (None, "b", None)
+    third = codes.issue("c")
+    clock.advance(10)
+    assert codes.redeem(third) is None
+
+
+def test_the_link_stands_for_the_token_that_may_do_the_least(tmp_path: Path) -> None:
+    admin, bound, viewer, old = (tokens.generate() for _ in range(4))
+    path = write_tokens(
+        tmp_path / "many", f"{admin} role=admin", f"{bound} role=viewer cluster=c", f"{viewer} role=viewer",
+        f"{old} role=viewer expires=2001-01-01",
+    )  # fmt: skip
+    access = Access(tokens.find(None, str(path)))
+    assert access.token_to_look().value == viewer  # type: ignore[union-attr]
+    write_tokens(path, f"{bound} role=viewer cluster=c", f"{old} role=admin expires=2001-01-01")
+    access.refresh()
+    assert access.token_to_look().value == bound  # type: ignore[union-attr]
 
 
 async def test_the_cookie_is_not_the_token_and_scripts_cannot_read_it(

@@ -14,7 +14,8 @@ from typing import Literal
 
 from dmesh import native
 from dmesh._version import __version__
-from dmesh.cli.observing import Observer, named_coordinator
+from dmesh.cli.observing import Observer, find_target, named_coordinator
+from dmesh.config.host import listener_on
 from dmesh.config.settings import Settings, split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.coordination.members import ClusterState
@@ -179,10 +180,13 @@ def _own_port(settings: Settings) -> Check:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
+        other = listener_on(port)
         return Check(
             "own port",
             "fail",
-            f"{host}:{port} cannot be listened on: {error.strerror}. If this client runs already, that is "
+            f"{host}:{port} cannot be listened on: {error.strerror}"
+            + (f", by {other.describe()}" if other else "")
+            + ". If this client runs already, that is "
             "why; else free the port, correct DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST",
         )
     return Check("own port", "ok", f"{host}:{port} can be listened on")
@@ -279,10 +283,8 @@ def _synchronized() -> bool:
 
 def _server(environ: Mapping[str, str], given: str | None) -> Iterator[Check]:
     try:
-        address = named_coordinator(given, environ)
-        if address is None:
-            yield Check("server", "skip", "no address: DMESH_COORDINATOR and DTENSOR_JOBS are not set")
-            return
+        target, named = find_target(given, environ), named_coordinator(given, environ)
+        address = target.address
         host, port = split_address(address, "the server's address")
     except ConfigurationError as error:
         yield Check("server", "fail", str(error))
@@ -291,14 +293,20 @@ def _server(environ: Mapping[str, str], given: str | None) -> Iterator[Check]:
         socket.create_connection((host, port), timeout=_CONNECT).close()
     except OSError as error:
         why = error.strerror or str(error) or type(error).__name__
+        if named is None:
+            yield Check(
+                "server", "skip", f"none is named, and none answers at {address}, {target.origin}: {why}"
+            )
+            return
         hosted = not (given or environ.get("DMESH_COORDINATOR", "").strip())
         advice = "client 0 hosts it, once it runs" if hosted else "start it with `dmesh serve`"
         verdict: Verdict = "warn" if hosted else "fail"
         yield Check("server", verdict, f"{address} cannot be connected to: {why}; {advice}")
         return
-    yield Check("server", "ok", f"{address} takes connections")
+    origin = "" if named is not None else f", {target.origin},"
+    yield Check("server", "ok", f"{address}{origin} takes connections")
     try:
-        with Observer(address) as observer:
+        with Observer(address, token=target.token, tls=target.tls) as observer:
             clusters = observer.clusters()
             yield Check("server's answer", "ok", f"it has {_clusters(len(clusters))}, and accepts the token")
             for cluster in clusters[:16]:

@@ -6,10 +6,10 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -47,6 +47,10 @@ class Picture:
     """Its members, vacant tasks and barriers under way."""
     reports: Mapping[Task, progress_pb2.MemberProgress]
     """Latest progress reports of its members; those of earlier members of a task are left out."""
+
+    def of(self, tasks: Container[Task]) -> Picture:
+        """Returns the same with the reports of some tasks alone."""
+        return replace(self, reports={task: said for task, said in self.reports.items() if task in tasks})
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +106,25 @@ def only_run() -> Run | None:
     return runs[0] if runs else None
 
 
+def find_target(given: str | None, environ: Mapping[str, str]) -> Target:
+    """Returns the server that is meant: a named one, that of the only `dmesh run`, or the default address.
+
+    Args:
+        given: What the command line says.
+        environ: The environment.
+
+    Raises:
+        ConfigurationError: The name is no address, or there are several runs.
+    """
+    address = named_coordinator(given, environ)
+    if address is not None:
+        return Target(address)
+    run = only_run()
+    if run is None:
+        return Target(DEFAULT_ADDRESS, origin="the default of `dmesh serve`")
+    return Target(run.address, run.cluster, run.token, run.tls, f"the `dmesh run` of pid {run.pid}")
+
+
 def credentials_of(
     environ: Mapping[str, str], token: str = "", tls: Mapping[str, str] | None = None
 ) -> Credentials:
@@ -122,6 +145,21 @@ def credentials_of(
     names = ("CA", "CERT", "KEY", "SERVER_NAME")
     files = ClientTls.of(*(environ.get(f"DMESH_TLS_{name}", "").strip() or None for name in names))
     return Credentials(TokenSource("dmesh run", value=token), files)
+
+
+class Target(NamedTuple):
+    """Coordination server that a command line is about."""
+
+    address: str
+    """HOST:PORT of it."""
+    cluster: str | None = None
+    """Name of the cluster, if it follows from where the server is."""
+    token: str = ""
+    """Token to show, if the environment names none; empty for none."""
+    tls: Mapping[str, str] = MappingProxyType({})
+    """`DMESH_TLS_*` variables to use, where the environment has none."""
+    origin: str = "the command line or the environment"
+    """Who says so."""
 
 
 class Observer:
@@ -156,13 +194,8 @@ class Observer:
     def of(cls, args: argparse.Namespace) -> Observer:
         """Makes the one that the flags of `add_target` and the environment ask for."""
         cluster = args.cluster or os.environ.get("DMESH_CLUSTER", "").strip() or None
-        address = named_coordinator(args.coordinator, os.environ)
-        if address is not None:
-            return cls(address, cluster)
-        run = only_run()
-        if run is None:
-            return cls(DEFAULT_ADDRESS, cluster)
-        return cls(run.address, cluster or run.cluster, run.token, run.tls)
+        target = find_target(args.coordinator, os.environ)
+        return cls(target.address, cluster or target.cluster, target.token, target.tls)
 
     def __enter__(self) -> Observer:
         return self
@@ -200,9 +233,9 @@ class Observer:
         return common_pb2.Caller(cluster=self.cluster)
 
     @property
-    def certain(self) -> bool:
-        """True if no name is needed to know which cluster is meant."""
-        return self._cluster is not None or len(_living(self.clusters())) == 1
+    def named(self) -> bool:
+        """True if the command line, the environment or a `dmesh run` says which cluster is meant."""
+        return self._cluster is not None
 
     def clusters(self) -> list[progress_pb2.ClusterSummary]:
         """Asks which clusters there are, sorted by name."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _USAGE = """\
 dmesh run -n N [options] script.py [args ...]
        dmesh run -n N [options] -m module [args ...]
-       dmesh run --hosts A:N,B:N | --hostfile FILE | --slurm [options] script.py [args ...]"""
+       dmesh run --hosts A:N,B:N | --hostfile FILE | --slurm [options] script.py [args ...]
+       dmesh run -n N [options] python script.py [args ...]"""
 _DESCRIPTION = """\
 Starts N clients of a Python program on this machine, with DTENSOR_JOBS and DTENSOR_CLIENT_ID set so that
 dmesh.initialize_accelerator_system() finds the others. Each line of their output is labeled with [rank];
@@ -52,7 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--clients", metavar="N", help="number of clients (required on one machine)")
+    add("-n", "-np", "--clients", metavar="N", help="number of clients (required on one machine)")
     add("-m", "--module", action="store_true", help="run a module, as `python -m` does")
     add(
         "--cpu-devices",

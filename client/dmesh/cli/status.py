@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dmesh.cli.observing import Observer, Picture
+    from dmesh.v1.progress_pb2 import ClusterSummary
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
 Shows a cluster: its members by state, what it waits for, and how far its groups have come with their
-collectives. Of a server with several clusters it lists them, unless --cluster names one."""
+collectives. Of a server with several clusters it lists them, unless --cluster names one. What is over
+(clusters whose members have all departed, and groups of such members) is shown with --all only."""
 _EPILOG = """\
 exit code: 0 if all is well; 3 if a member is lost, failed, blocked or stuck; 1 if the server cannot be asked;
 2 for a command line or an environment that cannot work."""
@@ -28,6 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = add_verb(subparsers, "status", _DESCRIPTION, _EPILOG, execute)
     add_target(parser)
+    parser.add_argument("--all", action="store_true", help="show what is over, too")
     parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C")
     parser.add_argument(
         "--interval",
@@ -50,45 +54,72 @@ def execute(args: argparse.Namespace) -> int:
     from dmesh.cli.output import repeat
 
     with Observer.of(args) as observer:
-        several = not observer.certain
+        is_one = observer.named or len(_listed(observer.clusters(), args)) == 1
         return repeat(
-            partial(_show_clusters if several else _show, observer, args),
+            partial(_show if is_one else _show_clusters, observer, args),
             args.interval,
             times=None if args.watch else 1,
         )
 
 
+def _listed(clusters: Sequence[ClusterSummary], args: argparse.Namespace) -> list[ClusterSummary]:
+    """Returns the clusters that are to be listed: those that are not over, or all."""
+    return [cluster for cluster in clusters if args.all or not _is_over(cluster)]
+
+
+def _is_over(cluster: ClusterSummary) -> bool:
+    return cluster.present == 0 and cluster.epoch > 0  # a declared one waits for its first member
+
+
 def _show_clusters(observer: Observer, args: argparse.Namespace) -> int:
     from dmesh.cli.output import tell, tell_json, tell_json_line, tell_table
 
-    clusters = observer.clusters()
+    known = observer.clusters()
+    clusters = _listed(known, args)
+    hidden = len(known) - len(clusters)
     if args.json:
         found = [
-            {"name": cluster.name, "members": cluster.present, "tasks": cluster.tasks, "epoch": cluster.epoch}
+            {
+                "name": cluster.name,
+                "members": cluster.present,
+                "tasks": cluster.tasks,
+                "epoch": cluster.epoch,
+                "over": _is_over(cluster),
+            }
             for cluster in clusters
         ]
-        (tell_json_line if args.watch else tell_json)({"server": observer.address, "clusters": found})
+        answer = {"server": observer.address, "clusters": found, "hidden": hidden}
+        (tell_json_line if args.watch else tell_json)(answer)
         return 0
-    if not clusters:
+    over = f"{hidden} cluster{' is' if hidden == 1 else 's are'} over; --all lists them." if hidden else ""
+    if not known:
         tell(f"The coordination server at {observer.address} has no cluster: no client has registered yet.")
-        return 0
-    tell_table(
-        ("CLUSTER", "MEMBERS", "EPOCH"),
-        [(c.name, f"{c.present} of {c.tasks}", c.epoch) for c in clusters],
-        [c.present < c.tasks for c in clusters],
-    )
+    elif not clusters:
+        tell(f"No cluster is running at {observer.address}. {over}")
+    else:
+        tell_table(
+            ("CLUSTER", "MEMBERS", "EPOCH"),
+            [(c.name, "over" if _is_over(c) else f"{c.present} of {c.tasks}", c.epoch) for c in clusters],
+            [c.present < c.tasks and not _is_over(c) for c in clusters],
+        )
+        if over:
+            tell(over)
     return 0
 
 
 def _show(observer: Observer, args: argparse.Namespace) -> int:
     from dmesh.cli.groups import group_views
+    from dmesh.cli.loops import loop_views
     from dmesh.cli.output import BAD_NEWS, tell, tell_json, tell_json_line, tell_table
     from dmesh.coordination.explanation import describe, explain
 
     picture = observer.look()
     counts, healthy = _health(picture)
     explanation = explain(picture)
-    views = group_views(picture)
+    present = {(member.job, member.index) for member in picture.state.members if not member.state.departed}
+    shown = picture.of({task for task in picture.reports if args.all or (task.job, task.index) in present})
+    views, loops = group_views(shown), loop_views(picture)
+    is_over = bool(picture.state.members) and not present
     held_up = {wait.group for wait in explanation.waits if wait.kind == "collective"}
     if args.json:
         (tell_json_line if args.watch else tell_json)(
@@ -96,22 +127,27 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
                 "cluster": picture.cluster,
                 "server": picture.address,
                 "healthy": healthy,
+                "over": is_over,
                 "epoch": picture.state.epoch,
                 "members": counts,
                 "barriers": len(picture.state.barriers),
                 "waits": describe(explanation, picture) if explanation.waits else None,
+                "loops": [dataclasses.asdict(loop) for loop in loops],
                 "groups": [dataclasses.asdict(view) for view in views],
             }
         )
         return 0 if healthy else BAD_NEWS
     there = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    how = "NOT WELL" if not healthy else "waiting" if explanation.waits else "well"
+    how = "waiting" if explanation.waits else "well"
+    how = "NOT WELL" if not healthy else "over" if is_over else how
     tell(
         f"Cluster {picture.cluster!r} at {picture.address}: {how}. "
         f"Members: {there}. Epoch {picture.state.epoch}. {_barriers(picture)}"
     )
     if explanation.waits:
         tell(describe(explanation, picture))
+    for loop in loops:
+        tell(loop.describe())
     if views:
         tell("")
         tell_table(

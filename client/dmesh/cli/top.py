@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dmesh.cli.observing import Observer, Picture
+    from dmesh.v1.progress_pb2 import LoopProgress
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
 Shows, every second, what each rank of a cluster is doing: the call that it is in or has made last, how many
-calls it makes in a second, and how much of the time of its recent calls it spent waiting for others. Who
+calls it makes in a second, and how much of the time of its recent calls it spent waiting for others. Of
+programs that tell of a loop (dmesh.progress), also the step, steps per second and the time left. Who
 waits least, while others wait much, is the one that they wait for: it comes first. In a pipe: one look."""
 _EPILOG = """\
 exit code: 0; 1 if the server cannot be asked; 2 for a command line or an environment that cannot work."""
@@ -72,11 +74,14 @@ class _View:
         if not shown:
             tell(f"No member of cluster {picture.cluster!r} has told of its progress yet.")
             return 0
+        has_loops = any(row["loops"] for row in shown)
         tell_table(
-            ("RANK", "GROUP", "CALL#", "STATE", "CALLS/S", "WAITS", "CALL", "WHERE"),
+            ("RANK", *(("STEP", "STEPS/S", "LEFT") if has_loops else ()),
+             "GROUP", "CALL#", "STATE", "CALLS/S", "WAITS", "CALL", "WHERE"),
             [
                 (
                     row["rank"],
+                    *(_steps(row["loops"]) if has_loops else ()),
                     row["group"],
                     row["sequence"],
                     row["state"],
@@ -88,7 +93,7 @@ class _View:
                 for row in shown
             ],
             [bool(row["behind"]) for row in shown],
-        )
+        )  # fmt: skip
         if len(rows) > len(shown):
             tell(f"... and {len(rows) - len(shown)} more ranks; --rows shows them.")
         return 0
@@ -117,7 +122,34 @@ class _View:
             "call": "" if top is None else top.last.call,
             "where": short(report.where),
             "behind": said["behind"],
+            "loops": [_loop(loop, said["age"]) for loop in report.loops],
         }
+
+
+def _loop(loop: LoopProgress, age: float) -> dict[str, Any]:
+    from dmesh.cli.loops import time_left
+
+    return {
+        "name": loop.name,
+        "unit": loop.unit,
+        "done": loop.done,
+        "total": loop.total or None,
+        "rate": loop.rate,
+        "left": time_left(loop, age),
+        "over": loop.over,
+    }
+
+
+def _steps(loops: list[dict[str, Any]]) -> tuple[str, str, str]:
+    """Return step, speed and time left of a rank's innermost loop."""
+    from dmesh.coordination.explanation.text import seconds_text
+
+    if not loops:
+        return "-", "-", "-"
+    loop = loops[-1]
+    step = f"{loop['done']}/{loop['total']}" if loop["total"] else f"{loop['done']}"
+    left = "over" if loop["over"] else "-" if loop["left"] is None else seconds_text(loop["left"])
+    return step, f"{loop['rate']:.1f}" if loop["rate"] else "-", left
 
 
 def _by_rank(picture: Picture) -> dict[int, dict[str, Any]]:

@@ -46,6 +46,11 @@ from dmesh.collectives.shared_results import (
     plan_shared_all_reduce,
 )
 
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "backends"])
+
+
 __all__ = [
     "agree",
     "all_gather",

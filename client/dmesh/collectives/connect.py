@@ -186,6 +186,7 @@ def connect(
     def steps() -> Waits[None]:
         exchange = Exchange(channel, members.ranks, members.rank, made.freeze)
         connection = yield from _choose(members, made.number, exchange)
+        logger.info("%s %s", members.label, connection.reason)
         messages.tuning = connection.tuning
         made.settle(connection)
 
@@ -201,14 +202,19 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
     is_large = len(ranks) > MOST_MEMBERS
     if shared_memory is None and mpi is None and (is_large or not factories):
         # Clients without a registry of shared memory are threads of one process: all of them see the same.
-        return Connection(tuning=services.tuning)
+        return Connection(
+            tuning=services.tuning, reason="exchanges messages: its ranks are threads of one process"
+        )
     launch = bytes(mpi_world.TOKEN_BYTES) if mpi is None else mpi.token
     if is_large:
         # Not all members need a connection with all others: these messages go through a tree.
         outside = yield from exchange.find_odd(launch)
         connection = yield from _use_mpi(members, generation, exchange, outside)
         if connection is None:
-            connection = Connection(tuning=_unpack((yield from exchange.spread(_pack(services.tuning)))))
+            connection = Connection(
+                tuning=_unpack((yield from exchange.spread(_pack(services.tuning)))),
+                reason=f"exchanges messages: it has more than {MOST_MEMBERS} members",
+            )
         return connection
 
     mine = _Card(
@@ -227,7 +233,7 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
     if other is None and factories:
         place = registered.Membership(members.group, generation, ranks, rank)
         made = [registered.CollectivesOnly(factory(place)) for factory in factories.values()]
-        return Connection(tuple(made))
+        return Connection(tuple(made), reason=f"uses registered backends: {', '.join(factories)}")
     if other is not None:
         logger.warning(
             "%s uses no registered backend: rank %d and rank %d have registered different ones; here: %s",
@@ -244,7 +250,9 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
         oversubscribed = services.neighbours > shared_memory.cores
         memory = yield from share_memory(exchange, shared_memory, oversubscribed)
         if not isinstance(memory, str):
-            return _settled(memory.agreement, SharedMemoryBackend(ranks, rank), endpoints=memory)
+            reason = "shares memory: all its ranks are on one host"
+            backend = SharedMemoryBackend(ranks, rank)
+            return _settled(memory.agreement, backend, endpoints=memory, reason=reason)
         refusal = memory
 
     outside = next((at for at, card in enumerate(cards.values()) if card.launch != first.launch), -1)
@@ -265,11 +273,9 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
         if not isinstance(found, str):
             return found
         unable = found
-    logger.info(
-        "%s exchanges messages%s. It shares no memory: %s. It has no dedicated connections: %s",
-        members.label, tuned, refusal, unable,
-    )  # fmt: skip
-    return Connection(tuning=tuning)
+    reason = f"exchanges messages{tuned}. It shares no memory: {refusal}. "
+    reason += f"It has no dedicated connections: {unable}"
+    return Connection(tuning=tuning, reason=reason)
 
 
 def _use_mpi(members: Members, generation: int, exchange: Exchange, outside: int) -> Waits[Connection | None]:
@@ -287,8 +293,8 @@ def _use_mpi(members: Members, generation: int, exchange: Exchange, outside: int
         else:
             agreement = yield from exchange.agree(not refusal)
         if agreement.level:
-            logger.info("%s uses MPI", members.label)
-            return _settled(agreement, MpiBackend(world, comm, ranks, members.rank))
+            reason = "uses MPI: all its ranks are of one MPI launch"
+            return _settled(agreement, MpiBackend(world, comm, ranks, members.rank), reason=reason)
         refusal = refusal or f"rank {agreement.against} could not make a communicator"
     logger.info("%s does not use MPI: %s", members.label, refusal)
     return None
@@ -300,7 +306,7 @@ def _use_tcp(
     """Return the backends of a group whose members can have dedicated connections, or why it has none.
 
     Each member gets connections with all others, unless they are too many. `tuned` and `refusal` are for the
-    log.
+    reason that people are told.
     """
     services, ranks = members.services, members.ranks
     places = [[at for at, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)]
@@ -323,26 +329,31 @@ def _use_tcp(
     if found is None:
         if isinstance(hierarchy, str):
             return f"it has more than {dedicated.MOST_MEMBERS} members, and is not hierarchical: {hierarchy}"
-        logger.info(
-            "%s has dedicated connections%s between leaders of hosts, and %s, for large arrays; others go by "
-            "messages, for it has more than %d members",
-            members.label, tuned, shared, dedicated.MOST_MEMBERS,
-        )  # fmt: skip
-        return Connection((hierarchy,), tuning, inner=hierarchy.endpoints)
+        reason = (
+            f"has dedicated connections{tuned} between leaders of hosts, and {shared}, for large arrays; "
+            f"others go by messages, for it has more than {dedicated.MOST_MEMBERS} members"
+        )
+        return Connection((hierarchy,), tuning, inner=hierarchy.endpoints, reason=reason)
     assert services.shared_memory is not None
     assert services.shared_memory.core is not None
     endpoints = TcpEndpoints(services.shared_memory.core, members.rank, found)
     backend = TcpBackend(ranks, members.rank, endpoints)
     if isinstance(hierarchy, str):
-        logger.info(
-            "%s has dedicated connections%s. It shares no memory: %s. It is not hierarchical: %s",
-            members.label, tuned, refusal, hierarchy,
-        )  # fmt: skip
-        return _settled(found.agreement, backend, tuning=tuning, endpoints=endpoints)
+        reason = (
+            f"has dedicated connections{tuned}. It shares no memory: {refusal}. It is not hierarchical: "
+            f"{hierarchy}"
+        )
+        return _settled(found.agreement, backend, tuning=tuning, endpoints=endpoints, reason=reason)
     endpoints.collectives.max_flat = hierarchy.minimum
-    logger.info("%s has dedicated connections%s between hosts, and %s", members.label, tuned, shared)
+    reason = f"has dedicated connections{tuned} between hosts, and {shared}"
     return _settled(
-        found.agreement, hierarchy, backend, tuning=tuning, endpoints=endpoints, inner=hierarchy.endpoints
+        found.agreement,
+        hierarchy,
+        backend,
+        tuning=tuning,
+        endpoints=endpoints,
+        inner=hierarchy.endpoints,
+        reason=reason,
     )
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from dmesh.collectives.backends.base import Backend, Matcher, Operation, Search
+from dmesh.collectives.backends.base import Backend, EndpointOpener, Matcher, Operation, Search
 from dmesh.collectives.control_messages import Position
 from dmesh.collectives.failing import Failing, close_all
 from dmesh.collectives.failure import Failure
@@ -182,16 +182,6 @@ class Stream:
             self._listener()
 
 
-class EndpointOpener(Protocol):
-    """Opens a rank's native endpoints of a group."""
-
-    def open_collectives(self) -> Endpoint:
-        """Open the endpoint for collectives."""
-
-    def open_transfers(self, sender: int, receiver: int) -> Endpoint:
-        """Open the endpoint for transfers from one position to another, of which this rank is one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Connection:
     """Outcome of the capability exchange in a group's first call."""
@@ -205,6 +195,8 @@ class Connection:
     sends_from: tuple[int, ...] = ()
     """For each member, the number of the first transfer to it that goes through an endpoint."""
     receives_from: tuple[int, ...] = ()
+    reason: str = ""
+    """What the group uses and why, for people: "exchanges messages. It shares no memory: ..."."""
 
 
 class Generation(Failing):
@@ -223,7 +215,8 @@ class Generation(Failing):
         self.endpoint: Endpoint | None = None
         self.outgoing: list[Endpoint | None] = [None] * len(members.ranks)
         self.incoming: list[Endpoint | None] = [None] * len(members.ranks)
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
+        """Outcome of the capability exchange; None before the group's first call."""
         self._numbers: dict[Key, int] = {}
         self._frozen = False
         members.services.events.attach(self.streams[None], members.name, None)
@@ -232,7 +225,7 @@ class Generation(Failing):
     def endpoints(self) -> list[Endpoint]:
         """All native endpoints of the group on this client."""
         found = [s.endpoint for s in tuple(self.streams.values()) if s.endpoint is not None]
-        return found if self._connection is None else [*found, *self._connection.inner]
+        return found if self.connection is None else [*found, *self.connection.inner]
 
     def all_calls(self) -> Iterable[Stream]:
         """Return the streams; with the lock held."""
@@ -257,8 +250,8 @@ class Generation(Failing):
         members.services.events.attach(stream, members.name, pair[0] == members.rank)
         if not numbered:
             stream.settle(0, None)
-        elif self._connection is not None:
-            self._settle(stream, self._connection)
+        elif self.connection is not None:
+            self._settle(stream, self.connection)
         elif self._frozen:
             stream.freeze()
         return stream
@@ -292,7 +285,7 @@ class Generation(Failing):
     def settle(self, connection: Connection) -> None:
         """Use what the group's first call has found out."""
         with self.lock:
-            self._connection, self._frozen, self.tuning = connection, False, connection.tuning
+            self.connection, self._frozen, self.tuning = connection, False, connection.tuning
             self.backends[:0] = connection.backends
             for stream in self.streams.values():
                 if stream.numbered:

@@ -1,13 +1,80 @@
-"""Processes of this host: identity and existence. Linux only; elsewhere nothing is known."""
+"""Processes of this host: identity, existence, listening ports. Linux only; elsewhere nothing is known."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
 _STATE, _THREADS, _START_TIME = 0, 17, 19
 """Fields of /proc/PID/stat, counted after the program's name."""
+
+
+_LISTENS = "0A"
+"""State of a listening socket in /proc/net/tcp."""
+_MOST_ARGUMENTS, _LONGEST_PROGRAM = 64, 80
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Process that listens on a TCP port."""
+
+    pid: int
+    """Its id."""
+    program: str
+    """What it runs; empty if that cannot be seen."""
+
+    def describe(self) -> str:
+        """Return it in words: `dmesh serve (pid 4711)`."""
+        return f"{self.program or 'a process'} (pid {self.pid})"
+
+
+def listener_on(port: int) -> Listener | None:
+    """Returns the process that listens on a TCP port of this host; None if that cannot be seen.
+
+    The kernel shows the sockets of other users' processes to root alone.
+    """
+    inodes = set(_listening_inodes(port))
+    for entry in _PROC.glob("[0-9]*") if inodes else ():
+        pid = int(entry.name)
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to see
+            for descriptor in (entry / "fd").iterdir():
+                if os.readlink(descriptor) in inodes:
+                    return Listener(pid, _program(pid))
+    return None
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    """Yields the sockets that listen on a port, as `/proc/PID/fd` names them."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / table).read_text(encoding="ascii").splitlines()[1:]
+        except (OSError, ValueError):
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTENS and fields[1].endswith(f":{port:04X}"):
+                yield f"socket:[{fields[9]}]"
+
+
+def _program(pid: int) -> str:
+    """Returns what a process runs, without its arguments, which may be secrets: `train.py`, `dmesh serve`."""
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:_MOST_ARGUMENTS]
+    except OSError:
+        return ""
+    words = [word.decode("utf-8", "replace") for word in raw if word]
+    if words and os.path.basename(words[0]).startswith("python"):
+        rest = [word for word in words[1:] if word == "-m" or not word.startswith("-")]
+        words = (rest[1:] if rest[:1] == ["-m"] else rest) or words
+    if not words:
+        return ""
+    name = os.path.basename(words[0])
+    text = f"dmesh {words[1]}" if name == "dmesh" and len(words) > 1 else name
+    return "".join(char if char.isprintable() else "?" for char in text[:_LONGEST_PROGRAM])
 
 
 def boot_id() -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import re
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +16,8 @@ from dmesh.config.settings import JOB_NAME_PATTERN, Settings, split_address
 from dmesh.errors import ConfigurationError
 from dmesh.launcher.ports import LOOPBACK
 
+_PYTHON = re.compile(r"python(?:3(?:\.\d+)?t?)?")
+
 
 @dataclass(frozen=True)
 class LaunchOptions:
@@ -22,7 +26,7 @@ class LaunchOptions:
     clients: int
     """Number of clients to start; at least 1."""
     command: tuple[str, ...]
-    """The script or module, then its own arguments."""
+    """The script or module, then its own arguments; before them, if the user says which, the interpreter."""
     module: bool = False
     """`command[0]` is a module, as after `python -m`."""
     cpu_devices: int | None = None
@@ -133,7 +137,9 @@ def check_command(options: LaunchOptions) -> None:
         ConfigurationError: With one line that says what is wrong.
     """
     target = options.command[0]
-    if options.module:
+    if _names_interpreter(options):
+        _check_interpreter(options.command)
+    elif options.module:
         if not _module_exists(target):
             raise ConfigurationError(f"there is no module {target!r} here or among this Python's packages")
     elif not Path(target).exists():
@@ -156,7 +162,10 @@ def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mappi
     check_options(options, environment)
     if len(ports) != options.clients:
         raise ConfigurationError(f"{options.clients} clients need as many ports, got {len(ports)}")
-    command = (sys.executable, *(("-m",) if options.module else ()), *options.command)
+    if _names_interpreter(options):
+        command = (_interpreter(options.command[0]), *options.command[1:])
+    else:
+        command = (sys.executable, *(("-m",) if options.module else ()), *options.command)
     jobs = [f"{LOOPBACK}:{port}" for port in ports]
     places = [Place(rank, options.clients) for rank in range(options.clients)]
     # Each client's linear algebra would start a thread for every core, N times as many as there are.
@@ -236,6 +245,40 @@ def _shared_environment(
         if not result.get(name):
             result[name] = value
     return result
+
+
+def _names_interpreter(options: LaunchOptions) -> bool:
+    """Return whether the command begins with a Python, as after `mpirun`."""
+    name = options.command[0]
+    return not options.module and bool(_PYTHON.fullmatch(Path(name).name)) and not _is_text(Path(name))
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a file without execute permission lies there: a script."""
+    return path.is_file() and not os.access(path, os.X_OK)
+
+
+def _interpreter(name: str) -> str:
+    """Return the path of a Python that the user names: `python` is the one that runs `dmesh run`."""
+    if name in ("python", "python3"):
+        return sys.executable
+    found = shutil.which(name)
+    return "" if found is None else str(Path(found).absolute())  # not resolved: a link says which environment
+
+
+def _check_interpreter(command: Sequence[str]) -> None:
+    """Refuse a Python that is not there, and a script of it that is not.
+
+    Raises:
+        ConfigurationError: With one line that says what is wrong and what to do.
+    """
+    name, *rest = command
+    if not _interpreter(name):
+        raise ConfigurationError(f"there is no interpreter {name!r} here or on the PATH")
+    if not rest:
+        raise ConfigurationError(f"no script given; say for example: dmesh run -n 4 {name} script.py")
+    if not rest[0].startswith("-") and not Path(rest[0]).exists():
+        raise ConfigurationError(f"there is no script {rest[0]!r} (looked in {Path.cwd()})")
 
 
 def _module_exists(name: str) -> bool:

@@ -15,6 +15,7 @@ from dmesh.collectives.backends import mpi_world
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.config.addresses import join_address
+from dmesh.config.host import listener_on
 from dmesh.config.settings import Settings, split_address
 from dmesh.errors import AddressInUseError, ConfigurationError
 from dmesh.security.certificates import IdentityFiles
@@ -83,9 +84,11 @@ def address_in_use(where: str, settings: Settings) -> AddressInUseError:
     advice = ""
     if source != "default" and not source.startswith("environment variable"):
         advice = f" The port is from {source}; DMESH_PORT_BASE sets others for all clients of a launch"
+    other = listener_on(split_address(where, "the address")[1])
     return AddressInUseError(
-        f"cannot listen on {where}{_whose(settings)}: the port is taken by another process. Is another "
-        f"client with the same DTENSOR_CLIENT_ID, or a leftover of an earlier run, still there?{advice}"
+        f"cannot listen on {where}{_whose(settings)}: the port is taken by "
+        f"{other.describe() if other else 'another process'}. Is another client with the same "
+        f"DTENSOR_CLIENT_ID, or a leftover of an earlier run, still there?{advice}"
     )
 
 

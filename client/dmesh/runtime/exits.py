@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
+from dmesh.collectives.communicator import Communicator
+from dmesh.coordination.agent_source import AgentSource
 from dmesh.errors import (
     BarrierError,
     CoordinationError,
@@ -20,6 +22,7 @@ from dmesh.errors import (
     PeerLostError,
 )
 from dmesh.runtime import context
+from dmesh.runtime.context import Context
 from dmesh.runtime.membership import Client
 
 EXIT_LOST_PEER = 75
@@ -31,15 +34,18 @@ _previous_excepthook = sys.excepthook
 _previous_exit: Callable[..., NoReturn] = sys.exit
 _exit_reason = ""
 _owner_pid = 0
+_fenced = False
+"""True if the client that `fail` ended had been declared lost or failed."""
 
 os.register_at_fork(after_in_child=context.disown_after_fork)
 
 
 def install() -> None:
     """Watch how this process ends, which is a client from now on."""
-    global _previous_excepthook, _previous_exit, _exit_reason, _owner_pid
+    global _previous_excepthook, _previous_exit, _exit_reason, _owner_pid, _fenced
+    uninstall()  # still there after `fail`
     _previous_excepthook, _previous_exit = sys.excepthook, sys.exit
-    _exit_reason, _owner_pid = "", os.getpid()
+    _exit_reason, _owner_pid, _failed = "", os.getpid(), False
     sys.excepthook = _on_exception
     sys.exit = _exit
     atexit.register(_leave_at_exit)
@@ -52,6 +58,35 @@ def uninstall() -> None:
     if sys.exit is _exit:
         sys.exit = _previous_exit
     atexit.unregister(_leave_at_exit)
+
+
+def fail(error: BaseException) -> None:
+    """End this client's membership because of an error, before the process ends, if it does.
+
+    The others hear of it at once. If nothing catches the error, the process has the exit code that it would
+    have without this. `SystemExit` of code 0 is the normal end of a program.
+    """
+    global _fenced
+    client = context.find(Client)
+    if client is None:
+        if context.fake_process() is None:
+            end_alone(context.current())
+        return
+    _fenced = client.fenced
+    if isinstance(error, SystemExit):
+        _note_exit_code(error.code)
+    else:
+        _note(_reason(error))
+    _leave_at_exit()
+
+
+def end_alone(state: Context) -> None:
+    """End what a process without other clients has started, and return to the state before it."""
+    try:
+        state.get(AgentSource).close()
+        state.get(Communicator).close(linger=0.0)
+    finally:
+        context.clear()
 
 
 class _Exit(SystemExit):
@@ -82,10 +117,18 @@ def _exit(status: object = None, /) -> NoReturn:
 
 
 def _note_exit_code(code: object) -> None:
-    global _exit_reason
     if code is None or code == 0:
         return
-    _exit_reason = f"exited with code {code & 0xFF if isinstance(code, int) else 1}"
+    _note(f"exited with code {code & 0xFF if isinstance(code, int) else 1}")
+
+
+def _note(reason: str) -> None:
+    global _exit_reason
+    _exit_reason = reason
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")[:1000]
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -106,20 +149,18 @@ def leave_after(error: BaseException | None) -> int | None:
     Returns:
         The exit code that follows from the exception; None for Python's own.
     """
-    global _exit_reason
     code = None
     if error is not None:
-        code = _exit_code(error, context.find(Client))
-        _exit_reason = f"{type(error).__name__}: {error}".rstrip(": ")[:1000]
+        client = context.find(Client)
+        code = _exit_code(error, _fenced if client is None else client.fenced)
+        _note(_reason(error))
     _leave_at_exit()
     return code
 
 
-def _exit_code(error: BaseException, client: Client | None) -> int | None:
+def _exit_code(error: BaseException, fenced: bool) -> int | None:
     """Return the exit code that follows from an uncaught error; None for Python's own."""
-    if isinstance(error, FencedError) or (
-        isinstance(error, DMeshError) and client is not None and client.fenced
-    ):
+    if isinstance(error, FencedError) or (isinstance(error, DMeshError) and fenced):
         return EXIT_FENCED
     # Of the errors of barriers, those that are about somebody's end, not about disagreement or lateness.
     if isinstance(error, PeerLostError | CoordinatorUnavailableError) or type(error) is BarrierError:

@@ -219,13 +219,12 @@ def shutdown_accelerator_system() -> None:
         state.get(Communicator).world.barrier(timeout=state.get(Settings).shutdown_timeout)
         return  # who made the fake cluster closes it
     exits.uninstall()
+    client = state.find(Client)
+    if client is None:
+        exits.end_alone(state)
+        return
     try:
-        client = state.find(Client)
-        if client is None:
-            state.get(AgentSource).close()
-            state.get(Communicator).close(linger=0.0)
-        else:
-            _leave_together(client)
+        _leave_together(client)
     finally:
         context.clear()
 

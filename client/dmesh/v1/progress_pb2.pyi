@@ -73,6 +73,7 @@ class ProgressReport(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     RECENT_FIELD_NUMBER: _builtins.int
     MESHES_FIELD_NUMBER: _builtins.int
+    LOOPS_FIELD_NUMBER: _builtins.int
     where: _builtins.str
     """Where its main thread stands in the user's program, "FILE:LINE in FUNCTION"; empty if unknown. At most 300
     characters.
@@ -97,6 +98,10 @@ class ProgressReport(_message.Message):
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnnouncedMesh]:
         """Meshes that its program has made, at most 16."""
 
+    @_builtins.property
+    def loops(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoopProgress]:
+        """Loops of its program, those under way from the outermost to the innermost, or else the last one; at most 4."""
+
     def __init__(
         self,
         *,
@@ -107,14 +112,61 @@ class ProgressReport(_message.Message):
         groups: _abc.Iterable[Global___GroupProgress] | None = ...,
         recent: _abc.Iterable[Global___CallRecord] | None = ...,
         meshes: _abc.Iterable[Global___AnnouncedMesh] | None = ...,
+        loops: _abc.Iterable[Global___LoopProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barriers", b"barriers", "groups", b"groups", "idle_ms", b"idle_ms", "meshes", b"meshes", "operation", b"operation", "recent", b"recent", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barriers", b"barriers", "groups", b"groups", "idle_ms", b"idle_ms", "loops", b"loops", "meshes", b"meshes", "operation", b"operation", "recent", b"recent", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProgressReport: _TypeAlias = ProgressReport  # noqa: Y015
+
+@_typing.final
+class LoopProgress(_message.Message):
+    """How far a loop of a program has come, as the program tells."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    ELAPSED_MS_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name; may be empty. At most 100 characters."""
+    unit: _builtins.str
+    """What steps are called: "steps", "batches". At most 20 characters."""
+    done: _builtins.int
+    """Steps that are done."""
+    total: _builtins.int
+    """Steps in all; 0 if nobody knows."""
+    rate: _builtins.float
+    """Steps per second in the last half minute; 0 if unknown."""
+    elapsed_ms: _builtins.int
+    """Time since it began, or that it took if it is over, milliseconds."""
+    over: _builtins.bool
+    """Whether it is over."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
+        rate: _builtins.float = ...,
+        elapsed_ms: _builtins.int = ...,
+        over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "elapsed_ms", b"elapsed_ms", "name", b"name", "over", b"over", "rate", b"rate", "total", b"total", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoopProgress: _TypeAlias = LoopProgress  # noqa: Y015
 
 @_typing.final
 class BarrierWait(_message.Message):

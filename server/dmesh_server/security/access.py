@@ -190,6 +190,15 @@ class Access:
             rate = self._rates[token.id] = Pace(quota.calls_per_second, time.monotonic(), most_debt=1.0)
         return rate
 
+    def token_to_look(self) -> Token | None:
+        """Return the token of its file that may do the least and sees all clusters, or else some of them.
+
+        None if all have expired.
+        """
+        now = self._wall_clock()
+        worth = [token for _, token in self._accepted if not token.expired(now)]
+        return min(worth, key=lambda token: (bool(token.clusters), token.role), default=None)
+
     def describe(self) -> list[str]:
         """Return fingerprint, role and name of each token, for logs."""
         return [

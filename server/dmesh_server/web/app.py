@@ -25,6 +25,7 @@ from dmesh_server.security.access import Access
 from dmesh_server.security.audit import AuditLog
 from dmesh_server.security.refusals import RefusalLog
 from dmesh_server.security.shedding import LoadShedder
+from dmesh_server.telemetry import logs
 from dmesh_server.web import metrics
 from dmesh_server.web.api import (
     audit,
@@ -35,6 +36,7 @@ from dmesh_server.web.api import (
     events,
     keys,
     members,
+    progress,
     server,
     tasks,
     tokens,
@@ -48,10 +50,10 @@ from dmesh_server.web.api.events import EventCursor
 from dmesh_server.web.api.server import Facts
 from dmesh_server.web.event_stream import EventStream
 from dmesh_server.web.gate import HttpGate, covers, port_of, remote_of
-from dmesh_server.web.logins import Logins, cookie_name
+from dmesh_server.web.logins import LoginCodes, Logins, cookie_name
 from dmesh_server.web.overview import MOST_STREAMS, Overview
 from dmesh_server.web.pacer import Pacer, Steps
-from dmesh_server.web.pages import login_page, status_page
+from dmesh_server.web.pages import entered_page, login_page, status_page
 from dmesh_server.web.schemas import Status
 
 _STATIC = Path(__file__).parent / "static"
@@ -74,6 +76,7 @@ def create_app(
     allowed_hosts: Sequence[str] = (),
     shedder: LoadShedder | None = None,
     audit_log: AuditLog | None = None,
+    codes: LoginCodes | None = None,
 ) -> HttpGate:
     """Make the application, behind its gate.
 
@@ -87,6 +90,7 @@ def create_app(
         allowed_hosts: Other names of the server: of its DNS entry, or of a proxy before it.
         shedder: Bounds requests without a token; one with the defaults if None.
         audit_log: Log of what operators do; kept in memory if None.
+        codes: One-time codes with which browsers may log in; none if None.
     """
     app = FastAPI(
         title="dmesh coordination server",
@@ -130,16 +134,30 @@ def create_app(
         )
 
     @app.get("/login", response_class=HTMLResponse)
-    async def ask_for_token() -> Response:
-        """Ask a person for a token."""
-        return RedirectResponse("/", 303) if access is None else HTMLResponse(login_page())
+    async def ask_for_token(request: Request) -> Response:
+        """Ask a person for a token, unless the link has a one-time code."""
+        if access is None:
+            return RedirectResponse("/", 303)
+        code = request.query_params.get("code", "")
+        if not code:
+            return HTMLResponse(login_page())
+        token = None if codes is None else codes.redeem(code)
+        if token is None:
+            access.refusals.note(
+                "unauthenticated", remote_of(request.scope), method="GET /login", reason="login code not open"
+            )  # fmt: skip
+            return HTMLResponse(login_page("The link was used already, or is too old."), 401)
+        logs.info("login_link_used", host=remote_of(request.scope))
+        # Not a redirect: after a click in another site's page, browsers would not show the cookie there.
+        return admitted(request, token, HTMLResponse(entered_page()))
 
     @app.post("/login", response_class=HTMLResponse)
     async def log_in(request: Request) -> Response:
         """Give a browser a cookie for a token; it is good for looking at pages only."""
         if access is None:
             return RedirectResponse("/", 303)
-        token = await _form_field(request, "token")
+        # A pasted line of the token file has role and name behind the token.
+        token = next(iter((await _form_field(request, "token")).split()), "")
         verdict = access.identify(f"Bearer {token}")
         if verdict.token is None:
             access.refusals.note(
@@ -147,11 +165,13 @@ def create_app(
                 fingerprint=verdict.shown or None, reason="token not accepted",
             )  # fmt: skip
             return HTMLResponse(login_page(verdict.problem), 401)
-        answer = RedirectResponse("/", 303)
+        return admitted(request, verdict.token.value, RedirectResponse("/", 303))
+
+    def admitted(request: Request, token: str, answer: Response) -> Response:
+        """Return the answer, with a cookie that stands for the token."""
         answer.set_cookie(
-            cookie_name(port_of(request.scope)), logins.enter(verdict.token.value),
-            max_age=int(logins.lifetime), httponly=True, samesite="strict",
-            secure=request.url.scheme == "https",
+            cookie_name(port_of(request.scope)), logins.enter(token), max_age=int(logins.lifetime),
+            httponly=True, samesite="strict", secure=request.url.scheme == "https",
         )  # fmt: skip
         return answer
 
@@ -174,6 +194,7 @@ def create_app(
         topology.router(runtime, pacer),
         barriers.router(runtime),
         collectives.router(runtime, pacer),
+        progress.router(runtime, pacer),
         keys.router(runtime),
         events.router(runtime),
         _stream(runtime, overview, access),
@@ -182,8 +203,8 @@ def create_app(
         audit.router(audit_log),
     ):
         app.include_router(resource, prefix="/api/v1", dependencies=checks)
-    logs = refusals if access is None else (access.refusals, *refusals)
-    app.include_router(metrics.router(runtime, logs), dependencies=checks)
+    refused_by = refusals if access is None else (access.refusals, *refusals)
+    app.include_router(metrics.router(runtime, refused_by), dependencies=checks)
     app.add_exception_handler(CoreError, core_refused)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(400, unreadable)

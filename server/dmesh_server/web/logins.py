@@ -6,6 +6,8 @@ here a cookie is good for looking at pages, and for nothing else.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
@@ -59,6 +61,45 @@ class Logins:
         value = _value(header, cookie_name(port))
         if value is not None:
             self._open.pop(value, None)
+
+
+class LoginCodes:
+    """One-time codes in links that log a browser in, as `dmesh serve` prints one at its start.
+
+    A code is 256 random bits, good for one login within its lifetime; only its hash is kept.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, lifetime: float = 600.0) -> None:
+        """Have no code yet.
+
+        Args:
+            clock: Monotonic time, seconds.
+            lifetime: Seconds after which a code is worth nothing.
+        """
+        self.lifetime = lifetime
+        """Seconds after which a code is worth nothing."""
+        self._clock = clock
+        self._open: tuple[bytes, str, float] | None = None
+
+    def issue(self, token: str) -> str:
+        """Return a new code for logins that stand for a token; an earlier code is worth nothing any more."""
+        code = secrets.token_urlsafe(32)
+        self._open = _hash(code), token, self._clock() + self.lifetime
+        return code
+
+    def redeem(self, code: str) -> str | None:
+        """Return the token that a code stands for, once; None for any other code."""
+        if self._open is None:
+            return None
+        known, token, ends = self._open
+        if not hmac.compare_digest(known, _hash(code)) or self._clock() >= ends:
+            return None
+        self._open = None
+        return token
+
+
+def _hash(code: str) -> bytes:
+    return hashlib.sha256(code.encode(errors="replace")).digest()
 
 
 def cookie_name(port: int) -> str:

@@ -121,6 +121,11 @@ def login_page(problem: str = "") -> str:
     return _PAGES.get_template("login.html").render(problem=problem)
 
 
+def entered_page() -> str:
+    """Render the page that leads a browser on that a link has logged in."""
+    return _PAGES.get_template("entered.html").render()
+
+
 async def _section(views: ClusterViews, name: str, steps: Steps) -> ClusterSection:
     barriers: list[BarrierView] = []
     # One at a time: to find the missing members takes a look at each participant.

@@ -164,6 +164,16 @@ class Backend(ABC):
         del orderly
 
 
+class EndpointOpener(Protocol):
+    """Opens a rank's native endpoints of a group."""
+
+    def open_collectives(self) -> Endpoint:
+        """Open the endpoint for collectives."""
+
+    def open_transfers(self, sender: int, receiver: int) -> Endpoint:
+        """Open the endpoint for transfers from one position to another, of which this rank is one."""
+
+
 class Agreement(NamedTuple):
     """Outcome of `Exchange.agree`, the same on all members but for the counts."""
 

@@ -20,6 +20,7 @@ const RESOURCES = {
     every: 1,
     read: (model) => read(inCluster(model.cluster, "members"), { condition: ["FAILED", "LOST", "STUCK", "BLOCKED"], limit: 200 }),
   },
+  progress: { every: 1, read: (model) => read(inCluster(model.cluster, "progress")) },
   topology: { every: 3, read: (model) => read(inCluster(model.cluster, "topology"), { limit: 200 }) },
   keys: { every: 3, read: (model) => read(inCluster(model.cluster, "keys"), { prefix: model.read.prefix ?? "", limit: model.read.mostKeys ?? 100 }) },
   server: { every: 3, read: () => read("server") },

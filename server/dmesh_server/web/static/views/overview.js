@@ -12,7 +12,7 @@ import { conditionOf, lookOf, ORDER } from "../states.js";
 /** @typedef {import("../model.js").Model} Model */
 
 export const title = "Overview";
-export const needs = ["tasks", "why", "server"];
+export const needs = ["tasks", "why", "progress", "server"];
 
 /** @param {Model} model */
 export function create(model) {
@@ -27,6 +27,8 @@ export function create(model) {
     (place) => describe(model, place),
     (place) => openMember(model.cluster, taskAt(model.read.tasks, place)),
   );
+  const loops = el("tbody", {});
+  const loopsCard = card("Progress", el("div", { class: "wide" }, el("table", {}, head(["loop", "done", "speed", "left", "ranks"]), loops)));
   const errors = el("ul", { class: "feed" });
   const clusters = el("tbody", {});
   const clustersCard = card("Clusters", el("div", { class: "wide" }, el("table", {}, head(["cluster", "members", "waits in", "keys"]), clusters)));
@@ -37,6 +39,7 @@ export function create(model) {
     { class: "view" },
     hero,
     el("div", { class: "tiles" }, members.node, barriers.node, collectives.node, store.node),
+    loopsCard,
     el("div", { class: "halves" }, card("Members by state", bar, legend, map.node), card("Latest trouble", errors)),
     clustersCard,
     el("details", { class: "card" }, el("summary", {}, "Server and settings"), facts, el("div", { class: "wide" }, el("table", {}, head(["setting", "value", "from"]), settings))),
@@ -57,6 +60,7 @@ export function create(model) {
     say(barriers.note, summary?.waits_in ? `oldest: ${counted(summary.waits_in.participants - summary.waits_in.arrived, "task")} missing` : "none under way");
     showCollectives(collectives, model.read.why);
     showServer(store, model.read.server);
+    showLoops();
     showCounts(counts);
     showMap();
     showErrors();
@@ -75,6 +79,24 @@ export function create(model) {
       const count = el("b", {});
       const item = el("li", { class: `tone-${lookOf(one).tone}`, title: lookOf(one).says }, el("span", { class: "sign", "aria-hidden": "true" }, lookOf(one).sign), count, ` ${one}`);
       return { node: item, update: ({ many }) => say(count, number(many)) };
+    });
+  }
+
+  function showLoops() {
+    const told = model.read.progress?.loops ?? [];
+    loopsCard.hidden = !told.length;
+    reconcile(loops, told, (one) => `${one.name}/${one.total}`, (one) => {
+      const cells = ["", "number", "number", "number"].map((kind) => el("td", { class: kind }));
+      return {
+        node: el("tr", {}, el("td", {}, name(one.name || "loop")), ...cells),
+        update(now) {
+          const done = now.least === now.most ? number(now.least) : `${number(now.least)}–${number(now.most)}`;
+          say(cells[0], `${done}${now.total ? ` / ${number(now.total)} (${Math.floor((100 * now.least) / now.total)}%)` : ""} ${visible(now.unit, 20)}`);
+          say(cells[1], now.rate && !now.over ? `${now.rate.toFixed(1)}/s` : "–");
+          say(cells[2], now.over ? "over" : now.left === null ? "–" : span(now.left));
+          say(cells[3], number(now.ranks));
+        },
+      };
     });
   }
 
