@@ -29,6 +29,7 @@ from dmesh.errors import (
     TopologyError,
     TpuNotFoundError,
 )
+from dmesh.testing import FakeCluster
 from dmesh.tpu.accelerator import TpuSystem
 
 
@@ -476,6 +477,16 @@ def test_a_type_in_the_environment_is_a_tpu_of_this_machine(monkeypatch, tpu):
     assert (resolver.task_type, resolver.task_id) == ("worker", 0)
     assert resolver.num_accelerators() == {"TPU": 8}
     assert resolver.get_tpu_system_metadata()[:3] == (8, 1, 8)
+
+
+def test_clients_that_share_a_tpu_of_this_machine_are_told_apart():
+    def program():
+        resolver = TPUClusterResolver("")
+        dmesh.tpu.experimental.initialize_tpu_system(resolver)
+        return resolver.task_id, resolver.num_accelerators(), resolver.get_tpu_system_metadata()[:3]
+
+    with FakeCluster(2, environ={"TPU_ACCELERATOR_TYPE": "v2-8"}) as cluster:
+        assert cluster.run(program) == [(task, {"TPU": 4}, (8, 2, 4)) for task in (0, 1)]
 
 
 @pytest.mark.parametrize("tpu", ["", None])

@@ -224,7 +224,7 @@ class TPUClusterResolver(ClusterResolver):
         """
         spec = self.cluster_spec()
         job = self.task_type
-        hosts = spec.num_tasks(job) if spec else 1
+        hosts = spec.num_tasks(job) if spec else len(known_members()) or 1
         return describe_system(job, hosts, self.num_accelerators()["TPU"])
 
     def num_accelerators(

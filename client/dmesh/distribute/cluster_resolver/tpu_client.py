@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from dmesh.config import client as config
 from dmesh.config.addresses import HOST_PATTERN, is_ipv6, shown, split_address
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer
 from dmesh.errors import ClusterLookupError, ConfigurationError, ResolverError
@@ -151,6 +152,14 @@ class LocalTpu(TpuClient):
     def is_here(self) -> bool:
         """Tells that it is."""
         return True
+
+    def worker_id(self) -> int:
+        """Returns this client's id: whoever shares this machine's TPU is a client.
+
+        Raises:
+            ConfigurationError: The environment has nonsense.
+        """
+        return config.client_id()
 
     def get_local_ip(self) -> str:
         """Returns 127.0.0.1."""
