@@ -15,7 +15,7 @@ ROWS = 24
 ADAPTATIONS = (
     (r"(?m)^@tf\.function\(.*\)\n", ""),  # functions are not compiled
     (r"tf\.add\b", "np.add"),  # NumPy computes
-    (r"dataset_ops\.Dataset\.TFRecordDataset\((\[[^]]*\])\)", r"tf.data.Dataset.from_npz(\1)"),  # its own format
+    (r"dataset_ops\.Dataset\.TFRecordDataset\((\[[^]]*\])\)", r"tf.data.Dataset.from_npz(\1)"),  # NumPy's
     (r'"/a/(\d)\.tfr"', r'f"{folder}/\1.npz"'),
     (r"tf\.experimental\.dtensor\.", "dmesh."),
     (r"\btf\.", "dmesh."),
@@ -44,7 +44,7 @@ class Sample:
 
 TASKS = Sample(
     before="from dmesh.distribute.cluster_resolver import SimpleClusterResolver",
-    code='''
+    code="""
 cluster_spec = tf.train.ClusterSpec({
     "ps":["localhost:2222", "localhost:2223"],
     "worker":["localhost:2224", "localhost:2225", "localhost:2226"]
@@ -60,7 +60,7 @@ if cluster_resolver.task_type == 'worker':
   done += " of the workers"
 elif cluster_resolver.task_type == 'ps':
   done += " of the parameter servers"
-''',
+""",
     after='assert done == "on task 0 of the workers"',
 )
 

@@ -61,7 +61,9 @@ def test_the_samples_run_on_a_tpu_vm(folder) -> None:
 
 HOSTS = {
     "launched": lambda hosts: {"DTENSOR_JOBS": hosts},
-    "endpoints": lambda hosts: {"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": f"grpc://{hosts.replace(',', ',grpc://')}"},
+    "endpoints": lambda hosts: {
+        "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": f"grpc://{hosts.replace(',', ',grpc://')}"
+    },
     "host names": lambda hosts: {"TPU_WORKER_HOSTNAMES": hosts},
 }
 """The variables that say where the clients are, by who sets them."""
@@ -84,9 +86,7 @@ def test_the_samples_run_on_the_hosts_of_a_tpu(which, folder) -> None:
 
 def test_the_call_of_the_page_on_initialization(folder) -> None:
     hosts = ",".join(f"localhost:{port}" for port in free_ports(2))
-    environments = [
-        {**V2, "DTENSOR_JOBS": hosts, "DTENSOR_CLIENT_ID": str(client)} for client in range(2)
-    ]
+    environments = [{**V2, "DTENSOR_JOBS": hosts, "DTENSOR_CLIENT_ID": str(client)} for client in range(2)]
     run(seed_samples.program([seed_samples.INITIALIZATION], folder), environments)
 
 

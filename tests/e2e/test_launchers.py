@@ -113,9 +113,12 @@ def listed_tasks() -> list[dict[str, str]]:
 
 
 def tasks_of_two_hosts() -> list[dict[str, str]]:
-    """Returns what mpirun sets for a process of each of two hosts, for which two loopback addresses stand."""
-    base = {"DMESH_PORT_BASE": str(free_ports(1)[0])}
-    return [{**open_mpi(rank, 2, 0, 1), **base, "DMESH_BIND_HOST": f"127.0.0.{rank + 1}"} for rank in range(2)]
+    """Returns what mpirun sets for a process of each of two hosts: two loopback addresses stand for them."""
+    base = str(free_ports(1)[0])
+    return [
+        {**open_mpi(rank, 2, 0, 1), "DMESH_PORT_BASE": base, "DMESH_BIND_HOST": f"127.0.0.{rank + 1}"}
+        for rank in range(2)
+    ]
 
 
 @pytest.mark.parametrize("make", [listed_tasks, tasks_of_two_hosts, *ENVIRONMENTS.values()])

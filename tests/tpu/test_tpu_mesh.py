@@ -156,7 +156,7 @@ def test_a_name_is_that_of_one_mesh():
     """As in TensorFlow, whose devices know the cores of a mesh by its name."""
     become(TpuSystem.of("v2-8").topology())
     dmesh.create_tpu_mesh(["x", "y"], [2, 4], "m")
-    with pytest.raises(MeshError, match="there is a TPU mesh 'm' already; give this one another name") as caught:
+    with pytest.raises(MeshError, match="there is a TPU mesh 'm' already; give this one another") as caught:
         dmesh.create_tpu_mesh(["x"], [8], "m")
     assert isinstance(caught.value, ValueError)
     dmesh.create_tpu_mesh(["x"], [8], "n")

@@ -69,8 +69,8 @@ class DeviceSpec:
     """
 
     job: str | None = None
-    """Name of the job. One such as `worker/replica:0/task:1`, as `full_job_name()` returns it, is taken apart;
-    a number becomes text."""
+    """Name of the job. One such as `worker/replica:0/task:1`, what `full_job_name()` returns, is taken
+    apart; a number becomes text."""
     replica: int | None = None
     """Replica within the job; always 0 in practice."""
     task: int | None = None
@@ -81,9 +81,10 @@ class DeviceSpec:
     """Index among the client's devices of this type; None stands for any of them and is written `*`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.job, int) and not isinstance(self.job, bool):
-            object.__setattr__(self, "job", str(self.job))
-        elif isinstance(self.job, str) and "/" in self.job and (match := _FULL_JOB_NAME.fullmatch(self.job)):
+        job: object = self.job
+        if isinstance(job, int) and not isinstance(job, bool):
+            object.__setattr__(self, "job", str(job))
+        elif isinstance(job, str) and "/" in job and (match := _FULL_JOB_NAME.fullmatch(job)):
             self._split_job(*match.groups())
         if self.job is not None and not (isinstance(self.job, str) and JOB_NAME_PATTERN.fullmatch(self.job)):
             raise DeviceError(

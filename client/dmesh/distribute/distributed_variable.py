@@ -58,7 +58,7 @@ class DistributedVariable(Variable, DistributedValues):
 
     @property
     def device(self) -> str:
-        """The name of the device that holds the caller's copy; outside of replicas, this client's first copy."""
+        """The name of the device that has the caller's copy; outside of replicas, this client's first one."""
         here, index = scopes.frame(), 0
         if here.strategy is self._strategy:
             index = here.update or (0 if here.replica is None else here.replica.index)

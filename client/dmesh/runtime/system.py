@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 from dmesh import native
 from dmesh._log import logger
@@ -25,7 +25,7 @@ from dmesh.coordination.agent_source import AgentSource
 from dmesh.coordination.members import Device, Member, Members, MemberState
 from dmesh.coordination.process import this_process
 from dmesh.devices.device import DEVICE_TYPES, LogicalDevices, detect_gpus, preferred_device_type
-from dmesh.distribute.cluster_resolver.base import ClusterResolver
+from dmesh.distribute.cluster_resolver.joined import FoundResolver
 from dmesh.errors import (
     AlreadyInitializedError,
     BarrierError,
@@ -42,6 +42,10 @@ from dmesh.runtime.membership import SHUTDOWN_BARRIER, SURVIVORS_BARRIER, Client
 from dmesh.tpu.accelerator import TpuSystem
 from dmesh.tpu.table import devices_of, exchange, topology_of, without_tpus
 from dmesh.tpu.topology import Topology
+
+if TYPE_CHECKING:
+    from dmesh.distribute.cluster_resolver.base import ClusterResolver
+
 
 def initialize_accelerator_system(
     device_type: str | None = None,
@@ -139,7 +143,7 @@ def initialize_accelerator_system(
     else:
         _initialize_local(settings, device_type, logical_devices, devices, found)
     if resolver is not None:
-        context.current().put(resolver, ClusterResolver)
+        context.current().put(FoundResolver(resolver))
     return device_type
 
 

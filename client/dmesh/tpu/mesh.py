@@ -52,8 +52,8 @@ def create_tpu_mesh(
         use_xla_spmd: Kept; without effect here.
 
     Raises:
-        MeshError: The arguments are not those, do not fit each other or the TPU system, or there is a TPU mesh
-            of that name already.
+        MeshError: The arguments are not those, or do not fit each other or the TPU system; or there is a TPU
+            mesh of that name already.
         NotInitializedError: There is no TPU system.
     """
     shape = _integers("mesh_shape", mesh_shape)

@@ -148,7 +148,7 @@ def test_a_service_object_is_used_as_it_is(cloud, inquiry):
 
 def test_what_a_service_object_raises_is_a_failed_lookup(inquiry):
     class Service:
-        def instanceGroups(self):  # noqa: N802 -- the library's name
+        def instanceGroups(self):
             raise KeyError("not logged in")
 
     resolver = GCEClusterResolver("p", "z", "g", 1, service=Service(), inquiry=inquiry)

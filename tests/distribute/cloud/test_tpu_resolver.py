@@ -266,7 +266,7 @@ def test_what_a_service_object_raises_is_a_failed_lookup(where, inquiry):
             return method
 
     resolver = TPUClusterResolver("my-tpu", "zone", "project", service=Service(), inquiry=inquiry)
-    with pytest.raises(ClusterLookupError, match=r"nodes/my-tpu.*raised ZeroDivisionError: not today") as caught:
+    with pytest.raises(ClusterLookupError, match=r"nodes/my-tpu.* ZeroDivisionError: not today") as caught:
         resolver.cluster_spec()
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -458,7 +458,7 @@ def test_no_tpu_anywhere(cloud, monkeypatch, tpu, asked):
     if not asked:
         monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "true")
     before = len(cloud.metadata.requests)
-    with pytest.raises(TpuNotFoundError, match=r"no TPU is named: pass its name.*TPU_ACCELERATOR_TYPE") as caught:
+    with pytest.raises(TpuNotFoundError, match=r"no TPU is named: .*TPU_ACCELERATOR_TYPE") as caught:
         TPUClusterResolver(tpu)
     assert isinstance(caught.value, RuntimeError), "as documented"
     assert isinstance(caught.value, ValueError), "as documented, too"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dmesh.config import client as config
 from dmesh.distribute.cluster_resolver.base import ClusterResolver
 from dmesh.distribute.cluster_resolver.tfconfig import TFConfigClusterResolver
@@ -9,11 +11,19 @@ from dmesh.runtime import context
 from dmesh.train import ClusterSpec
 
 
+@dataclass(frozen=True)
+class FoundResolver:
+    """The resolver that has found this process's cluster."""
+
+    resolver: ClusterResolver
+    """The program's, or a launcher's."""
+
+
 class JoinedClusterResolver(ClusterResolver):
     """Answers what `dmesh.jobs()`, `dmesh.job_name()` and `dmesh.client_id()` say at the moment.
 
-    For clusters that no other resolver knows completely: those of `DTENSOR_JOBS` and `dmesh run`, and those whose
-    launcher knows no addresses.
+    For clusters that no other resolver knows completely: those of `DTENSOR_JOBS` and `dmesh run`, and those
+    whose launcher knows no addresses.
     """
 
     _rpc_layer = "grpc"
@@ -74,7 +84,7 @@ def cluster_of_this_process() -> ClusterResolver:
     Raises:
         ConfigurationError: An environment variable is malformed.
     """
-    found = context.find(ClusterResolver)
-    if found is not None and found.num_processes is None:
-        return found
+    found = context.find(FoundResolver)
+    if found is not None and found.resolver.num_processes is None:
+        return found.resolver
     return JoinedClusterResolver() if config.jobs() else TFConfigClusterResolver()

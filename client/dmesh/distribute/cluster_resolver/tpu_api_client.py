@@ -334,8 +334,8 @@ def _tpu_of_this_machine(environ: Mapping[str, str], metadata: MetadataServer) -
         return LocalTpu(environ, metadata)
     raise TpuNotFoundError(
         f"no TPU is named: pass its name or tpu='grpc://HOST:PORT', or set {NAME_VARIABLE}, "
-        f"{ENDPOINTS_VARIABLE} or {HOSTNAMES_VARIABLE}; set {TYPE_VARIABLE} to a type such as v2-8 for one of "
-        "this machine's own"
+        f"{ENDPOINTS_VARIABLE} or {HOSTNAMES_VARIABLE}; for one of this machine's own, set {TYPE_VARIABLE} "
+        "to a type such as v2-8"
         + ("; this machine of Google's cloud is no TPU VM, whose metadata would name one" if asked else "")
     )
 
