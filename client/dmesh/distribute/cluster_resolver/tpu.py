@@ -112,11 +112,12 @@ class TPUClusterResolver(ClusterResolver):
             )
 
             settings = Settings.load()
-            self._server = start_coordinator(settings.bind_host or self._client.get_local_ip(), settings)
-            self._coordinator_address = self._server.address
-            host, port = split_address(self._server.address, "the coordinator")
-            if host in WILDCARD_HOSTS:  # everybody can reach it, but not by that address
-                self._coordinator_address = join_address(self._client.get_local_ip(), port)
+            host = settings.bind_host or self._client.get_local_ip()
+            # Others can reach all addresses of this machine, but not by the one that stands for them.
+            told = self._client.get_local_ip() if host in WILDCARD_HOSTS else host
+            self._server = start_coordinator(host, settings)
+            _, port = split_address(self._server.address, "the coordinator")
+            self._coordinator_address = join_address(told, port)
 
     @staticmethod
     def connect(
