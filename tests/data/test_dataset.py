@@ -410,5 +410,8 @@ def test_an_optional_has_a_value_or_none():
     assert full.get_value() == 3
     assert not empty.has_value()
     assert empty.element_spec == TensorSpec([])
+    assert full.element_spec == TensorSpec([], np.int64)
+    pair = Optional.from_value({"x": np.zeros((2, 3)), "y": (1.5,)})
+    assert pair.element_spec == {"x": TensorSpec([2, 3], np.float64), "y": (TensorSpec([], np.float64),)}
     with pytest.raises(DatasetError, match="no value"):
         empty.get_value()

@@ -33,6 +33,7 @@ def test_joining_by_a_resolver(spec):
     resolver = SimpleClusterResolver(spec, spec.task_address("trainer", 0), "trainer", 0, rpc_layer="grpc")
     experimental_connect_to_cluster(resolver)
     assert dmesh.job_name() == "trainer"
+    assert dmesh.distribute.MultiWorkerMirroredStrategy().cluster_resolver is resolver
 
 
 def test_a_local_master_is_nothing_to_connect_to(capfd):

@@ -114,7 +114,7 @@ def test_a_mirrored_value_is_an_array() -> None:
 
 
 def test_values_show_their_replicas() -> None:
-    assert repr(PerReplica([1, 2])) == "PerReplica:{\n  0: 1,\n  1: 2,\n}"
+    assert repr(PerReplica([1, 2])) == "PerReplica:{\n  0: 1,\n  1: 2\n}"
     assert isinstance(PerReplica([1]), DistributedValues)
     with pytest.raises(ValueError, match="PerReplica needs a value"):
         PerReplica([])

@@ -126,6 +126,17 @@ def test_the_end_is_told_in_three_ways():
     ]
 
 
+def test_what_the_end_is_told_by_has_a_spec():
+    """As in TensorFlow: that of the value where there is one, that of the dataset after the end."""
+    iterator = iter(experimental_distribute_dataset(FOUR, batches(9, 8)))
+    told = [iterator.get_next_as_optional() for _ in range(4)]
+    lengths = [[spec.shape for spec in optional.element_spec.values] for optional in told]
+    assert lengths == [[(2,)] * 4, [(1,), (0,), (0,), (0,)], [(None,)] * 4, [(None,)] * 4]
+    assert {spec.dtype for optional in told for spec in optional.element_spec.values} == {np.dtype(np.int64)}
+    alone = iter(experimental_distribute_dataset(InputWorkers(), [{"x": np.zeros((4, 2), np.float32)}]))
+    assert alone.get_next_as_optional().element_spec == {"x": TensorSpec([4, 2], np.float32)}
+
+
 def test_any_iterable_that_begins_anew_can_be_distributed():
     lists = [(np.arange(4), np.zeros((4, 1))), (np.arange(4, 6), np.zeros((2, 1)))]
     dataset = experimental_distribute_dataset(FOUR, lists)

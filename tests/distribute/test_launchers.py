@@ -85,7 +85,7 @@ def test_who_was_launched_is_found(environ, caplog, variables, client, hosts):
     assert [job.rpartition(":")[0] for job in found.jobs] == hosts
     assert found.job_name == "worker"
     assert not caplog.text  # the program may ask again and again
-    settings, instead = load_settings(None, None)
+    settings, instead, _ = load_settings(None, None)
     assert f"is set: this is client {client} of {len(hosts)}, started by {found.source}" in caplog.text
     assert settings.jobs == found.jobs
     assert settings.origins["jobs"] == found.source
@@ -107,7 +107,7 @@ def test_dtensor_jobs_come_before_launchers(environ):
     environ(STEP, DTENSOR_JOBS="a:1,b:1", DTENSOR_CLIENT_ID="0")
     assert detect() is None
     assert dmesh.jobs() == ["a:1", "b:1"]
-    settings, instead = load_settings(None, None)
+    settings, instead, _ = load_settings(None, None)
     assert settings.jobs == ("a:1", "b:1")
     assert settings.origins["jobs"] == "environment variable DTENSOR_JOBS"
     assert instead == {}
@@ -201,7 +201,7 @@ def simple(cluster, **more):
 def test_a_resolver_comes_before_everything(environ, caplog):
     caplog.set_level(logging.INFO, "dmesh")
     environ(STEP, DTENSOR_JOBS="a:1,b:1", DTENSOR_JOB_NAME="other")
-    settings, instead = load_settings(simple(WORKERS, task_type="worker", task_id=1), None)
+    settings, instead, _ = load_settings(simple(WORKERS, task_type="worker", task_id=1), None)
     assert (settings.jobs, settings.client_id, settings.job_name) == (("w0:1", "w1:1"), 1, "worker")
     assert settings.origins["client_id"] == "SimpleClusterResolver"
     assert instead == {"DTENSOR_JOBS": "w0:1,w1:1", "DTENSOR_CLIENT_ID": "1", "DTENSOR_JOB_NAME": "worker"}
@@ -210,7 +210,7 @@ def test_a_resolver_comes_before_everything(environ, caplog):
 
 def test_a_resolver_of_nothing_is_local_mode(environ):
     environ(DTENSOR_JOBS="a:1,b:1", DTENSOR_CLIENT_ID="1")
-    settings, instead = load_settings(simple({}), None)
+    settings, instead, _ = load_settings(simple({}), None)
     assert not settings.multi_client
     dmesh.initialize_accelerator_system("CPU", cluster_resolver=simple({}))
     try:

@@ -5,47 +5,89 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.distribute import seed_samples
 from tests.e2e.clients import Process, free_ports
 
 import dmesh
 from dmesh.distribute.cluster_resolver import TPUClusterResolver
+from dmesh.testing.cloud import FakeMetadataServer
 
-SAMPLES = Path(__file__).with_name("seed_samples.py")
+NOT_IN_A_CLOUD = {"NO_GCE_CHECK": "true"}
+V2 = {"TPU_ACCELERATOR_TYPE": "v2-8", **NOT_IN_A_CLOUD}
+SHUTDOWN = "dmesh.tpu.experimental.shutdown_tpu_system()"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    rows = np.arange(float(seed_samples.TWO_CLIENTS_ROWS)).reshape(4, -1)
-    for number, part in enumerate(rows, 1):
-        np.savez(tmp_path / f"{number}.npz", x=part)
+    seed_samples.write_files(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("clients", [1, 2])
-def test_the_samples_run_on_eight_cores(clients, folder) -> None:
-    """As the hosts of a TPU are set up: nobody but the resolver says who the clients are."""
-    hosts = ",".join(f"grpc://127.0.0.1:{port}" for port in free_ports(clients))
+def run(program, environments):
+    """Runs a program as clients, each with its environment; all must say that they are done."""
     with contextlib.ExitStack() as stack:
         processes = []
-        for client in range(clients):
-            environ = {
-                "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": hosts,
-                "TPU_ACCELERATOR_TYPE": "v2-8",
-                "TPU_CHIPS_PER_HOST_BOUNDS": {1: "2,2,1", 2: "2,1,1"}[clients],
-                "TPU_HOST_BOUNDS": {1: "1,1,1", 2: "1,2,1"}[clients],
-                "TPU_WORKER_ID": str(client),
-                "PYTHONPATH": str(SAMPLES.parents[2]),
-            }
-            processes.append(Process([sys.executable, str(SAMPLES), str(folder)], environ))
+        for environ in environments:
+            processes.append(Process([sys.executable, "-c", program], environ))
             stack.callback(processes[-1].end)
         for client, process in enumerate(processes):
             assert process.wait() == 0, process.err
-            assert process.out == f"client {client} of {clients}: all samples ran"
+            assert process.out == f"client {client} of {len(environments)}: all samples ran"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        V2,
+        {**V2, "TPU_NAME": "local"},
+        {**V2, "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_TOPOLOGY": "2x2x1"},
+        {**V2, "DMESH_NUM_CPU_DEVICES": "1"},
+    ],
+    ids=["type", "local", "pod", "few CPU devices"],
+)
+def test_the_samples_run_on_a_tpu_of_this_machine(environ, folder) -> None:
+    run(seed_samples.program(seed_samples.ON_A_TPU, folder, SHUTDOWN), [environ])
+
+
+def test_the_samples_run_on_a_tpu_vm(folder) -> None:
+    """Its metadata server is all that knows of the TPU."""
+    with FakeMetadataServer() as metadata:
+        metadata.be_tpu_vm("v2-8", ["10.0.0.2"])
+        environ = {"GCE_METADATA_HOST": metadata.address, "NO_GCE_CHECK": ""}
+        run(seed_samples.program(seed_samples.ON_A_TPU, folder, SHUTDOWN), [environ])
+
+
+HOSTS = {
+    "launched": lambda hosts: {"DTENSOR_JOBS": hosts},
+    "endpoints": lambda hosts: {
+        "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": f"grpc://{hosts.replace(',', ',grpc://')}"
+    },
+    "host names": lambda hosts: {"TPU_WORKER_HOSTNAMES": hosts},
+}
+"""The variables that say where the clients are, by who sets them."""
+
+
+@pytest.mark.parametrize("which", HOSTS)
+def test_the_samples_run_on_the_hosts_of_a_tpu(which, folder) -> None:
+    hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    of_each = {
+        **V2,
+        **HOSTS[which](hosts),
+        "TPU_CHIPS_PER_HOST_BOUNDS": "2,1,1",
+        "TPU_HOST_BOUNDS": "1,2,1",
+    }
+    environments = [{**of_each, "TPU_WORKER_ID": str(client)} for client in range(2)]
+    if which == "launched":
+        environments = [{**of_each, "DTENSOR_CLIENT_ID": str(client)} for client in range(2)]
+    run(seed_samples.program(seed_samples.ON_A_TPU, folder, SHUTDOWN), environments)
+
+
+def test_the_call_of_the_page_on_initialization(folder) -> None:
+    hosts = ",".join(f"localhost:{port}" for port in free_ports(2))
+    environments = [{**V2, "DTENSOR_JOBS": hosts, "DTENSOR_CLIENT_ID": str(client)} for client in range(2)]
+    run(seed_samples.program([seed_samples.INITIALIZATION], folder), environments)
 
 
 @pytest.mark.parametrize(

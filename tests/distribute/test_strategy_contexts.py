@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import json
 import threading
 
 import numpy as np
@@ -23,6 +24,7 @@ from dmesh.distribute import (
     has_strategy,
     in_cross_replica_context,
 )
+from dmesh.distribute.cluster_resolver import SimpleClusterResolver
 from dmesh.errors import NotInitializedError, StrategyError, StrategyTypeError, StrategyValueError
 
 
@@ -163,7 +165,8 @@ def test_replicas_know_themselves() -> None:
     def program(strategy):
         assert strategy.num_replicas_in_sync == 4
         assert strategy.extended.num_hosts == strategy.extended.num_replicas_per_host == 2
-        assert len(strategy.extended.worker_devices) == 4
+        assert strategy.extended.worker_devices == tuple(map(str, dmesh.local_devices("CPU")))
+        assert len(strategy.extended.worker_devices) == 2, "those of this worker, as in TensorFlow"
         assert strategy.extended.parameter_devices == strategy.extended.worker_devices
         assert "4 replicas on 2 clients" in repr(strategy)
 
@@ -228,5 +231,52 @@ def test_clients_that_have_not_met_are_not_trained_with(monkeypatch) -> None:
 
 def test_without_other_clients_no_cluster_is_needed() -> None:
     strategy = MultiWorkerMirroredStrategy()
-    assert strategy.cluster_resolver is None
     assert strategy.num_replicas_in_sync == 1
+    resolver = strategy.cluster_resolver
+    assert (resolver.task_type, resolver.task_id) == (None, None), "nobody says, as in TensorFlow"
+    assert resolver.cluster_spec() == {}
+    assert resolver.master() == ""
+    given = SimpleClusterResolver(dmesh.train.ClusterSpec({}))
+    assert MultiWorkerMirroredStrategy(given).cluster_resolver is given
+
+
+def test_a_strategy_of_a_cluster_of_one_knows_its_task(monkeypatch) -> None:
+    cluster = {"cluster": {"chief": ["localhost:10000"]}, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    resolver = MultiWorkerMirroredStrategy().cluster_resolver
+    assert (resolver.task_type, resolver.task_id) == ("chief", 0)
+    assert resolver.cluster_spec() == cluster["cluster"]
+    monkeypatch.setenv("DTENSOR_JOBS", "localhost:10001")
+    resolver = MultiWorkerMirroredStrategy().cluster_resolver
+    assert (resolver.task_type, resolver.task_id) == ("worker", 0)
+    assert resolver.cluster_spec() == {"worker": ["localhost:10001"]}
+
+
+def test_the_clients_of_a_strategy_are_the_tasks_of_its_resolver() -> None:
+    def program(strategy):
+        resolver = strategy.cluster_resolver
+        jobs = dmesh.jobs()
+        assert resolver.cluster_spec() == {"worker": jobs}
+        assert resolver.master() == f"grpc://{jobs[dmesh.client_id()]}"
+        assert resolver.master("worker", 1) == f"grpc://{jobs[1]}"
+        assert resolver.num_accelerators()["GPU"] == 0
+        return resolver.task_type, resolver.task_id
+
+    assert on_clients(2, 1, program) == [("worker", 0), ("worker", 1)]
+
+
+def test_the_scope_of_the_default_strategy_changes_nothing() -> None:
+    strategy = get_strategy()
+    with strategy.scope() as entered, strategy.scope():
+        assert entered is strategy
+        assert get_replica_context() is strategy.only_replica
+        assert not in_cross_replica_context()
+        assert not has_strategy()
+        assert get_replica_context().all_reduce("SUM", 3.0) == 3.0
+        assert type(dmesh.Variable(1.0)) is dmesh.Variable
+        with OneDeviceStrategy("CPU:0").scope():
+            assert get_replica_context() is None
+            with pytest.raises(RuntimeError, match="two strategies are mixed"):
+                strategy.scope().__enter__()
+        experimental_set_strategy(None)
+    assert get_replica_context() is strategy.only_replica

@@ -46,6 +46,33 @@ def test_a_variable_is_an_array_to_numpy() -> None:
     assert (variable == [1, 5]).tolist() == [True, False]
 
 
+def test_a_variable_is_on_a_device(monkeypatch) -> None:
+    assert Variable(1.0).device == "/job:localhost/replica:0/task:0/device:CPU:0"
+    monkeypatch.setenv("DTENSOR_JOBS", "a:1,b:1")
+    monkeypatch.setenv("DTENSOR_CLIENT_ID", "1")
+    assert Variable(1.0).device == "/job:worker/replica:0/task:1/device:CPU:0"
+
+
+@pytest.mark.parametrize("synchronization", [VariableSynchronization.ON_WRITE, ON_READ])
+def test_each_replica_has_its_copy_on_its_device(synchronization) -> None:
+    def program(strategy):
+        with strategy.scope():
+            variable = Variable(1.0, synchronization=synchronization)
+            assert variable.device == strategy.extended.worker_devices[0]
+        assert variable.device == strategy.extended.worker_devices[0]
+        in_updates = strategy.extended.update(variable, lambda copy: copy.device, group=False)
+        in_replicas = strategy.run(lambda: variable.device)
+        assert strategy.experimental_local_results(in_updates) == strategy.extended.worker_devices
+        with OneDeviceStrategy("CPU:0").scope():
+            assert variable.device == strategy.extended.worker_devices[0]
+        return strategy.experimental_local_results(in_replicas)
+
+    assert on_clients(2, 2, program) == [
+        tuple(f"/job:worker/replica:0/task:{client}/device:CPU:{index}" for index in range(2))
+        for client in range(2)
+    ]
+
+
 def test_a_value_that_was_read_stays() -> None:
     variable = Variable(np.zeros(2))
     before, copy = variable.read_value(), variable.numpy()

@@ -1,6 +1,7 @@
 """One training script, unchanged, under every launcher: each says in its own way who belongs together."""
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -23,6 +24,16 @@ dmesh.initialize_accelerator_system("CPU")
 assert (dmesh.client_id(), dmesh.num_clients()) == before
 print("sum", dmesh.collectives.all_reduce(np.array(10.0 ** dmesh.client_id())))
 print("jobs", " ".join(dmesh.jobs()), dmesh.full_job_name())
+dmesh.shutdown_accelerator_system()
+"""
+
+
+RESOLVED = """
+import json, dmesh
+dmesh.initialize_accelerator_system("CPU")
+resolver = dmesh.distribute.MultiWorkerMirroredStrategy().cluster_resolver
+task = resolver.task_type, resolver.task_id
+print(json.dumps([task, resolver.cluster_spec().as_dict(), resolver.cluster_spec().task_address(*task)]))
 dmesh.shutdown_accelerator_system()
 """
 
@@ -93,6 +104,35 @@ def test_the_script_starts_under_dmesh_run():
 @pytest.mark.parametrize("launcher", ENVIRONMENTS)
 def test_the_script_starts_in_the_environment_of(launcher):
     check_training(ran_together(TRAINING, *ENVIRONMENTS[launcher]())[0])
+
+
+def listed_tasks() -> list[dict[str, str]]:
+    """Returns what `dmesh run` sets for two clients."""
+    jobs = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    return [{"DTENSOR_JOBS": jobs, "DTENSOR_CLIENT_ID": str(rank)} for rank in range(2)]
+
+
+def tasks_of_two_hosts() -> list[dict[str, str]]:
+    """Returns what mpirun sets for a process of each of two hosts: two loopback addresses stand for them."""
+    base = str(free_ports(1)[0])
+    return [
+        {**open_mpi(rank, 2, 0, 1), "DMESH_PORT_BASE": base, "DMESH_BIND_HOST": f"127.0.0.{rank + 1}"}
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize("make", [listed_tasks, tasks_of_two_hosts, *ENVIRONMENTS.values()])
+def test_a_strategy_knows_its_task_and_its_cluster(make):
+    outputs = ran_together(["-c", RESOLVED], *make())
+    tasks, clusters, masters = zip(*map(json.loads, outputs), strict=True)
+    led = make is tf_config_tasks
+    assert tasks == ((["chief", 0] if led else ["worker", 0]), ["worker", 0 if led else 1])
+    assert clusters[0] == clusters[1]
+    assert {job: len(addresses) for job, addresses in clusters[0].items()} == (
+        {"chief": 1, "worker": 1} if led else {"worker": 2}
+    )
+    for (job, index), master in zip(tasks, masters, strict=True):
+        assert master == clusters[0][job][index]
 
 
 @pytest.mark.mpi

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dmesh
 from dmesh.devices import device
 from dmesh.devices.detection import Gpu
 from dmesh.devices.device import (
@@ -99,12 +100,34 @@ def test_malformed_names(text, message):
         ({"device_index": True}, "device_index is True; expected an integer"),
         ({"device_type": 3}, "3 is not a device type"),
         ({"job": "a/b"}, "'a/b' is not a job name"),
+        ({"job": "/replica:0/task:1"}, "'/replica:0/task:1' is not a job name"),
+        ({"job": "a/replica:0/task:1/device:CPU:0"}, "is not a job name"),
+        ({"job": True}, "True is not a job name"),
         ({"device": "CPU"}, "a device name has no part device; its parts are job, replica, task"),
     ],
 )
 def test_malformed_parts(parts, message):
     with pytest.raises(ValueError, match=message):
         DeviceSpec().replace(**parts)
+
+
+def test_jobs_as_full_job_name_returns_them(monkeypatch):
+    full = DeviceSpec(job="worker/replica:0/task:1", device_type="CPU", device_index=3)
+    assert full == DeviceSpec.from_string(FULL)
+    assert hash(full) == hash(DeviceSpec.from_string(FULL))
+    assert (full.job, full.replica, full.task) == ("worker", 0, 1)
+    assert DeviceSpec(job="worker/replica:0/task:1", replica=0, task=1).to_string() == FULL.rpartition("/")[0]
+    assert DeviceSpec(job="a").replace(job="worker/replica:0/task:1").task == 1
+    with pytest.raises(DeviceError, match=r"job is 'worker/replica:0/task:1', but task is 2; leave one"):
+        DeviceSpec(job="worker/replica:0/task:1", task=2)
+    monkeypatch.setenv("DTENSOR_JOBS", "a:1,b:1")
+    monkeypatch.setenv("DTENSOR_CLIENT_ID", "1")
+    assert DeviceSpec(job=dmesh.full_job_name(), device_type="CPU", device_index=3).to_string() == FULL
+
+
+def test_a_job_that_is_a_number_is_its_text():
+    assert DeviceSpec(job=0) == DeviceSpec(job="0") == DeviceSpec.from_string("/job:0")
+    assert DeviceSpec(job=0, task=1).job == "0"
 
 
 def test_values():

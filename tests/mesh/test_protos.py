@@ -61,7 +61,7 @@ def tensorflow(name):
 @given(meshes())
 def test_round_trip_of_meshes_through_tensorflows_messages(mesh):
     theirs = tensorflow("MeshProto").FromString(mesh.as_proto().SerializeToString())
-    assert Mesh.from_proto(theirs) == Mesh.from_proto(mesh.as_proto()) == mesh
+    assert Mesh.from_proto(proto=theirs) == Mesh.from_proto(mesh.as_proto()) == mesh
     assert list(theirs.global_device_ids) == mesh.global_device_ids().ravel().tolist()
     assert [(dim.name, dim.size) for dim in theirs.mesh_dimensions] == list(
         zip(mesh.dim_names, mesh.shape(), strict=True)
@@ -76,7 +76,7 @@ def test_round_trip_of_meshes_through_tensorflows_messages(mesh):
 @given(layouts())
 def test_round_trip_of_layouts_through_tensorflows_messages(layout):
     theirs = tensorflow("LayoutProto").FromString(layout.as_proto().SerializeToString())
-    assert Layout.from_proto(theirs) == Layout.from_proto(layout.as_proto()) == layout
+    assert Layout.from_proto(layout_proto=theirs) == Layout.from_proto(layout.as_proto()) == layout
     assert [spec.sharding_spec for spec in theirs.sharding_specs] == layout.sharding_specs
     assert theirs.type == {LayoutType.STATIC: 1, LayoutType.PARTED: 2}[layout.type]
 

@@ -152,6 +152,20 @@ def test_clients_make_the_same_mesh_and_find_each_other():
     assert total == again == 3
 
 
+def test_a_name_is_that_of_one_mesh():
+    """As in TensorFlow, whose devices know the cores of a mesh by its name."""
+    become(TpuSystem.of("v2-8").topology())
+    dmesh.create_tpu_mesh(["x", "y"], [2, 4], "m")
+    with pytest.raises(MeshError, match="there is a TPU mesh 'm' already; give this one another") as caught:
+        dmesh.create_tpu_mesh(["x"], [8], "m")
+    assert isinstance(caught.value, ValueError)
+    dmesh.create_tpu_mesh(["x"], [8], "n")
+    for _ in range(2):
+        dmesh.create_tpu_mesh(["x"], [8], "")
+    become(TpuSystem.of("v2-8").topology())
+    assert dmesh.create_tpu_mesh(["x"], [8], "m").name == "m", "of another system"
+
+
 GOOD = {"mesh_dim_names": ["x", "y"], "mesh_shape": [2, 4], "mesh_name": "m"}
 
 

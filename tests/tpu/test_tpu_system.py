@@ -14,6 +14,7 @@ from tests.e2e.clients import free_ports, run_clients
 import dmesh
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.devices.device import LogicalDevices
+from dmesh.distribute.cluster_resolver import TPUClusterResolver
 from dmesh.errors import (
     AlreadyInitializedError,
     ArgumentTypeError,
@@ -105,6 +106,31 @@ def test_resolvers_know_the_type(v2):
         initialize_tpu_system(Resolver("v3-8"))
     shutdown_tpu_system(resolver)
     assert initialize_tpu_system(Resolver()).mesh_shape.tolist() == [2, 2, 1, 2]  # as the environment says
+
+
+def test_resolvers_of_this_machine_leave_the_shape_to_the_environment(monkeypatch):
+    """A type of an unusual size needs its shape; nobody but the environment has it."""
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-24")
+    monkeypatch.setenv("TPU_TOPOLOGY", "2x2x3")
+    resolver = TPUClusterResolver("local")
+    assert resolver.num_accelerators() == {"TPU": 24}
+    topology = initialize_tpu_system(resolver)
+    assert topology.mesh_shape.tolist() == [2, 2, 3, 2]
+    shutdown_tpu_system(resolver)
+    assert initialize_tpu_system() == topology
+
+
+def test_fewer_cpu_devices_in_the_environment_than_cores_are_too_few(monkeypatch, v2):
+    monkeypatch.setenv("DMESH_NUM_CPU_DEVICES", "1")
+    assert initialize_tpu_system().num_tpus_per_task == 8
+    assert dmesh.num_local_devices("CPU") == 8, "the greater number, as in TensorFlow"
+    shutdown_tpu_system()
+    monkeypatch.setenv("DMESH_NUM_CPU_DEVICES", "10")
+    assert dmesh.initialize_accelerator_system("TPU") == "TPU"
+    assert dmesh.num_local_devices("CPU") == 10
+    dmesh.shutdown_accelerator_system()
+    with pytest.raises(DeviceError, match="num_logical_cpu_devices=4 is less than the number of TPU devices"):
+        dmesh.initialize_accelerator_system("TPU", num_logical_cpu_devices=4)
 
 
 def test_a_system_that_is_initialized_gets_tpu_devices(v2):

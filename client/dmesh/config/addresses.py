@@ -12,6 +12,9 @@ BNS_PREFIX = "/bns/"
 HOST_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
 """A host name or an IPv4 address, as far as its characters go."""
 
+WILDCARD_HOSTS = ("0.0.0.0", "::")  # noqa: S104 -- a name for them; nobody binds to them here
+"""Hosts that stand for all of a machine's addresses: they can be listened on, and not be connected to."""
+
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
 _NOWHERE = ".invalid:1"
 

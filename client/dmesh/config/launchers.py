@@ -57,6 +57,8 @@ class FoundCluster:
 
     reason: str = ""
     """Reason for looking for it, if the program has not asked; then the user may name the job otherwise."""
+    resolver: ClusterResolver | None = None
+    """The resolver that has found it, if one has."""
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the `DTENSOR_*` variables that say the same, to be put over those of `environ`."""
@@ -193,7 +195,9 @@ def _of_a_number(environ: Mapping[str, str]) -> FoundCluster | None:
     )
 
 
-def load_settings(resolver: ClusterResolver | None, backend: object) -> tuple[Settings, Mapping[str, str]]:
+def load_settings(
+    resolver: ClusterResolver | None, backend: object
+) -> tuple[Settings, Mapping[str, str], ClusterResolver | None]:
     """Reads and checks the settings of this process, with the cluster that it is to join.
 
     Args:
@@ -201,7 +205,8 @@ def load_settings(resolver: ClusterResolver | None, backend: object) -> tuple[Se
         backend: Comes before `DMESH_BACKEND`, if it is not None.
 
     Returns:
-        The settings, and the `DTENSOR_*` variables whose values are not the environment's.
+        The settings; the `DTENSOR_*` variables whose values are not the environment's; and the resolver that
+        has given them, the program's or a launcher's.
 
     Raises:
         DMeshError: See `find_cluster` and `Settings.load`.
@@ -210,7 +215,7 @@ def load_settings(resolver: ClusterResolver | None, backend: object) -> tuple[Se
     found = find_cluster(resolver)
     if found is None:
         alone = {} if resolver is None else {"DTENSOR_JOBS": "", "DTENSOR_CLIENT_ID": ""}
-        return Settings.load({**environ, **alone}, backend=backend), alone
+        return Settings.load({**environ, **alone}, backend=backend), alone, resolver
     instead = found.variables(environ)
     try:
         read_client_id(instead, len(read_jobs(instead)))
@@ -222,7 +227,7 @@ def load_settings(resolver: ClusterResolver | None, backend: object) -> tuple[Se
     settings = replace(
         settings, own_address=found.own_address, takes_any_task=found.takes_any_task, origins=origins
     )
-    return settings, instead
+    return settings, instead, found.resolver
 
 
 def _cluster_of(resolver: ClusterResolver, source: str) -> FoundCluster | None:
@@ -243,13 +248,14 @@ def _cluster_of(resolver: ClusterResolver, source: str) -> FoundCluster | None:
         addresses = _all_addresses(spec, clients, source)
         start = sum(spec.num_tasks(job) for job in clients[: clients.index(task_type)])
         task = _task_id(resolver, spec.num_tasks(task_type), len(addresses), source)
-        return FoundCluster(tuple(addresses), start + task, job_name, source)
+        return FoundCluster(tuple(addresses), start + task, job_name, source, resolver=resolver)
     task = _task_id(resolver, total, total, source)
     # The list must be the same in all clients, whatever else each of them knows.
     listed = [unknown_address(index) for index in range(total)]
     if not context.environment().get("DMESH_COORDINATOR", "").strip():
         listed[0] = spec.task_address(job_name, 0)
-    return FoundCluster(tuple(listed), task, job_name, source, spec.task_address(job_name, task))
+    own_address = spec.task_address(job_name, task)
+    return FoundCluster(tuple(listed), task, job_name, source, own_address, resolver=resolver)
 
 
 def _client_jobs(jobs: list[str], source: str) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from dmesh.data.elements import as_element, spec_of
 from dmesh.errors import DatasetError
 
 __all__ = ["Optional"]
@@ -13,21 +15,24 @@ class Optional:
     """Result of `get_next_as_optional`: an element, or nothing after the last one.
 
     Made by `from_value` and `empty`.
+
+    Args:
+        values: The value, or nothing.
+        find_spec: Returns the structure of specs; called only when somebody asks.
     """
 
-    def __init__(self, values: tuple[Any, ...], element_spec: Any) -> None:
+    def __init__(self, values: tuple[Any, ...], find_spec: Callable[[], Any]) -> None:
         self._values = values
-        self._spec = element_spec
+        self._find_spec = find_spec
 
     @staticmethod
-    def from_value(value: Any, element_spec: Any = None) -> Optional:
+    def from_value(value: Any) -> Optional:
         """Returns one with a value.
 
         Args:
-            value: The value.
-            element_spec: Its spec, if it is known.
+            value: The value, a structure of arrays.
         """
-        return Optional((value,), element_spec)
+        return Optional((value,), lambda: spec_of(as_element(value)))
 
     @staticmethod
     def empty(element_spec: Any = None) -> Optional:
@@ -36,12 +41,16 @@ class Optional:
         Args:
             element_spec: Spec of the value that it could have had.
         """
-        return Optional((), element_spec)
+        return Optional((), lambda: element_spec)
 
     @property
     def element_spec(self) -> Any:
-        """Spec of the value, if it is known."""
-        return self._spec
+        """Structure of specs of the value, or of the value that it could have had.
+
+        Raises:
+            DMeshError: The source of the value, which is asked for it, does not know.
+        """
+        return self._find_spec()
 
     def has_value(self) -> bool:
         """Returns whether there is a value."""

@@ -47,6 +47,7 @@ _SHORT_FORMS = {*DEVICE_TYPES, "CUSTOM", "EPU"}
 """Types that may stand without `device:` in front, as in `CPU:0`."""
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 _INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
+_FULL_JOB_NAME = re.compile(r"([^/]+)/replica:([0-9]{1,9})/task:([0-9]{1,9})", re.ASCII)
 
 
 class _Fields(TypedDict, total=False):
@@ -68,7 +69,8 @@ class DeviceSpec:
     """
 
     job: str | None = None
-    """Name of the job."""
+    """Name of the job. One such as `worker/replica:0/task:1`, what `full_job_name()` returns, is taken
+    apart; a number becomes text."""
     replica: int | None = None
     """Replica within the job; always 0 in practice."""
     task: int | None = None
@@ -79,6 +81,11 @@ class DeviceSpec:
     """Index among the client's devices of this type; None stands for any of them and is written `*`."""
 
     def __post_init__(self) -> None:
+        job: object = self.job
+        if isinstance(job, int) and not isinstance(job, bool):
+            object.__setattr__(self, "job", str(job))
+        elif isinstance(job, str) and "/" in job and (match := _FULL_JOB_NAME.fullmatch(job)):
+            self._split_job(*match.groups())
         if self.job is not None and not (isinstance(self.job, str) and JOB_NAME_PATTERN.fullmatch(self.job)):
             raise DeviceError(
                 f"{self.job!r:.200} is not a job name: expected 1 to 128 letters, digits, dots, dashes or "
@@ -90,6 +97,17 @@ class DeviceSpec:
             if not (isinstance(self.device_type, str) and _TYPE.fullmatch(self.device_type)):
                 raise DeviceError(f"{self.device_type!r:.200} is not a device type: expected CPU, GPU or TPU")
             object.__setattr__(self, "device_type", self.device_type.upper())
+
+    def _split_job(self, job: str, replica: str, task: str) -> None:
+        """Distributes the parts of `worker/replica:0/task:1`."""
+        for name, said in (("replica", int(replica)), ("task", int(task))):
+            given = getattr(self, name)
+            if given not in (None, said):
+                raise DeviceError(
+                    f"job is {self.job!r:.200}, but {name} is {given!r:.200}; leave one of them out"
+                )
+            object.__setattr__(self, name, said)
+        object.__setattr__(self, "job", job)
 
     @classmethod
     def from_string(cls, spec: str) -> DeviceSpec:

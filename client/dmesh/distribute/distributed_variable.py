@@ -57,6 +57,14 @@ class DistributedVariable(Variable, DistributedValues):
         return self._strategy
 
     @property
+    def device(self) -> str:
+        """The name of the device that has the caller's copy; outside of replicas, this client's first one."""
+        here, index = scopes.frame(), 0
+        if here.strategy is self._strategy:
+            index = here.update or (0 if here.replica is None else here.replica.index)
+        return self._team.placement.local[index].devices[0]
+
+    @property
     def values(self) -> tuple[Array, ...]:
         """The copies of this client's replicas, in the order of their ids; they cannot be written to."""
         return tuple(self._copies)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dmesh.data.elements import TensorSpec
 from dmesh.data.optional import Optional
 from dmesh.distribute.input_reading import Reading, WorkerInput
+from dmesh.distribute.values import PerReplica
 from dmesh.errors import OutOfRangeError, StrategyValueError
+from dmesh.structure import map_structure
 
 __all__ = ["DistributedDataset", "DistributedIterator"]
 
@@ -94,7 +97,7 @@ class DistributedIterator(Iterator[Any]):
                 "a step of its own. Call it outside: strategy.run(replica_fn, args=(next(iterator),))"
             )
         if self._over:
-            return Optional.empty()
+            return self._nothing()
         try:
             if self._reading is None:
                 self._reading = self._source.begin()
@@ -104,11 +107,20 @@ class DistributedIterator(Iterator[Any]):
             raise
         if value is None:
             self.close()
-            return Optional.empty()
-        return Optional.from_value(*value)
+            return self._nothing()
+        return Optional(value, lambda: map_structure(_spec_of_parts, value[0]))
+
+    def _nothing(self) -> Optional:
+        return Optional((), lambda: self.element_spec)
 
     def close(self) -> None:
         """Ends the reading and its thread. Idempotent."""
         reading, self._reading, self._over = self._reading, None, True
         if reading is not None:
             reading.close()
+
+
+def _spec_of_parts(leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        return PerReplica(map(TensorSpec.from_tensor, leaf.values))
+    return TensorSpec.from_tensor(leaf)

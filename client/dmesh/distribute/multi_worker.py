@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dmesh.devices.device import local_devices, preferred_device_type, this_client
+from dmesh.distribute.cluster_resolver.joined import cluster_of_this_process
+from dmesh.distribute.extended import StrategyExtended
 from dmesh.distribute.options import CommunicationOptions
 from dmesh.distribute.placement import Placement, Replica
 from dmesh.distribute.strategy import Strategy
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["MultiWorkerMirroredStrategy"]
 
 
+class _Extended(StrategyExtended):
+    """The strategy's part for libraries, in which each client sees its own devices."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device of each replica of this client, by replica."""
+        return tuple(replica.devices[0] for replica in self.team.placement.local)
+
+
 class MultiWorkerMirroredStrategy(Strategy):
     """Replicas on all clients, one for each of their logical devices, that train in step.
 
@@ -24,7 +35,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     replicas of this one.
 
     Args:
-        cluster_resolver: What the clients were found with; kept for `cluster_resolver`.
+        cluster_resolver: What the clients were found with, for `strategy.cluster_resolver`. Default: what
+            this process's cluster was found with, or a resolver that knows it.
         communication_options: How values are exchanged, unless a call says otherwise.
 
     Raises:
@@ -53,5 +65,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         ]
         replicas = tuple(Replica(number, owner, (name,)) for number, (owner, name) in enumerate(devices))
         super().__init__(
-            Team(Placement(replicas, client, num_clients), communication_options), cluster_resolver
+            Team(Placement(replicas, client, num_clients), communication_options),
+            cluster_of_this_process() if cluster_resolver is None else cluster_resolver,
         )
+
+    def _extend(self, team: Team) -> StrategyExtended:
+        return _Extended(self, team)

@@ -92,14 +92,15 @@ class Scope(Generic[_S]):
         self._tokens: list[Token[Frame | None]] = []
 
     def __enter__(self) -> _S:
-        """Enters the scope.
+        """Enters the scope. That of the default strategy changes nothing: code in it is its only replica.
 
         Raises:
             StrategyError: Another strategy's scope is around, or this is a replica.
         """
         if has_strategy():
             require_cross_replica(self._strategy)
-        self._tokens.append(_frame.set(Frame(self._strategy)))
+        default = self._strategy is default_frame().strategy
+        self._tokens.append(_frame.set(_frame.get() if default else Frame(self._strategy)))
         return self._strategy
 
     def __exit__(

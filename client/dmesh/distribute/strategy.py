@@ -62,7 +62,7 @@ class Strategy:
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver that found the clients; None if the strategy was made without one."""
+        """The resolver that found the clients; None if the strategy does without one."""
         return self._cluster_resolver
 
     @property

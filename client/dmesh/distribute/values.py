@@ -43,8 +43,8 @@ class DistributedValues:
         return self._values
 
     def __repr__(self) -> str:
-        parts = "".join(f"  {index}: {value!r},\n" for index, value in enumerate(self._values))
-        return f"{type(self).__name__}:{{\n{parts}}}"
+        parts = ",\n".join(f"  {index}: {value!r}" for index, value in enumerate(self._values))
+        return f"{type(self).__name__}:{{\n{parts}\n}}"
 
 
 class PerReplica(DistributedValues):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.distribute import scopes
 from dmesh.distribute.acting import ActsAsArray
 from dmesh.distribute.combining import Array, as_value, frozen
@@ -106,6 +107,12 @@ class Variable(ActsAsArray, metaclass=_Replicated):
     def dtype(self) -> np.dtype[Any]:
         """The type of its elements, which never changes."""
         return self._dtype
+
+    @property
+    def device(self) -> str:
+        """The name of the device that holds it: this client's first CPU device."""
+        job, client, _ = this_client()
+        return DeviceSpec(job, 0, client, "CPU", 0).to_string()
 
     @property
     def ndim(self) -> int:

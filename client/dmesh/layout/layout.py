@@ -146,17 +146,17 @@ class Layout:
             raise LayoutError(f"cannot read the layout string {layout_str!r:.200}: {error}") from error
 
     @classmethod
-    def from_proto(cls, proto: Serializable) -> Layout:
+    def from_proto(cls, layout_proto: Serializable) -> Layout:
         """Reads what `as_proto` wrote.
 
         Args:
-            proto: A `LayoutProto`, of `dmesh.v1.layout_pb2` or of TensorFlow.
+            layout_proto: A `LayoutProto`, of `dmesh.v1.layout_pb2` or of TensorFlow.
 
         Raises:
             LayoutError: It is not such a message, or what it says is not a valid layout.
         """
         try:
-            return cls._from_parts(*read_layout(proto))
+            return cls._from_parts(*read_layout(layout_proto))
         except (LayoutError, MeshError) as error:
             raise LayoutError(f"cannot read the layout message: {error}") from error
 

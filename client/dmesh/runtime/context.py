@@ -27,7 +27,8 @@ class Context:
 
     The parts are `config.settings.Settings`, `config.client.FoundVariables`, `devices.device.LogicalDevices`,
     `coordination.members.Members`, `coordination.agent_source.AgentSource`, `tpu.topology.Topology`,
-    `collectives.communicator.Communicator` and `runtime.membership.Client`.
+    `collectives.communicator.Communicator`, `runtime.membership.Client` and
+    `distribute.cluster_resolver.joined.FoundResolver`.
 
     Args:
         client_id: This process's client id; 0 in local mode.

@@ -25,6 +25,7 @@ from dmesh.coordination.agent_source import AgentSource
 from dmesh.coordination.members import Device, Member, Members, MemberState
 from dmesh.coordination.process import this_process
 from dmesh.devices.device import DEVICE_TYPES, LogicalDevices, detect_gpus, preferred_device_type
+from dmesh.distribute.cluster_resolver.joined import FoundResolver
 from dmesh.errors import (
     AlreadyInitializedError,
     BarrierError,
@@ -130,7 +131,7 @@ def initialize_accelerator_system(
     if device_type is not None and not isinstance(device_type, str):
         raise DeviceError(f"device_type must be one of {', '.join(DEVICE_TYPES)}, got {device_type!r}")
     device_type = (_default_device_type(tpu) if device_type is None else device_type).upper()
-    settings, found = launchers.load_settings(cluster_resolver, backend)
+    settings, found, resolver = launchers.load_settings(cluster_resolver, backend)
     native.core()  # who insists on it hears now that it is missing, not in the first collective
     tpus = _tpu_devices(device_type, tpu, settings)
     logical_devices = _count_devices(device_type, num_logical_cpu_devices, settings, len(tpus))
@@ -141,6 +142,8 @@ def initialize_accelerator_system(
         )
     else:
         _initialize_local(settings, device_type, logical_devices, devices, found)
+    if resolver is not None:
+        context.current().put(FoundResolver(resolver))
     return device_type
 
 
@@ -289,23 +292,24 @@ def _count_devices(
     device_type: str, num_cpus: int | None, settings: Settings, num_tpus: int
 ) -> Mapping[str, int]:
     """Return how many logical devices of each type this client will have."""
-    num_cpus = settings.num_cpu_devices if num_cpus is None else _checked_count(num_cpus)
+    asked = None if num_cpus is None else _checked_count(num_cpus)
+    usual = settings.num_cpu_devices or 1
     accelerators = {"GPU": len(detect_gpus()), "TPU": num_tpus}
     if device_type == "CPU":
-        return {"CPU": num_cpus or 1, **accelerators}
+        return {"CPU": asked or usual, **accelerators}
     count = accelerators[device_type]
     if count == 0:
         raise DeviceError(
             f"device_type={device_type} was asked for, but this machine has no {device_type}; use "
             "device_type='CPU', or None for what there is"
         )
-    if num_cpus is not None and num_cpus < count:
+    if asked is not None and asked < count:
         raise DeviceError(
-            f"num_logical_cpu_devices={num_cpus} is less than the number of {device_type} devices "
+            f"num_logical_cpu_devices={asked} is less than the number of {device_type} devices "
             f"({count}); each "
             "of them needs a CPU device beside it"
         )
-    return {"CPU": num_cpus or count, **accelerators}
+    return {"CPU": asked or max(usual, count), **accelerators}
 
 
 def _checked_count(num_cpus: object) -> int:

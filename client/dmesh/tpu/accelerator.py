@@ -164,9 +164,9 @@ class TpuSystem:
         if isinstance(tpu, TpuSystem):
             return tpu
         if tpu is not None:
-            wanted = cls.of(tpu)
-            if environ.get("TPU_ACCELERATOR_TYPE", "").strip().lower() != wanted.accelerator_type:
-                return wanted
+            name, _, _ = _parse_type(tpu)
+            if environ.get("TPU_ACCELERATOR_TYPE", "").strip().lower() != name:
+                return cls.of(tpu)
         described = cls.from_environment(environ)
         if described is None:
             raise TpuNotFoundError(

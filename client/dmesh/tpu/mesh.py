@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ def create_tpu_mesh(
     Args:
         mesh_dim_names: Name of each dimension, outermost first.
         mesh_shape: Size of each dimension; their product is the number of all TPU devices.
-        mesh_name: A name for people.
+        mesh_name: A name that no other TPU mesh has, or an empty one.
         ring_dims: How many leading (positive) or trailing (negative) dimensions a ring has. Default: all but
             the first.
         ring_axes: In which order the axes `x`, `y`, `z` and `core` of the TPU system are filled with rings.
@@ -51,7 +52,8 @@ def create_tpu_mesh(
         use_xla_spmd: Kept; without effect here.
 
     Raises:
-        MeshError: The arguments are not those, or do not fit each other or the TPU system.
+        MeshError: The arguments are not those, or do not fit each other or the TPU system; or there is a TPU
+            mesh of that name already.
         NotInitializedError: There is no TPU system.
     """
     shape = _integers("mesh_shape", mesh_shape)
@@ -77,7 +79,39 @@ def create_tpu_mesh(
     rings = rings[:, core_ring(rings[0])]
     if build_ring_across_rings:
         rings = rings[core_ring(rings[:, 0], rotate=rotate_ring_across_rings)]
-    return _mesh(topology, rings.reshape(-1, RANK), mesh_dim_names, shape, mesh_name, use_xla_spmd)
+    mesh = _mesh(topology, rings.reshape(-1, RANK), mesh_dim_names, shape, mesh_name, use_xla_spmd)
+    _claim_name(mesh, topology)
+    mesh._announce()
+    return mesh
+
+
+@dataclass(frozen=True)
+class _TpuMeshes:
+    """The TPU meshes of an initialized system."""
+
+    topology: Topology
+    """The TPU system that they are meshes of."""
+    names: set[str] = field(default_factory=set)
+    """Their names."""
+
+
+def _claim_name(mesh: Mesh, topology: Topology) -> None:
+    """Notes the name of a mesh, if it has one.
+
+    Raises:
+        MeshError: Another mesh of this TPU system has the name.
+    """
+    state = context.current()
+    meshes = state.find(_TpuMeshes)
+    if meshes is None or meshes.topology is not topology:
+        meshes = _TpuMeshes(topology)
+        state.put(meshes)
+    if mesh.name in meshes.names:
+        raise MeshError(
+            f"there is a TPU mesh {mesh.name!r:.200} already; give this one another name, or an empty one"
+        )
+    if mesh.name:
+        meshes.names.add(mesh.name)
 
 
 def _mesh(
@@ -104,7 +138,7 @@ def _mesh(
         (index for index, device in enumerate(devices) if device.task == client),
         key=lambda index: devices[index].device_index or 0,
     )
-    mesh = Mesh(
+    return Mesh(
         list(names),
         np.arange(len(devices)).reshape(shape),
         own,
@@ -113,8 +147,6 @@ def _mesh(
         global_devices=devices,
         use_xla_spmd=use_xla_spmd,
     )
-    mesh._announce()
-    return mesh
 
 
 def _enumerate(

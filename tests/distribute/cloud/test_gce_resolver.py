@@ -146,6 +146,25 @@ def test_a_service_object_is_used_as_it_is(cloud, inquiry):
     service.close()
 
 
+def test_what_a_service_object_raises_is_a_failed_lookup(inquiry):
+    class Service:
+        def instanceGroups(self):
+            raise KeyError("not logged in")
+
+    resolver = GCEClusterResolver("p", "z", "g", 1, service=Service(), inquiry=inquiry)
+    with pytest.raises(ClusterLookupError, match=r"instance group g .* raised KeyError: 'not logged in'"):
+        resolver.cluster_spec()
+
+
+def test_an_empty_task_type_is_taken_as_it_is(cloud, resolve):
+    """As in TensorFlow, whose tests make such ones."""
+    cloud.apis.add_instance("vm", "10.0.0.1", group="group")
+    resolver = resolve(task_type="", task_id=0)
+    assert resolver.task_type == ""
+    assert resolver.cluster_spec() == {"": ["10.0.0.1:8470"]}
+    assert resolver.master() == "grpc://10.0.0.1:8470"
+
+
 def test_the_librarys_own_description_of_the_api_fits(cloud, inquiry):
     """Without a discovery URL, what the library brings is used: nobody is asked to build the resolver."""
     resolver = GCEClusterResolver("p", "z", "g", 1, credentials=cloud.credentials(), inquiry=inquiry)

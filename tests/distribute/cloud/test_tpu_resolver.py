@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.e2e.clients import free_ports
 
 import dmesh
+from dmesh.config.addresses import split_address
 from dmesh.distribute.cluster_resolver import ClusterResolver, SimpleClusterResolver, TPUClusterResolver
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer, parse_tpu_env
 from dmesh.distribute.cluster_resolver.inquiry import Inquiry
@@ -26,7 +27,9 @@ from dmesh.errors import (
     MissingExtraError,
     ResolverError,
     TopologyError,
+    TpuNotFoundError,
 )
+from dmesh.testing import FakeCluster
 from dmesh.tpu.accelerator import TpuSystem
 
 
@@ -249,6 +252,28 @@ def test_a_service_object_is_used_as_it_is(cloud, inquiry, monkeypatch):
     assert resolver.cluster_spec() == {"worker": ["1.2.3.4:8470"]}
 
 
+@pytest.mark.parametrize("where", ["projects", "get", "execute"])
+def test_what_a_service_object_raises_is_a_failed_lookup(where, inquiry):
+    """In TensorFlow, too, every error of a look-up is a ValueError."""
+
+    class Service:
+        def __getattr__(self, name):
+            def method(**arguments):
+                if name == where:
+                    raise ZeroDivisionError("not today")
+                return self
+
+            return method
+
+    resolver = TPUClusterResolver("my-tpu", "zone", "project", service=Service(), inquiry=inquiry)
+    with pytest.raises(ClusterLookupError, match=r"nodes/my-tpu.* ZeroDivisionError: not today") as caught:
+        resolver.cluster_spec()
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(ValueError, match="not today"):
+        resolver.num_accelerators()
+
+
 def test_the_default_credentials_are_the_machines_in_a_process_of_its_own(cloud):
     cloud.apis.add_tpu("my-tpu", "v2-8", ["10.0.0.2"])
     script = textwrap.dedent(
@@ -427,20 +452,93 @@ def test_a_host_of_the_tpu_that_is_named_knows_itself(cloud, resolve):
     assert resolve().task_id == 0
 
 
-def test_no_tpu_anywhere(cloud, monkeypatch):
-    with pytest.raises(ValueError, match=r"no TPU is named: pass its name"):
-        TPUClusterResolver()
-    with pytest.raises(RuntimeError, match=r"the TPU's name is empty, and this machine of Google's cloud"):
-        TPUClusterResolver("")
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "true")
+@pytest.mark.parametrize("tpu", ["", None])
+@pytest.mark.parametrize("asked", [True, False])
+def test_no_tpu_anywhere(cloud, monkeypatch, tpu, asked):
+    if not asked:
+        monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "true")
     before = len(cloud.metadata.requests)
-    with pytest.raises(ConfigurationError, match="no TPU is named"):
-        TPUClusterResolver("")
-    monkeypatch.delenv("TPU_SKIP_MDS_QUERY")
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    with pytest.raises(ConfigurationError, match="no TPU is named"):
-        TPUClusterResolver("")
-    assert len(cloud.metadata.requests) == before, "nobody was asked"
+    with pytest.raises(TpuNotFoundError, match=r"no TPU is named: .*TPU_ACCELERATOR_TYPE") as caught:
+        TPUClusterResolver(tpu)
+    assert isinstance(caught.value, RuntimeError), "as documented"
+    assert isinstance(caught.value, ValueError), "as documented, too"
+    assert ("this machine of Google's cloud is no TPU VM" in str(caught.value)) == asked
+    assert (len(cloud.metadata.requests) > before) == asked
+
+
+@pytest.mark.parametrize("tpu", ["", None])
+def test_a_type_in_the_environment_is_a_tpu_of_this_machine(monkeypatch, tpu):
+    monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v2-8")
+    resolver = TPUClusterResolver(tpu)
+    assert resolver.accelerator_type == "v2-8"
+    assert not resolver.cluster_spec()
+    assert resolver.master() == ""
+    assert (resolver.task_type, resolver.task_id) == ("worker", 0)
+    assert resolver.num_accelerators() == {"TPU": 8}
+    assert resolver.get_tpu_system_metadata()[:3] == (8, 1, 8)
+
+
+def test_clients_that_share_a_tpu_of_this_machine_are_told_apart():
+    def program():
+        resolver = TPUClusterResolver("")
+        dmesh.tpu.experimental.initialize_tpu_system(resolver)
+        return resolver.task_id, resolver.num_accelerators(), resolver.get_tpu_system_metadata()[:3]
+
+    with FakeCluster(2, environ={"TPU_ACCELERATOR_TYPE": "v2-8"}) as cluster:
+        assert cluster.run(program) == [(task, {"TPU": 4}, (8, 2, 4)) for task in (0, 1)]
+
+
+@pytest.mark.parametrize("tpu", ["", None])
+def test_the_name_local_in_the_environment(monkeypatch, tpu):
+    monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
+    monkeypatch.setenv("TPU_NAME", "local")
+    resolver = TPUClusterResolver(tpu)
+    assert resolver.cloud_tpu_client.name() == "local"
+    assert not resolver.cluster_spec()
+    assert TPUClusterResolver(["local"]).master() == ""
+
+
+def test_hosts_that_the_metadata_knows_come_with_a_type_of_the_environment(cloud, monkeypatch):
+    cloud.metadata.be_tpu_vm("v4-16", ["10.0.0.2", "10.0.0.3"], worker=1)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-16")
+    resolver = TPUClusterResolver("")
+    assert resolver.cluster_spec() == {"worker": ["10.0.0.2:8470", "10.0.0.3:8470"]}
+    assert resolver.task_id == 1
+    assert resolver.accelerator_type == "v3-16", "the environment comes before the metadata"
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    assert not TPUClusterResolver("").cluster_spec()
+
+
+def test_metadata_that_do_not_answer_are_done_without_where_the_environment_has_a_type(
+    cloud, monkeypatch, inquiry, caplog
+):
+    [port] = free_ports(1)
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
+    with pytest.raises(ClusterLookupUnavailableError):
+        TPUClusterResolver("", metadata=MetadataServer(inquiry))
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v2-8")
+    assert TPUClusterResolver("", metadata=MetadataServer(inquiry)).accelerator_type == "v2-8"
+    assert "going on with the TPU that TPU_ACCELERATOR_TYPE describes" in caplog.text
+
+
+def test_the_only_host_of_a_tpu_has_nobody_to_connect_to(cloud, monkeypatch):
+    cloud.metadata.be_tpu_vm("v2-8", ["10.0.0.2"])
+    vm = TPUClusterResolver("")
+    assert vm.cluster_spec() == {"worker": ["10.0.0.2:8470"]}
+    assert vm.master() == ""
+    assert vm.master("worker", 0) == "grpc://10.0.0.2:8470"
+    assert vm.num_accelerators() == {"TPU": 8}
+    for name in ("worker-network-endpoints", "agent-worker-number", "tpu-env"):
+        del cloud.metadata.entries[f"instance/attributes/{name}"]
+    typed = TPUClusterResolver("")
+    assert typed.accelerator_type == "v2-8"
+    assert not typed.cluster_spec()
+    assert typed.master() == ""
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    pod = TPUClusterResolver("")
+    assert pod.cluster_spec() == {"worker": ["localhost:8470"]}
+    assert pod.master() == ""
 
 
 def test_arguments_are_checked():
@@ -476,6 +574,40 @@ def test_a_coordinator_without_an_address_is_started():
         socket.create_connection((host, int(port)), timeout=10).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def listens_at(address):
+    """Tells whether somebody accepts connections there."""
+    host, port = split_address(address, "it")
+    try:
+        socket.create_connection((host, port), timeout=10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_coordinator_listens_where_the_environment_says(cloud, monkeypatch):
+    cloud.metadata.entries["instance/network-interfaces/0/ip"] = "127.0.0.3"
+
+    def coordinator():
+        return TPUClusterResolver("grpc://10.0.0.2", coordinator_name="coordinator")
+
+    with coordinator() as resolver:
+        [address] = resolver.cluster_spec().job_tasks("coordinator")
+        assert address.startswith("127.0.0.3:"), "as the metadata have it"
+    monkeypatch.setenv("DMESH_BIND_HOST", "127.0.0.2")
+    with coordinator() as resolver:
+        [address] = resolver.cluster_spec().job_tasks("coordinator")
+        assert address.startswith("127.0.0.2:")
+        assert listens_at(address)
+        assert not listens_at(address.replace("127.0.0.2", "127.0.0.3"))
+    monkeypatch.setenv("DMESH_BIND_HOST", "0.0.0.0")
+    monkeypatch.setenv("DMESH_INSECURE", "1")
+    with coordinator() as resolver:
+        [address] = resolver.cluster_spec().job_tasks("coordinator")
+        assert address.startswith("127.0.0.3:"), "an address that others can connect to"
+        assert listens_at(address)
+        assert listens_at(address.replace("127.0.0.3", "127.0.0.1"))
 
 
 def test_a_tpu_of_this_machine():

@@ -61,9 +61,9 @@ class GCEClusterResolver(ClusterResolver):
         for what, value in (("project", project), ("zone", zone), ("instance_group", instance_group)):
             if not isinstance(value, str) or not value:
                 raise ConfigurationError(f"{what} is {value!r:.200}; expected its name")
-        if not isinstance(task_type, str) or not JOB_NAME_PATTERN.fullmatch(task_type):
+        if not isinstance(task_type, str) or (task_type and not JOB_NAME_PATTERN.fullmatch(task_type)):
             raise ConfigurationError(
-                f"task_type is {task_type!r:.200}; expected 1 to 128 letters, digits, dots, dashes or "
+                f"task_type is {task_type!r:.200}; expected at most 128 letters, digits, dots, dashes or "
                 "underscores"
             )
         self._port = check_port("port", port)
@@ -122,9 +122,8 @@ class GCEClusterResolver(ClusterResolver):
     def _names(self) -> Iterator[str]:
         """Yields the names of the group's running machines, page by page."""
         question = f"the instance group {self._group} of zone {self._zone} in project {self._project}"
-        groups = self._service.instanceGroups()
         request = prepare(
-            groups.listInstances,
+            lambda: self._service.instanceGroups().listInstances,
             question,
             project=self._project,
             zone=self._zone,
@@ -139,15 +138,25 @@ class GCEClusterResolver(ClusterResolver):
                 if not isinstance(url, str):
                     raise ClusterLookupError(f"{question} has an entry without a machine: {item!r:.200}")
                 yield url.rpartition("/")[2]
-            request = groups.listInstances_next(previous_request=request, previous_response=page)
+            request = prepare(
+                lambda: self._service.instanceGroups().listInstances_next,
+                question,
+                previous_request=request,
+                previous_response=page,
+            )
             if request is None:
                 return
         raise ClusterLookupError(f"{question} does not end: there are over {_MOST_PAGES} pages")
 
     def _address(self, name: str) -> str:
         question = f"the machine {name} of zone {self._zone}"
-        get = self._service.instances().get
-        request = prepare(get, question, project=self._project, zone=self._zone, instance=name)
+        request = prepare(
+            lambda: self._service.instances().get,
+            question,
+            project=self._project,
+            zone=self._zone,
+            instance=name,
+        )
         machine = execute(request, question, self._inquiry)
         status = machine.get("status", "RUNNING")
         if status != "RUNNING":

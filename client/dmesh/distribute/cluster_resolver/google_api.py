@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,21 +176,24 @@ def build_service(
     return inquiry.ask(question, attempt)
 
 
-def prepare(method: Any, question: str, **arguments: object) -> Any:
+def prepare(find_method: Callable[[], Any], question: str, **arguments: object) -> Any:
     """Returns a request of an API object.
 
     Args:
-        method: The API object's method.
+        find_method: Returns the API object's method.
         question: What it asks, as errors put it.
         arguments: The method's.
 
     Raises:
         ConfigurationError: The API's description does not allow an argument.
+        ClusterLookupError: The program's own API object fails.
     """
     try:
-        return method(**arguments)
+        return find_method()(**arguments)
     except TypeError as error:  # so the library says that a name has the wrong form
         raise ConfigurationError(f"cannot ask for {question}: {error}. Correct the name") from error
+    except Exception as error:
+        raise _failed(error, question) from error
 
 
 def execute(request: Any, question: str, inquiry: Inquiry) -> Mapping[str, Any]:
@@ -235,7 +238,7 @@ def _default_credentials() -> object:
 
 
 class _Translation:
-    """Turns errors of the client libraries into `Busy` or ours; works without the libraries, too."""
+    """Turns errors of API objects into `Busy` or ours; works without the client libraries, too."""
 
     def __init__(self, question: str) -> None:
         self._question = question
@@ -244,7 +247,9 @@ class _Translation:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, Busy | ClusterLookupError | MissingExtraError):
+        if not isinstance(error, Exception) or isinstance(
+            error, Busy | ClusterLookupError | MissingExtraError
+        ):
             return
         names = {f"{base.__module__}.{base.__name__}" for base in type(error).__mro__}
         if "googleapiclient.errors.HttpError" in names:
@@ -255,6 +260,15 @@ class _Translation:
             raise ClusterLookupDeniedError(
                 f"cannot get {self._question}: the credentials do not work: {error.args[0]}. Renew them"
             ) from error
+        raise _failed(error, self._question) from error
+
+
+def _failed(error: Exception, question: str) -> ClusterLookupError:
+    """Returns what a program gets if the API object fails in a way that the client library does not have."""
+    return ClusterLookupError(
+        f"cannot get {question}: the API object raised {type(error).__name__}: {str(error)[:300]}. Check the "
+        "arguments of the resolver, service among them"
+    )
 
 
 def _judge(error: Any, question: str) -> Exception:

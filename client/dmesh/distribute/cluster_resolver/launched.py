@@ -7,7 +7,14 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-from dmesh.config.addresses import HOST_PATTERN, is_ipv6, join_address, shown, split_address
+from dmesh.config.addresses import (
+    HOST_PATTERN,
+    WILDCARD_HOSTS,
+    is_ipv6,
+    join_address,
+    shown,
+    split_address,
+)
 from dmesh.distribute.cluster_resolver import variables
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
 from dmesh.errors import ArgumentTypeError, ConfigurationError, ResolverError
@@ -200,7 +207,7 @@ def own_host(meeting: str) -> str:
         ConfigurationError: It is not HOST:PORT.
     """
     chosen = variables.text("DMESH_BIND_HOST")
-    if chosen is not None and chosen not in ("0.0.0.0", "::", "[::]"):  # noqa: S104 -- nobody binds to it here
+    if chosen is not None and chosen.strip("[]") not in WILDCARD_HOSTS:
         return chosen.strip("[]")
     host, port = split_address(meeting, "the address at which all meet")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dmesh.config.addresses import join_address
+from dmesh.config.addresses import WILDCARD_HOSTS, join_address, split_address
 from dmesh.config.settings import JOB_NAME_PATTERN, Settings
 from dmesh.devices.device import known_members, num_local_devices
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
@@ -46,7 +46,7 @@ class TPUClusterResolver(ClusterResolver):
         tpu: The name of a TPU; or `grpc://HOST:PORT` of its hosts, separated by commas, 8470 if there is no
             port; or `local` for a TPU of this machine's own. If empty or None the first of these says it:
             `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, `TPU_NAME`, `TPU_CONFIG`, `TPU_WORKER_HOSTNAMES`, the metadata
-            of a TPU VM. A list must have one entry.
+            of a TPU VM, `TPU_ACCELERATOR_TYPE` (a TPU of this machine's own). A list must have one entry.
         zone: The zone of a TPU that has a name; that of this machine if empty.
         project: Its project; that of this machine if empty.
         job_name: The job that the TPU's hosts are tasks of.
@@ -63,8 +63,8 @@ class TPUClusterResolver(ClusterResolver):
 
     Raises:
         MissingExtraError: The TPU has a name and googleapiclient is not installed.
-        ConfigurationError: No TPU is named anywhere, or an argument is not usable.
-        ResolverError: The name is empty, and this machine of Google's cloud is no TPU VM.
+        ConfigurationError: An argument is not usable.
+        TpuNotFoundError: No TPU is named or described anywhere.
         ClusterLookupError: Zone or project are not given, and there is no metadata server that knows.
         NotImplementedError: `tpu` is a list of several.
     """
@@ -111,8 +111,13 @@ class TPUClusterResolver(ClusterResolver):
                 start_coordinator,  # of all of the SDK, which others need not wait for
             )
 
-            self._server = start_coordinator(self._client.get_local_ip(), Settings.load())
-            self._coordinator_address = self._server.address
+            settings = Settings.load()
+            host = settings.bind_host or self._client.get_local_ip()
+            # Others can reach all addresses of this machine, but not by the one that stands for them.
+            told = self._client.get_local_ip() if host in WILDCARD_HOSTS else host
+            self._server = start_coordinator(host, settings)
+            _, port = split_address(self._server.address, "the coordinator")
+            self._coordinator_address = join_address(told, port)
 
     @staticmethod
     def connect(
@@ -155,12 +160,12 @@ class TPUClusterResolver(ClusterResolver):
             ClusterNotReadyError: The TPU does not run, or is not healthy.
             ClusterLookupError: The service that knows does not, refuses, or does not answer.
         """
-        if isinstance(self._client, LocalTpu):
-            return ClusterSpec({})
         hosts = [
             join_address(endpoint["ipAddress"], endpoint["port"])
             for endpoint in self._client.network_endpoints()
         ]
+        if not hosts and self._client.is_here():
+            return ClusterSpec({})
         jobs = {self.task_type: hosts}
         if self._coordinator_name and self._coordinator_address:
             jobs[self._coordinator_name] = [self._coordinator_address]
@@ -177,14 +182,16 @@ class TPUClusterResolver(ClusterResolver):
             rpc_layer: What stands before `://`; `grpc` if None.
 
         Returns:
-            Such as `grpc://10.0.0.2:8470`; empty for a TPU of this machine's own.
+            Such as `grpc://10.0.0.2:8470`; empty for a TPU of this machine's own, and for one of which this
+            machine is the only host: there is nobody to connect to.
 
         Raises:
             ClusterSpecError: There is no such task, or the TPU has no host.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
             ClusterLookupError: The service that knows does not, refuses, or does not answer.
         """
-        if isinstance(self._client, LocalTpu):
+        named = task_type is not None and task_id is not None
+        if isinstance(self._client, LocalTpu) or (not named and self._client.is_here()):
             return ""
         spec = self.cluster_spec()
         if task_type is None or task_id is None:
@@ -218,7 +225,7 @@ class TPUClusterResolver(ClusterResolver):
         """
         spec = self.cluster_spec()
         job = self.task_type
-        hosts = spec.num_tasks(job) if spec else 1
+        hosts = spec.num_tasks(job) if spec else len(known_members()) or 1
         return describe_system(job, hosts, self.num_accelerators()["TPU"])
 
     def num_accelerators(
@@ -322,7 +329,7 @@ class TPUClusterResolver(ClusterResolver):
         kind = self.accelerator_type
         if kind is None:
             return 0
-        system = TpuSystem.of(kind)
+        system = TpuSystem.find(kind, context.environment())
         hosts = len(self._client.network_endpoints()) or system.num_hosts
         if system.num_cores % hosts:
             raise ResolverError(

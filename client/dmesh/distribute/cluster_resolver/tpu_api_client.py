@@ -16,6 +16,7 @@ from dmesh.distribute.cluster_resolver.tpu_client import (
     ENDPOINTS_VARIABLE,
     HOSTNAMES_VARIABLE,
     NAME_VARIABLE,
+    TYPE_VARIABLE,
     LocalTpu,
     NetworkEndpoint,
     TpuAtAddresses,
@@ -30,7 +31,7 @@ from dmesh.errors import (
     ClusterLookupError,
     ClusterNotReadyError,
     ConfigurationError,
-    ResolverError,
+    TpuNotFoundError,
 )
 
 RESOLVER = "TPUClusterResolver"
@@ -105,7 +106,9 @@ class CloudTpu(TpuClient):
                 "tpu", "v2", self._credentials, self._discovery_url, self._inquiry, RESOLVER
             )
         question = f"the TPU {self._full_name}"
-        request = prepare(self._service.projects().locations().nodes().get, question, name=self._full_name)
+        request = prepare(
+            lambda: self._service.projects().locations().nodes().get, question, name=self._full_name
+        )
         return execute(request, question, self._inquiry)
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
@@ -260,7 +263,8 @@ def find_tpu(
     """Finds out which TPU is meant, and who knows about it.
 
     The first of these decides: `tpu`, if it is not empty; `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`; `TPU_NAME`;
-    `TPU_CONFIG`; `TPU_WORKER_HOSTNAMES`; the metadata of the machine, if it is a TPU VM.
+    `TPU_CONFIG`; `TPU_WORKER_HOSTNAMES`; the metadata of the machine, if it is a TPU VM;
+    `TPU_ACCELERATOR_TYPE`, which names no hosts and so means a TPU of this machine's own.
 
     Args:
         tpu: `local`, a name, `grpc://...`, a list of one of these; empty or None to look for it.
@@ -275,11 +279,12 @@ def find_tpu(
 
     Raises:
         ArgumentTypeError: `tpu` is something else.
-        ConfigurationError: No TPU is named anywhere, or an address is malformed.
+        ConfigurationError: The list is empty, or an address is malformed.
         NotImplementedError: There are several in the list.
         MissingExtraError: googleapiclient is needed and not installed.
-        ResolverError: The name is empty, and this machine of Google's cloud is no TPU VM.
-        ClusterLookupError: Zone or project are not given, and there is no metadata server that knows.
+        TpuNotFoundError: No TPU is named or described anywhere.
+        ClusterLookupError: Zone or project are not given, and there is no metadata server that knows; or the
+            metadata server, which alone could name a TPU, does not answer.
     """
     if isinstance(tpu, list | tuple):
         if not tpu:
@@ -292,8 +297,6 @@ def find_tpu(
         tpu = tpu[0]
     if not (tpu is None or isinstance(tpu, str)):
         raise ArgumentTypeError(f"tpu must be a str or None, got {tpu!r:.200}")
-    if tpu == "local":
-        return LocalTpu(environ, metadata)
     name, source = tpu, "tpu"
     if not name and (name := environ.get(ENDPOINTS_VARIABLE)):
         return TpuAtAddresses(name, ENDPOINTS_VARIABLE, environ, metadata)
@@ -302,24 +305,38 @@ def find_tpu(
     if not name and (config := environ.get(CONFIG_VARIABLE)):
         name, its_project, its_zone = read_node_config(config)
         project, zone = project or its_project, zone or its_zone
+    if name == "local":
+        return LocalTpu(environ, metadata)
     if name:
         if name.startswith("grpc://"):
             return TpuAtAddresses(name, source, environ, metadata)
         return CloudTpu(name, zone, project, credentials, service, discovery_url, inquiry, environ, metadata)
     if environ.get(HOSTNAMES_VARIABLE):
         return TpuInEnvironment(environ, metadata)
+    return _tpu_of_this_machine(environ, metadata)
+
+
+def _tpu_of_this_machine(environ: Mapping[str, str], metadata: MetadataServer) -> TpuClient:
+    """Returns the TPU that this machine is a host of, as its metadata or the environment describes it."""
+    described = environ.get(TYPE_VARIABLE, "").strip()
     skip = environ.get("TPU_SKIP_MDS_QUERY", "").lower() in ("1", "true", "yes")
-    if not skip and metadata.in_google_cloud():
-        if metadata.attribute("worker-network-endpoints"):
-            return TpuOfThisVm(environ, metadata)
-        if tpu == "":
-            raise ResolverError(
-                "the TPU's name is empty, and this machine of Google's cloud is no TPU VM that knows its "
-                "own: pass the name, as in TPUClusterResolver('my-tpu'), or set TPU_NAME"
-            )
-    raise ConfigurationError(
-        "no TPU is named: pass its name or tpu='grpc://HOST:PORT', or set TPU_NAME, "
-        f"{ENDPOINTS_VARIABLE} or {HOSTNAMES_VARIABLE}; tpu='local' for one of this machine's own"
+    asked = not skip and metadata.in_google_cloud()
+    if asked:
+        vm = TpuOfThisVm(environ, metadata)
+        try:
+            if vm.exists():
+                return vm
+        except ClusterLookupError as error:
+            if not described:
+                raise
+            logger.warning("%s; going on with the TPU that %s describes", error, TYPE_VARIABLE)
+    if described:
+        return LocalTpu(environ, metadata)
+    raise TpuNotFoundError(
+        f"no TPU is named: pass its name or tpu='grpc://HOST:PORT', or set {NAME_VARIABLE}, "
+        f"{ENDPOINTS_VARIABLE} or {HOSTNAMES_VARIABLE}; for one of this machine's own, set {TYPE_VARIABLE} "
+        "to a type such as v2-8"
+        + ("; this machine of Google's cloud is no TPU VM, whose metadata would name one" if asked else "")
     )
 
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from dmesh.config import client as config
 from dmesh.config.addresses import HOST_PATTERN, is_ipv6, shown, split_address
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer
 from dmesh.errors import ClusterLookupError, ConfigurationError, ResolverError
@@ -23,8 +24,8 @@ ENDPOINTS_VARIABLE = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
 NAME_VARIABLE = "TPU_NAME"
 CONFIG_VARIABLE = "TPU_CONFIG"
 HOSTNAMES_VARIABLE = "TPU_WORKER_HOSTNAMES"
+TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 _WORKER_VARIABLES = ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID")
-_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 _GRPC = "grpc://"
 _MOST_HOSTS = 65_536
 
@@ -61,13 +62,21 @@ class TpuClient:
         """
         raise NotImplementedError
 
+    def is_here(self) -> bool:
+        """Tells whether this machine is its only host, so that there is nobody to connect to.
+
+        Raises:
+            ResolverError: Its hosts cannot be found out.
+        """
+        return False
+
     def api_available(self) -> bool:
         """Tells whether Google's API knows this TPU; without it, state and health are not known."""
         return False
 
     def accelerator_type(self) -> str | None:
         """Returns its type, such as `v2-8`."""
-        return self._environ.get(_TYPE_VARIABLE) or None
+        return self._environ.get(TYPE_VARIABLE, "").strip() or None
 
     def state(self) -> str | None:
         """Returns its state, such as READY."""
@@ -140,6 +149,18 @@ class LocalTpu(TpuClient):
         """Returns none: there is nothing to connect to."""
         return []
 
+    def is_here(self) -> bool:
+        """Tells that it is."""
+        return True
+
+    def worker_id(self) -> int:
+        """Returns this client's id: whoever shares this machine's TPU is a client.
+
+        Raises:
+            ConfigurationError: The environment has nonsense.
+        """
+        return config.client_id()
+
     def get_local_ip(self) -> str:
         """Returns 127.0.0.1."""
         return "127.0.0.1"
@@ -187,9 +208,25 @@ class TpuInEnvironment(TpuClient):
         """
         return read_endpoints(self._environ[HOSTNAMES_VARIABLE], HOSTNAMES_VARIABLE)
 
+    def is_here(self) -> bool:
+        """Tells whether one host is listed, which is this pod.
+
+        Raises:
+            ConfigurationError: A host name is malformed.
+        """
+        return len(self.network_endpoints()) == 1
+
 
 class TpuOfThisVm(TpuClient):
     """The TPU of the TPU VM that the program runs on, as its metadata has it."""
+
+    def exists(self) -> bool:
+        """Tells whether this machine is a TPU VM.
+
+        Raises:
+            ClusterLookupError: The metadata server does not answer.
+        """
+        return bool(self._metadata.attribute("worker-network-endpoints") or self._type_of_metadata())
 
     def name(self) -> str:
         """Returns the TPU's name; that of the machine if its metadata does not have it."""
@@ -197,12 +234,14 @@ class TpuOfThisVm(TpuClient):
         return name or self._metadata.get("instance/name") or "this TPU VM"
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
-        """Returns the hosts of the attribute `worker-network-endpoints`.
+        """Returns the hosts of the attribute `worker-network-endpoints`; none if the metadata lacks it.
 
         Raises:
             ClusterLookupError: The metadata server does not answer, or not so that it makes sense.
         """
-        entries = self._metadata.attribute("worker-network-endpoints") or ""
+        entries = self._metadata.attribute("worker-network-endpoints")
+        if entries is None:
+            return []
         # Each is ...:...:IP; the address is all that counts, and may itself have colons.
         hosts = [entry.strip().split(":", 2)[-1] for entry in entries.split(",") if entry.strip()]
         if not hosts or not all(HOST_PATTERN.fullmatch(host) or is_ipv6(host) for host in hosts):
@@ -212,14 +251,25 @@ class TpuOfThisVm(TpuClient):
             )
         return [NetworkEndpoint(ipAddress=host, port=DEFAULT_PORT) for host in hosts]
 
+    def is_here(self) -> bool:
+        """Tells whether the metadata lists no other host than this one.
+
+        Raises:
+            ClusterLookupError: The metadata server does not answer, or not so that it makes sense.
+        """
+        return len(self.network_endpoints()) <= 1
+
     def accelerator_type(self) -> str | None:
-        """Returns the TPU's type.
+        """Returns the TPU's type: what the environment says, or else the metadata.
 
         Raises:
             ClusterLookupError: The metadata server does not answer.
         """
+        return super().accelerator_type() or self._type_of_metadata()
+
+    def _type_of_metadata(self) -> str | None:
         said = self._metadata.attribute("accelerator-type")
-        return said or self._metadata.tpu_env().get("ACCELERATOR_TYPE") or super().accelerator_type()
+        return said or self._metadata.tpu_env().get("ACCELERATOR_TYPE") or None
 
     def worker_id(self) -> int | None:
         """Returns which of the TPU's hosts this machine is.
