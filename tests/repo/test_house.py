@@ -91,6 +91,7 @@ PUBLIC_MODULES = [
     "dmesh.distribute",
     "dmesh.distribute.cluster_resolver",
     "dmesh.distribute.experimental",
+    "dmesh.distribute.experimental.partitioners",
     "dmesh.errors",
     "dmesh.testing",
     "dmesh.testing.backends",
