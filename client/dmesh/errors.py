@@ -17,6 +17,7 @@ DMeshError
 ├── TopologyError (ValueError)
 │   └── CoordinateError (IndexError)
 ├── TpuNotFoundError (RuntimeError), a DeviceError
+├── CheckpointError (ValueError)
 ├── DatasetError (ValueError)
 │   ├── FileFormatError
 │   └── ShardingError: ShardHintError (RuntimeError), UnshardableSourceError (LookupError)
@@ -78,6 +79,10 @@ class AlreadyInitializedError(DMeshError, ValueError):
 
 class NotInitializedError(DMeshError, ValueError):
     """`initialize_accelerator_system` has not been called."""
+
+
+class CheckpointError(DMeshError, ValueError):
+    """A checkpoint is not there, is damaged, or does not fit what it is restored to; nothing was changed."""
 
 
 class DatasetError(DMeshError, ValueError):
