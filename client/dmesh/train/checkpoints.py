@@ -11,9 +11,9 @@ weights.assign_add(np.ones(3))
 manager.save()  # -> 'checkpoints/ckpt-1.npz'
 ```
 
-A file is a `.npz` archive of NumPy's, which nothing is executed to read. It is complete or not there: it gets its
-name once it is on disk. A program of several clients calls these functions on one of them, or lets
-`dmesh.distribute.experimental.PreemptionCheckpointHandler` do it.
+A file is a `.npz` archive of NumPy's; nothing in it is executed. It is complete or not there: it gets its
+name once it is on disk. A program of several clients calls these functions on one of them, or leaves that
+to `dmesh.distribute.experimental.PreemptionCheckpointHandler`.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _walk(prefix: str, item: Any, within: set[int]) -> Iterator[tuple[str, Any]]
         return
     else:
         raise ArgumentTypeError(
-            f"{prefix} of a checkpoint is a {type(item).__name__}; expected a dmesh.Variable, a NumPy array, a "
-            "dmesh.train.Checkpoint, or a dict, list or tuple of these. Keep numbers in variables"
+            f"{prefix} of a checkpoint is a {type(item).__name__}; expected a dmesh.Variable, a NumPy array, "
+            "a dmesh.train.Checkpoint, or a dict, list or tuple of these. Keep numbers in variables"
         )
     if id(item) in within:
         raise ArgumentTypeError(f"{prefix} of a checkpoint contains itself")

@@ -1,9 +1,12 @@
-"""The names of `tf.distribute.experimental`: options, partitioners, and former names of strategies."""
+"""The names of `tf.distribute.experimental`: preemption, partitioners, options, former names."""
 
 from __future__ import annotations
 
 from dmesh.distribute.experimental import partitioners
 from dmesh.distribute.experimental.former import CollectiveHints, MultiWorkerMirroredStrategy, TPUStrategy
+from dmesh.distribute.failure_handling.checkpoint_handler import PreemptionCheckpointHandler
+from dmesh.distribute.failure_handling.termination import TerminationConfig
+from dmesh.distribute.failure_handling.watcher import PreemptionWatcher
 from dmesh.distribute.input_options import ValueContext
 from dmesh.distribute.options import CommunicationImplementation, CommunicationOptions
 
@@ -16,6 +19,9 @@ __all__ = [
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "partitioners",
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
+    "TerminationConfig",
     "TPUStrategy",
     "ValueContext",
 ]
