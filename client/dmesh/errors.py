@@ -42,6 +42,7 @@ DMeshError
 │   └── PeerAuthenticationError (ConnectionError)
 └── StrategyError (RuntimeError)
     ├── StrategyTypeError (TypeError), StrategyValueError (ValueError)
+    ├── RemoteFunctionError, FunctionCancelledError
     └── ReplicaError: ReplicaMismatchError (ValueError), ReplicaTimeoutError (TimeoutError)
 ```
 """
@@ -450,6 +451,28 @@ class StrategyValueError(StrategyError, ValueError):
     """An argument of something in `dmesh.distribute` cannot be; nothing was changed."""
 
 
+class RemoteFunctionError(StrategyError):
+    """A function that a `ClusterCoordinator` had scheduled failed on a worker.
+
+    It is also an instance of the built-in error, or of dmesh's, that the function raised, as `ValueError`.
+
+    Attributes:
+        client: The worker's client id.
+        kind: Name of the error's class there, such as `builtins.ValueError`.
+        traceback: The traceback there, as text.
+    """
+
+    def __init__(self, message: str, client: int = -1, kind: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.client = client
+        self.kind = kind
+        self.traceback = traceback
+
+
+class FunctionCancelledError(StrategyError):
+    """A scheduled function was not run: another one failed, or the `ClusterCoordinator` was closed."""
+
+
 class ReplicaError(StrategyError):
     """A replica failed, which ends the step of all replicas on all clients.
 
@@ -480,6 +503,7 @@ __all__ = [
     "BarrierError",
     "BarrierMismatchError",
     "BarrierTimeoutError",
+    "CheckpointError",
     "ClientIdTakenError",
     "ClusterLookupDeniedError",
     "ClusterLookupError",
@@ -501,6 +525,7 @@ __all__ = [
     "DuplicateTaskError",
     "FencedError",
     "FileFormatError",
+    "FunctionCancelledError",
     "InitializationTimeoutError",
     "InputModeError",
     "JobMismatchError",
@@ -521,6 +546,7 @@ __all__ = [
     "PeerAuthenticationError",
     "PeerLostError",
     "PermissionDeniedError",
+    "RemoteFunctionError",
     "RemoteInputError",
     "ReplicaError",
     "ReplicaMismatchError",

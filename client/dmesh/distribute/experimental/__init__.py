@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmesh.distribute.experimental import partitioners
+from dmesh.distribute.experimental import coordinator, partitioners
 from dmesh.distribute.experimental.former import CollectiveHints, MultiWorkerMirroredStrategy, TPUStrategy
 from dmesh.distribute.failure_handling.checkpoint_handler import PreemptionCheckpointHandler
 from dmesh.distribute.failure_handling.termination import TerminationConfig
@@ -17,6 +17,7 @@ __all__ = [
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "coordinator",
     "MultiWorkerMirroredStrategy",
     "partitioners",
     "PreemptionCheckpointHandler",
