@@ -90,6 +90,7 @@ PUBLIC_MODULES = [
     "dmesh.data.experimental",
     "dmesh.distribute",
     "dmesh.distribute.cluster_resolver",
+    "dmesh.distribute.coordinator",
     "dmesh.distribute.experimental",
     "dmesh.distribute.experimental.partitioners",
     "dmesh.errors",
