@@ -296,6 +296,30 @@ def test_there_is_one_coordinator_and_it_ends():
         cluster.run(client)
 
 
+def test_a_worker_that_comes_too_late_does_not_wait():
+    closed = threading.Event()
+
+    def client():
+        if dmesh.client_id() == 0:
+            with ClusterCoordinator() as coordinator:
+                assert coordinator.schedule(square, (2,)).fetch() == 4
+            closed.set()
+        elif dmesh.client_id() == 1:
+            run_worker(modules=[__name__])
+        else:
+            assert closed.wait(60)
+            run_worker(modules=[__name__])
+        dmesh.collectives.barrier()
+        if dmesh.client_id() == 0:
+            with ClusterCoordinator() as coordinator:
+                assert coordinator.schedule(square, (3,)).fetch() == 9
+        else:
+            run_worker(modules=[__name__])
+
+    with FakeCluster(3, timeout=30.0) as cluster:
+        cluster.run(client)
+
+
 def test_without_workers_there_is_an_error():
     with FakeCluster(1) as cluster:
 

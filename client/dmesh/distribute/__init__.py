@@ -14,6 +14,7 @@ from dmesh.distribute import scopes
 
 if TYPE_CHECKING:
     from dmesh.distribute import cluster_resolver, coordinator, experimental
+    from dmesh.distribute.coordinator.server import Server
     from dmesh.distribute.current import get_replica_context, get_strategy
     from dmesh.distribute.default_strategy import MirroredStrategy, OneDeviceStrategy
     from dmesh.distribute.distributed_variable import DistributedVariable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES: dict[str, tuple[str, ...]] = {
     "cluster_resolver": (),
     "coordinator": (),
+    "coordinator.server": ("Server",),
     "current": ("get_replica_context", "get_strategy"),
     "default_strategy": ("MirroredStrategy", "OneDeviceStrategy"),
     "distributed_variable": ("DistributedVariable",),
@@ -99,6 +101,7 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

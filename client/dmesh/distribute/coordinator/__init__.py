@@ -29,10 +29,13 @@ dmesh.shutdown_accelerator_system()
 Messages are keys of the coordination service. All of them begin with `dmesh/coordinator/`, and last as long
 as the process that has set them:
 
-- `host`: the coordinator's client id.
+- `state/host`: the coordinator's client id.
+- `state/made`, `state/client`: how many coordinators there have been, and the latest one's client id; these
+  two stay, as does
+- `state/closed`: number of the latest one that was closed.
 - `from/WORKER/INCARNATION/ready`: the worker can run functions.
 - `from/WORKER/INCARNATION/result`: what the latest one returned.
-- `to/WORKER/INCARNATION/host`: the coordinator's client id; deleted when it is gone.
+- `to/WORKER/INCARNATION/host`: the coordinator's client id and number; deleted when it is gone.
 - `to/WORKER/INCARNATION/call`: the function to run.
 - `to/WORKER/INCARNATION/end`: there will be no more.
 """

@@ -90,12 +90,14 @@ class ClusterCoordinator:
         self._closed = False
         self._outgoing: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         try:
-            self._agent.key_value_set(f"{PREFIX}host", str(self._client), ephemeral=True)
+            self._agent.key_value_set(f"{PREFIX}state/host", str(self._client), ephemeral=True)
         except KeyExistsError:
-            host = self._agent.key_value_try_get(f"{PREFIX}host", encoding="utf-8")
+            host = self._agent.key_value_try_get(f"{PREFIX}state/host", encoding="utf-8")
             raise StrategyValueError(
                 f"client {host} is the coordinator of this cluster already; close() that one first"
             ) from None
+        self._number = self._agent.key_value_increment(f"{PREFIX}state/made")
+        self._agent.key_value_set(f"{PREFIX}state/client", str(self._client), allow_overwrite=True)
         there = self._agent.key_value_list(f"{PREFIX}from/")
         self._watch = self._agent.watch(f"{PREFIX}from/", there.revision + 1)
         self._receiver = Worker(lambda: self._receive(dict(there)), "dmesh-coordinator-receive")
@@ -219,14 +221,18 @@ class ClusterCoordinator:
             if self._closed:
                 return
             self._closed = self._dispatch.draining = True
-            for worker in self._dispatch.workers:
-                self._outgoing.put(lambda worker=worker: self._tell(worker, "end", b"1"))  # type: ignore[misc]
         self._cancel(FunctionCancelledError("the coordinator was closed before it was run"))
         self._outgoing.put(None)
         self._sender.join(_LONGEST_SLEEP)
         self._watch.close()
         if self._fatal is None:
-            self._agent.key_value_delete(f"{PREFIX}host")
+            # Before the workers are listed: one that comes later finds that it is closed.
+            self._agent.key_value_set(f"{PREFIX}state/closed", str(self._number), allow_overwrite=True)
+            self._agent.key_value_delete(f"{PREFIX}state/host")
+            for key in self._agent.key_value_list(f"{PREFIX}from/"):
+                worker, what = _sender_of(key)
+                if what == "ready":
+                    self._tell(worker, "end", b"1")
 
     def __enter__(self) -> Self:
         return self
@@ -409,10 +415,10 @@ class ClusterCoordinator:
             self._fail(error)
 
     def _on_message(self, key: str, value: bytes | None) -> None:
-        client, incarnation, what = key.removeprefix(f"{PREFIX}from/").split("/")
-        worker = WorkerId(int(client), incarnation)
+        worker, what = _sender_of(key)
         if what == "ready" and value is not None:
-            self._outgoing.put(lambda: self._tell(worker, "host", str(self._client).encode()))
+            greeting = f"{self._client} {self._number}".encode()
+            self._outgoing.put(lambda: self._tell(worker, "host", greeting))
             with self._lock:
                 self._begin(self._dispatch.ready(worker))
         elif what == "ready":
@@ -444,3 +450,9 @@ class ClusterCoordinator:
             closure.result.set_value(value)
         else:
             closure.result.set_error(error)
+
+
+def _sender_of(key: str) -> tuple[WorkerId, str]:
+    """Return the worker that a message is from, and which message it is."""
+    client, incarnation, what = key.removeprefix(f"{PREFIX}from/").split("/")
+    return WorkerId(int(client), incarnation), what

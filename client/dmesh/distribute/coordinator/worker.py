@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dmesh.collectives.object_encoding import decode, encode
 from dmesh.collectives.objects import Serializer
@@ -13,7 +14,7 @@ from dmesh.coordination.activity import TRACKER
 from dmesh.coordination.agent import Agent
 from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.members import MemberState
-from dmesh.coordination.watches import KeyEvent
+from dmesh.coordination.watches import KeyEvent, Watch
 from dmesh.distribute.coordinator.cluster_coordinator import PREFIX
 from dmesh.distribute.coordinator.messages import Encoding, encode_error
 from dmesh.errors import CoordinationError, LimitExceededError, PeerLostError, StrategyError
@@ -55,40 +56,66 @@ def run_worker(*, modules: Iterable[str] = (), serializer: Serializer | None = N
     """
     agent = current_agent()
     place = f"{agent.identity.task.index}/{agent.identity.incarnation:016x}/"
-    worker = _Functions(Encoding(serializer, modules))
+    functions = _Functions(Encoding(serializer, modules))
     with agent.watch(f"{PREFIX}to/{place}") as watch:
         agent.key_value_set(f"{PREFIX}from/{place}ready", b"1", allow_overwrite=True, ephemeral=True)
         try:
-            host: int | None = None
-            announcer = agent.announcer()
-            while True:
-                with TRACKER.during("waiting for a function to run"):
-                    event = watch.poll(announcer.left)
-                if event is None:
-                    if watch.closed:
-                        return
-                    if host is None and _alone(agent):
-                        return
-                    announcer = agent.announcer() if host is not None else announcer
-                    if announcer.due:
-                        announcer.say("still waiting for a client that makes a ClusterCoordinator")
-                    continue
-                what = event.key.rpartition("/")[2]
-                if what == "end":
-                    return
-                if what == "host" and event.value is not None:
-                    host = int(event.value)
-                elif what == "host" and host is not None:
-                    if _has_left(agent, host):
-                        return
-                    host = None
-                    worker.forget()
-                elif what == "call" and event.value is not None:
-                    _answer(agent, f"{PREFIX}from/{place}result", worker.run(event))
+            if not _has_come_and_gone(agent):
+                _serve(agent, watch, f"{PREFIX}from/{place}result", functions)
         finally:
             with contextlib.suppress(CoordinationError):  # it is gone with this process in any case
                 agent.key_value_delete(f"{PREFIX}from/{place}", is_prefix=True)
                 agent.key_value_delete(f"{PREFIX}to/{place}", is_prefix=True)
+
+
+_served: WeakKeyDictionary[Agent, int] = WeakKeyDictionary()
+"""Number of the latest coordinator whose end this process has seen."""
+
+
+def _has_come_and_gone(agent: Agent) -> bool:
+    """Return whether the coordinator that this process could work for has ended before.
+
+    Raises:
+        PeerLostError: It is lost, and nobody takes its place.
+    """
+    state = agent.key_value_list(f"{PREFIX}state/")
+    made = int(state.get(f"{PREFIX}state/made", b"0"))
+    if f"{PREFIX}state/host" in state or made <= _served.get(agent, 0):
+        return False
+    closed = int(state.get(f"{PREFIX}state/closed", b"0")) == made
+    if closed or _has_left(agent, int(state.get(f"{PREFIX}state/client", b"0"))):
+        _served[agent] = made
+        return True
+    return False
+
+
+def _serve(agent: Agent, watch: Watch, result_key: str, functions: _Functions) -> None:
+    """Run functions until the coordinator ends."""
+    host: int | None = None
+    announcer = agent.announcer()
+    while True:
+        with TRACKER.during("waiting for a function to run"):
+            event = watch.poll(announcer.left)
+        if event is None:
+            if watch.closed or (host is None and _alone(agent)):
+                return
+            if host is not None:
+                announcer = agent.announcer()
+            elif announcer.due:
+                announcer.say("still waiting for a client that makes a ClusterCoordinator")
+            continue
+        what = event.key.rpartition("/")[2]
+        if what == "end":
+            return
+        if what == "host" and event.value is not None:
+            host, _served[agent] = map(int, event.value.split())
+        elif what == "host" and host is not None:
+            if _has_left(agent, host):
+                return
+            host = None
+            functions.forget()
+        elif what == "call" and event.value is not None:
+            _answer(agent, result_key, functions.run(event))
 
 
 def _alone(agent: Agent) -> bool:
