@@ -18,7 +18,7 @@ from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.members import Member
 from dmesh.coordination.waiting import Bell, Worker
 from dmesh.distribute.coordinator.dispatch import Assignment, Closure, Dispatch, WorkerId
-from dmesh.distribute.coordinator.messages import Encoding, decode_error, name_of
+from dmesh.distribute.coordinator.messages import Encoding, decode_error
 from dmesh.distribute.coordinator.remote_values import (
     PerWorkerDataset,
     PerWorkerValue,
@@ -357,8 +357,6 @@ class ClusterCoordinator:
                 "schedule() takes the arguments as a tuple and the keyword arguments as a dict, got "
                 f"{type(args).__name__} and {type(kwargs).__name__}"
             )
-        if not callable(fn):
-            name_of(fn)
         items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         own = {place: item for place, item in items if isinstance(item, PerWorkerValue)}
         payload = self._encoding.encode_call(

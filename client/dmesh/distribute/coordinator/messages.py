@@ -91,7 +91,7 @@ class Encoding:
         # An allowed module's imports are not its own: `main:os.system` is no function of main.
         if not callable(found) or _name(found) != name:
             raise StrategyValueError(f"{name:.200} is no function of that module on this worker")
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def _name(fn: object) -> str:
@@ -108,7 +108,8 @@ def name_of(fn: Callable[..., Any]) -> str:
     module, _, qualname = name.partition(":")
     if callable(fn) and module and qualname and "<" not in qualname:
         try:
-            if reduce(getattr, qualname.split("."), importlib.import_module(module)) is fn:
+            found: Any = reduce(getattr, qualname.split("."), importlib.import_module(module))
+            if found is fn:
                 return name
         except (ImportError, AttributeError):
             pass  # the error says so

@@ -89,7 +89,7 @@ class PerWorkerDataset:
     def __init__(self, make: Callable[[], PerWorkerValue]) -> None:
         self._make = make
 
-    def __iter__(self) -> PerWorkerValue:  # type: ignore[misc]  # as in TensorFlow: what it iterates over is elsewhere
+    def __iter__(self) -> PerWorkerValue:
         """Return an iterator over the dataset, of each worker one: an argument for `schedule`."""
         return self._make()
 
