@@ -17,6 +17,7 @@ DMeshError
 ├── TopologyError (ValueError)
 │   └── CoordinateError (IndexError)
 ├── TpuNotFoundError (RuntimeError), a DeviceError
+├── CheckpointError (ValueError)
 ├── DatasetError (ValueError)
 │   ├── FileFormatError
 │   └── ShardingError: ShardHintError (RuntimeError), UnshardableSourceError (LookupError)
@@ -43,6 +44,7 @@ DMeshError
 │   └── PeerAuthenticationError (ConnectionError)
 └── StrategyError (RuntimeError)
     ├── StrategyTypeError (TypeError), StrategyValueError (ValueError)
+    ├── RemoteFunctionError, FunctionCancelledError
     └── ReplicaError: ReplicaMismatchError (ValueError), ReplicaTimeoutError (TimeoutError)
 ```
 """
@@ -80,6 +82,10 @@ class AlreadyInitializedError(DMeshError, ValueError):
 
 class NotInitializedError(DMeshError, ValueError):
     """`initialize_accelerator_system` has not been called."""
+
+
+class CheckpointError(DMeshError, ValueError):
+    """A checkpoint is not there, is damaged, or does not fit what it is restored to; nothing was changed."""
 
 
 class DatasetError(DMeshError, ValueError):
@@ -495,6 +501,28 @@ class StrategyValueError(StrategyError, ValueError):
     """An argument of something in `dmesh.distribute` cannot be; nothing was changed."""
 
 
+class RemoteFunctionError(StrategyError):
+    """A function that a `ClusterCoordinator` had scheduled failed on a worker.
+
+    It is also an instance of the built-in error, or of dmesh's, that the function raised, as `ValueError`.
+
+    Attributes:
+        client: The worker's client id.
+        kind: Name of the error's class there, such as `builtins.ValueError`.
+        traceback: The traceback there, as text.
+    """
+
+    def __init__(self, message: str, client: int = -1, kind: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.client = client
+        self.kind = kind
+        self.traceback = traceback
+
+
+class FunctionCancelledError(StrategyError):
+    """A scheduled function was not run: another one failed, or the `ClusterCoordinator` was closed."""
+
+
 class ReplicaError(StrategyError):
     """A replica failed, which ends the step of all replicas on all clients.
 
@@ -526,6 +554,7 @@ __all__ = [
     "BarrierMismatchError",
     "BarrierTimeoutError",
     "CellError",
+    "CheckpointError",
     "ClientIdTakenError",
     "ClusterLookupDeniedError",
     "ClusterLookupError",
@@ -548,6 +577,7 @@ __all__ = [
     "EngineError",
     "FencedError",
     "FileFormatError",
+    "FunctionCancelledError",
     "HostError",
     "InitializationTimeoutError",
     "InputModeError",
@@ -571,6 +601,7 @@ __all__ = [
     "PeerLostError",
     "PermissionDeniedError",
     "RankFailedError",
+    "RemoteFunctionError",
     "RemoteInputError",
     "ReplicaError",
     "ReplicaMismatchError",

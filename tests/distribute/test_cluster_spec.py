@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dmesh.errors import ArgumentTypeError, ClusterSpecError
-from dmesh.train import MOST_TASKS, ClusterSpec
+from dmesh.train import ClusterSpec
+from dmesh.train.cluster_spec import MOST_TASKS
 
 WORKERS = ["w0:1", "w1:1", "w2:1"]
 

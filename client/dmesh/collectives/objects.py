@@ -58,7 +58,7 @@ def broadcast_object(
     Returns:
         A copy of the root's object; on the root, the object itself.
     """
-    codec, members = _Codec("broadcast_object", serializer), resolve(group)
+    codec, members = Codec("broadcast_object", serializer), resolve(group)
     size, rank = members.requests.size, members.requests.rank
     root = check_position(root, size, "root", codec.what)
     payloads = dict.fromkeys(range(size), codec.encode(value)) if rank == root else {}
@@ -85,7 +85,7 @@ def all_gather_object(
     Returns:
         A list of the objects in the order of ranks.
     """
-    codec, members = _Codec("all_gather_object", serializer), resolve(group)
+    codec, members = Codec("all_gather_object", serializer), resolve(group)
     size, rank = members.requests.size, members.requests.rank
     payloads = dict.fromkeys(range(size), codec.encode(value))
     call = ObjectCall("all_gather", codec.text(), size, rank, 0, payloads, tuple(range(size)))
@@ -111,7 +111,7 @@ def gather_object(
     Returns:
         On the root a list of the objects in the order of ranks; None on the others.
     """
-    codec, members = _Codec("gather_object", serializer), resolve(group)
+    codec, members = Codec("gather_object", serializer), resolve(group)
     size, rank = members.requests.size, members.requests.rank
     root = check_position(root, size, "root", codec.what)
     payloads = {root: codec.encode(value)}
@@ -141,7 +141,7 @@ def scatter_object(
     Returns:
         A copy of this rank's object.
     """
-    codec, members = _Codec("scatter_object", serializer), resolve(group)
+    codec, members = Codec("scatter_object", serializer), resolve(group)
     size, rank = members.requests.size, members.requests.rank
     root = check_position(root, size, "root", codec.what)
     payloads = codec.encode_all(values, size) if rank == root else {}
@@ -166,7 +166,7 @@ def all_to_all_object(
     Returns:
         A list of the objects for this rank, in the order of the ranks that they come from.
     """
-    codec, members = _Codec("all_to_all_object", serializer), resolve(group)
+    codec, members = Codec("all_to_all_object", serializer), resolve(group)
     size, rank = members.requests.size, members.requests.rank
     payloads = codec.encode_all(values, size)
     call = ObjectCall("all_to_all", codec.text(), size, rank, 0, payloads, tuple(range(size)))
@@ -196,7 +196,7 @@ def send_object(
         tag: A number from 0 to 2147483647, which the receiver can ask for.
         synchronous: True to wait for the receiver in any case; needs a tag of at least 1.
     """
-    data = np.frombuffer(_Codec("send_object", serializer).encode(value), np.uint8).view(_OBJECT)
+    data = np.frombuffer(Codec("send_object", serializer).encode(value), np.uint8).view(_OBJECT)
     members: Any = resolve(group)  # an overload cannot be chosen by a bool
     more = {"tag": tag, "synchronous": synchronous} if synchronous else {"tag": tag}
     return members.send(data, dst, timeout=timeout, async_op=async_op, **more)
@@ -223,7 +223,7 @@ def recv_object(
     Returns:
         The object that came; None from `NULL_PEER`.
     """
-    codec = _Codec("recv_object", serializer)
+    codec = Codec("recv_object", serializer)
     members: Any = resolve(group)  # an overload cannot be chosen by a bool
     found = members.recv(None, src, tag=tag, status=status, timeout=timeout, async_op=async_op)
 
@@ -238,7 +238,7 @@ def recv_object(
     return then(found, finish) if async_op else finish(found)
 
 
-class _Codec:
+class Codec:
     """Encoding of the objects of one call."""
 
     def __init__(self, what: str, serializer: Serializer | None) -> None:

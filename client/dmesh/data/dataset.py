@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dmesh.data import adapters, batching, files, steps
+from dmesh.data import adapters, batching, files, records, steps
 from dmesh.data.elements import TensorSpec, as_element, check_integer
+from dmesh.data.examples import FixedLenFeature, VarLenFeature
 from dmesh.data.options import SHARD_HINT, Options
 from dmesh.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Elements, Node, walk
 from dmesh.data.sources import Iterated, Range, Single, Slices
@@ -216,6 +217,35 @@ class Dataset:
         if not isinstance(delimiter, str) or len(delimiter) != 1:
             raise ArgumentTypeError(f"delimiter must be one character, got {delimiter!r:.80}")
         return Dataset(files.CsvFiles(files.as_files(paths), files.csv_columns(columns), delimiter, encoding))
+
+    @staticmethod
+    def from_tfrecord(
+        paths: files.Files,
+        features: Mapping[str, FixedLenFeature | VarLenFeature] | None = None,
+        *,
+        compression_type: str | None = None,
+    ) -> Dataset:
+        """Returns a dataset of the records of TFRecord files.
+
+        Args:
+            paths: A path, a pattern such as `data/*.tfrecord`, or several of them.
+            features: What to read of the `tf.train.Example` in each record, by name; elements are dicts. None
+                for the bytes of the records, as arrays of uint8.
+            compression_type: GZIP or ZLIB; None or empty for none.
+
+        Raises:
+            ArgumentTypeError: A feature is neither a `FixedLenFeature` nor a `VarLenFeature`.
+            DatasetError: A file does not exist, or there is no such compression.
+            FileFormatError: When it is read: a file is damaged or no such file, or an example is not as
+                expected. The message has file and number of the record.
+        """
+        if features is not None and not all(
+            isinstance(feature, FixedLenFeature | VarLenFeature) for feature in features.values()
+        ):
+            raise ArgumentTypeError("features must be FixedLenFeatures and VarLenFeatures, by name")
+        kind = records.checked_compression(compression_type)
+        chosen = None if features is None else dict(features)
+        return Dataset(records.RecordFiles(files.as_files(paths), kind, chosen))
 
     @staticmethod
     def from_torch(source: Any) -> Dataset:

@@ -1,4 +1,4 @@
-"""The names of `tf.data.experimental`: constants and options of distribution, and `Optional`."""
+"""The names of `tf.data.experimental`: options of distribution, `Optional`, `TFRecordWriter`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dmesh.data.dataset import AUTOTUNE
 from dmesh.data.optional import Optional
 from dmesh.data.options import SHARD_HINT, AutoShardPolicy, DistributeOptions
 from dmesh.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from dmesh.data.records import TFRecordWriter
 
 __all__ = [
     "AutoShardPolicy",
@@ -14,5 +15,6 @@ __all__ = [
     "INFINITE_CARDINALITY",
     "Optional",
     "SHARD_HINT",
+    "TFRecordWriter",
     "UNKNOWN_CARDINALITY",
 ]

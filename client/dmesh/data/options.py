@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from dmesh.data.elements import check_integer
 from dmesh.errors import ArgumentTypeError
 
 __all__ = ["AutoShardPolicy", "DistributeOptions", "Options", "SHARD_HINT"]
@@ -30,10 +31,11 @@ class AutoShardPolicy(enum.IntEnum):
 class DistributeOptions:
     """Distribution of a dataset. Part of `Options`."""
 
-    __slots__ = ("_auto_shard_policy",)
+    __slots__ = ("_auto_shard_policy", "_num_devices")
 
     def __init__(self) -> None:
         self._auto_shard_policy: AutoShardPolicy | None = None
+        self._num_devices: int | None = None
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
@@ -49,18 +51,35 @@ class DistributeOptions:
                 f"auto_shard_policy must be a dmesh.data.experimental.AutoShardPolicy, got {policy!r:.80}"
             ) from None
 
+    @property
+    def num_devices(self) -> int | None:
+        """Number of devices that a worker's input is for; None if it was not said.
+
+        It changes nothing: a strategy knows its replicas.
+        """
+        return self._num_devices
+
+    @num_devices.setter
+    def num_devices(self, count: int | None) -> None:
+        self._num_devices = None if count is None else check_integer("num_devices", count, 1)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DistributeOptions) and self.auto_shard_policy == other.auto_shard_policy
+        if not isinstance(other, DistributeOptions):
+            return NotImplemented
+        return (self.auto_shard_policy, self.num_devices) == (other.auto_shard_policy, other.num_devices)
 
     __hash__ = None  # type: ignore[assignment]  # it can be changed
 
     def __repr__(self) -> str:
-        return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!s})"
+        devices = "" if self._num_devices is None else f", num_devices={self._num_devices}"
+        return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy!s}{devices})"
 
     def take(self, others: DistributeOptions) -> None:
         """Takes over what others say and these have not been told."""
         if self._auto_shard_policy is None:
             self._auto_shard_policy = others._auto_shard_policy
+        if self._num_devices is None:
+            self._num_devices = others._num_devices
 
 
 class Options:

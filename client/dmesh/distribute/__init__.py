@@ -13,7 +13,8 @@ from dmesh._lazy_imports import lazy_getattr
 from dmesh.distribute import scopes
 
 if TYPE_CHECKING:
-    from dmesh.distribute import cluster_resolver, experimental
+    from dmesh.distribute import cluster_resolver, coordinator, experimental
+    from dmesh.distribute.coordinator.server import Server
     from dmesh.distribute.current import get_replica_context, get_strategy
     from dmesh.distribute.default_strategy import MirroredStrategy, OneDeviceStrategy
     from dmesh.distribute.distributed_variable import DistributedVariable
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "cluster_resolver": (),
+    "coordinator": (),
+    "coordinator.server": ("Server",),
     "current": ("get_replica_context", "get_strategy"),
     "default_strategy": ("MirroredStrategy", "OneDeviceStrategy"),
     "distributed_variable": ("DistributedVariable",),
@@ -76,6 +79,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "cluster_resolver",
+    "coordinator",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
@@ -97,6 +101,7 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

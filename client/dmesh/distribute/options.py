@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from dmesh.errors import StrategyTypeError, StrategyValueError
 
-__all__ = ["CommunicationOptions", "RunOptions"]
+__all__ = ["CommunicationImplementation", "CommunicationOptions", "RunOptions"]
+
+
+class CommunicationImplementation(enum.Enum):
+    """Algorithm that TensorFlow is asked for. dmesh chooses by itself: all of them mean the same."""
+
+    AUTO = "AUTO"
+    """Whichever is best."""
+    RING = "RING"
+    """A ring of the replicas."""
+    NCCL = "NCCL"
+    """NVIDIA's library, for GPUs."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +45,43 @@ class CommunicationOptions:
     """Bytes of values that are sent together; 0 for 8 MB."""
     timeout_seconds: float | None = None
     """Limit of each exchange; None for `DMESH_COLLECTIVE_TIMEOUT`."""
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+    """A hint that changes nothing: dmesh chooses the algorithm. A name stands for the member."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.implementation, CommunicationImplementation):
+            try:
+                found = CommunicationImplementation(str(self.implementation).upper())
+            except ValueError:
+                known = ", ".join(member.name for member in CommunicationImplementation)
+                raise StrategyValueError(
+                    f"implementation must be one of {known}, got {self.implementation!r:.80}"
+                ) from None
+            object.__setattr__(self, "implementation", found)
         if self.bytes_per_pack < 0:
             raise StrategyValueError(f"bytes_per_pack must be 0 or more, got {self.bytes_per_pack}")
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise StrategyValueError(f"timeout_seconds must be positive, got {self.timeout_seconds}")
+
+    def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        """Return these options, with those of others in place of them where they are not the default.
+
+        Args:
+            options: The others; None for none.
+
+        Raises:
+            StrategyTypeError: They are no options.
+        """
+        CommunicationOptions.check(options)
+        if options is None:
+            return self
+        return CommunicationOptions(
+            options.bytes_per_pack or self.bytes_per_pack,
+            self.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds,
+            self.implementation
+            if options.implementation is CommunicationImplementation.AUTO
+            else options.implementation,
+        )
 
     @staticmethod
     def check(options: object) -> None:

@@ -9,6 +9,7 @@ are logical devices of the clients, whose arithmetic is NumPy's on the host.
 - `device_assignment`: which cores compute which replica.
 - `table`: the TPU system in the table of all clients' devices.
 - `mesh`: meshes whose neighbours are next to each other on the TPU system.
+- `features`: what programs ask compilers and TPUs for.
 - `rings`: orders in which neighbours are next to each other.
 """
 
@@ -21,10 +22,12 @@ from dmesh._lazy_imports import lazy_getattr
 if TYPE_CHECKING:
     from dmesh.tpu import experimental
     from dmesh.tpu.accelerator import TpuSystem
+    from dmesh.tpu.features import XLAOptions
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "accelerator": ("TpuSystem",),
     "experimental": (),
+    "features": ("XLAOptions",),
 }
 """The modules below, and the names of each that this package has; imported when they are first used."""
 
@@ -38,4 +41,5 @@ def __dir__() -> list[str]:
 __all__ = [
     "experimental",
     "TpuSystem",
+    "XLAOptions",
 ]

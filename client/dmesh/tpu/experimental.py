@@ -27,6 +27,7 @@ from dmesh.runtime.system import (
 )
 from dmesh.tpu.accelerator import TpuSystem
 from dmesh.tpu.device_assignment import DeviceAssignment, DeviceOrderMode
+from dmesh.tpu.features import HardwareFeature
 from dmesh.tpu.topology import Topology
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def _check_resolver(cluster_resolver: object) -> None:
 __all__ = [
     "DeviceAssignment",
     "DeviceOrderMode",
+    "HardwareFeature",
     "initialize_tpu_system",
     "shutdown_tpu_system",
     "Topology",

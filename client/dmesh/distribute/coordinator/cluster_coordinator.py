@@ -1,0 +1,456 @@
+"""Hands functions to the workers of a cluster, and collects what they return."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from dmesh.collectives.object_encoding import decode, encode
+from dmesh.collectives.objects import Serializer
+from dmesh.coordination.activity import TRACKER
+from dmesh.coordination.agent_source import current_agent
+from dmesh.coordination.members import Member
+from dmesh.coordination.waiting import Bell, Worker
+from dmesh.distribute.coordinator.dispatch import Assignment, Closure, Dispatch, WorkerId
+from dmesh.distribute.coordinator.messages import Encoding, decode_error
+from dmesh.distribute.coordinator.remote_values import (
+    PerWorkerDataset,
+    PerWorkerValue,
+    RemoteValue,
+    forever,
+)
+from dmesh.errors import (
+    CoordinatorUnavailableError,
+    DMeshError,
+    FunctionCancelledError,
+    KeyExistsError,
+    PeerLostError,
+    StrategyError,
+    StrategyTypeError,
+    StrategyValueError,
+)
+from dmesh.structure import map_structure
+
+__all__ = ["ClusterCoordinator"]
+
+PREFIX = "dmesh/coordinator/"
+MOST_QUEUED = 100_000
+"""Functions that may wait; `schedule` waits while there are as many."""
+_AGAIN = 1.0
+"""Seconds until the coordination service is asked again after it was away."""
+_LONGEST_SLEEP = 3600.0
+
+
+class ClusterCoordinator:
+    """Runs functions on the other clients, which call `run_worker`. The client that makes it coordinates.
+
+    ```python
+    with dmesh.distribute.coordinator.ClusterCoordinator() as coordinator:
+        results = [coordinator.schedule(train_on, args=(name,)) for name in names]
+        coordinator.join()
+        losses = coordinator.fetch(results)
+    ```
+
+    A function runs on whichever worker is free, one at a time on each. If its worker is lost, it runs again
+    on another one: at least once, and maybe more often. If it raises, the next call of `schedule`, `join` or
+    `done` raises that, and functions that wait are cancelled.
+
+    Functions and what they take and return are small messages of the coordination service (1 MiB, unless it
+    is set otherwise): they say which files to read, say, and large arrays go through files or collectives.
+
+    Args:
+        strategy: Kept for `strategy`; without influence, as no task holds variables for others.
+        serializer: Encoding of functions, arguments and results, as for `dmesh.collectives.send_object`; the
+            workers need the same. None: functions are found by name, values are plain ones.
+
+    Raises:
+        NotInitializedError: `dmesh.initialize_accelerator_system` has not been called.
+        StrategyValueError: There is a coordinator in this cluster already.
+        CollectiveTypeError: The serializer is none.
+    """
+
+    def __init__(self, strategy: Any = None, *, serializer: Serializer | None = None) -> None:
+        self._strategy = strategy
+        self._encoding = Encoding(serializer)
+        self._agent = current_agent()
+        self._client = self._agent.identity.task.index
+        self._lock = threading.Lock()
+        self._bell = Bell()
+        self._dispatch = Dispatch()
+        # Not those of an earlier coordinator, whose functions a worker may still run.
+        self._numbers = itertools.count(secrets.randbits(48))
+        self._fatal: BaseException | None = None
+        """What has ended it before it was closed."""
+        self._closed = False
+        self._outgoing: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        try:
+            self._agent.key_value_set(f"{PREFIX}state/host", str(self._client), ephemeral=True)
+        except KeyExistsError:
+            host = self._agent.key_value_try_get(f"{PREFIX}state/host", encoding="utf-8")
+            raise StrategyValueError(
+                f"client {host} is the coordinator of this cluster already; close() that one first"
+            ) from None
+        self._number = self._agent.key_value_increment(f"{PREFIX}state/made")
+        self._agent.key_value_set(f"{PREFIX}state/client", str(self._client), allow_overwrite=True)
+        there = self._agent.key_value_list(f"{PREFIX}from/")
+        self._watch = self._agent.watch(f"{PREFIX}from/", there.revision + 1)
+        self._receiver = Worker(lambda: self._receive(dict(there)), "dmesh-coordinator-receive")
+        self._sender = Worker(self._send, "dmesh-coordinator-send")
+        self._receiver.start()
+        self._sender.start()
+        self._agent.add_departure_listener(self._on_departure)
+
+    # What users call ----------------------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that was given."""
+        return self._strategy
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Client ids of the workers that are there."""
+        with self._lock:
+            return tuple(sorted(worker.client for worker in self._dispatch.workers))
+
+    def schedule(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> RemoteValue:
+        """Have a worker run a function; return at once.
+
+        Args:
+            fn: A function at the top level of the program or of a module that the workers were told; any that
+                the serializer encodes, if there is one.
+            args: Its arguments. An iterator of a per-worker dataset is replaced by the worker's own.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            Its result, which is not there yet.
+
+        Raises:
+            RemoteFunctionError: A function that was scheduled before has failed; it is also the built-in
+                error that the function raised. Those that waited are cancelled, none runs any more.
+            StrategyTypeError: The function has no name by which a worker finds it.
+            CollectiveTypeError: An argument is no plain value.
+            PeerLostError: All other clients are gone.
+        """
+        payload, resources = self._encoded(fn, args or (), kwargs or {})
+        self._check()
+        self._raise_error()
+        self._wait(lambda: len(self._dispatch.queue) < MOST_QUEUED, None)
+        what = getattr(fn, "__qualname__", repr(fn))
+        closure = Closure(
+            next(self._numbers), what, payload, RemoteValue(what, self._bell, self._wait), resources
+        )
+        with self._lock:
+            self._check()
+            self._begin(self._dispatch.submit(closure))
+        return closure.result  # type: ignore[return-value]
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until all scheduled functions have ended.
+
+        Args:
+            timeout: Seconds to wait; None for no limit.
+
+        Raises:
+            RemoteFunctionError: One has failed, as for `schedule`.
+            PeerLostError: All other clients are gone.
+            StrategyError: The time is over; functions go on.
+        """
+        self._check()
+        if not self._wait(lambda: self._dispatch.error is not None or self._dispatch.idle, timeout):
+            raise StrategyError(f"after {timeout:g} s: {self._state()}")
+        self._raise_error()
+
+    def done(self) -> bool:
+        """Return whether all scheduled functions have ended.
+
+        Raises:
+            RemoteFunctionError: One has failed, as for `schedule`.
+        """
+        self._check()
+        self._raise_error()
+        with self._lock:
+            return self._dispatch.idle
+
+    def fetch(self, val: Any) -> Any:
+        """Wait for results, and return them.
+
+        Args:
+            val: A `RemoteValue`, or a structure (list, tuple, dict) with some.
+
+        Returns:
+            The same structure with what the functions returned; other values as they are.
+
+        Raises:
+            RemoteFunctionError: A function has failed.
+            FunctionCancelledError: A function was cancelled.
+        """
+        return map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
+
+    def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
+        """Have each worker make a dataset for itself, when it first needs it.
+
+        Args:
+            dataset_fn: Returns a dataset, or another iterable; sent as the functions of `schedule` are. It
+                may ask for `experimental_get_current_worker_index()`.
+
+        Returns:
+            An object whose iterator is an argument for `schedule`. A worker that takes the place of a lost
+            one begins at the beginning.
+
+        Raises:
+            StrategyTypeError: The function has no name by which a worker finds it.
+        """
+        payload = self._encoding.encode_call(dataset_fn, (), {})
+        return PerWorkerDataset(lambda: PerWorkerValue(secrets.token_hex(8), payload))
+
+    def close(self) -> None:
+        """Tell the workers that there is nothing more to do, and cancel what waits. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = self._dispatch.draining = True
+        self._cancel(FunctionCancelledError("the coordinator was closed before it was run"))
+        self._outgoing.put(None)
+        self._sender.join(_LONGEST_SLEEP)
+        self._watch.close()
+        if self._fatal is None:
+            # Before the workers are listed: one that comes later finds that it is closed.
+            self._agent.key_value_set(f"{PREFIX}state/closed", str(self._number), allow_overwrite=True)
+            self._agent.key_value_delete(f"{PREFIX}state/host")
+            for key in self._agent.key_value_list(f"{PREFIX}from/"):
+                worker, what = _sender_of(key)
+                if what == "ready":
+                    self._tell(worker, "end", b"1")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        """Close it."""
+        self.close()
+        return False
+
+    # Waiting and failing ------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StrategyError("the coordinator is closed")
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until something holds, saying from time to time for whom."""
+        if condition():
+            return True
+        self._give_up_if_alone()
+        deadline = time.monotonic() + forever(timeout)
+        announcer = self._agent.announcer()
+        with TRACKER.during("waiting for scheduled functions"):
+            while not self._bell.wait_for(
+                lambda: condition() or self._fatal is not None,
+                max(0.0, min(deadline - time.monotonic(), announcer.left)),
+            ):
+                if time.monotonic() >= deadline:
+                    return False
+                if announcer.due:
+                    announcer.say(f"still waiting: {self._state()}")
+        if self._fatal is not None:
+            raise self._fatal
+        return True
+
+    def _state(self) -> str:
+        with self._lock:
+            running, waiting = self._dispatch.running, len(self._dispatch.queue)
+            some = bool(self._dispatch.workers)
+        if not some:
+            return (
+                f"{waiting} functions are scheduled, but no worker is there: the other clients call "
+                "dmesh.distribute.coordinator.run_worker()"
+            )
+        where = ", ".join(f"client {worker.client} runs {closure.what}" for worker, closure in running[:16])
+        return f"{where or 'no worker runs anything'}; {waiting} more functions are scheduled"
+
+    def _raise_error(self) -> None:
+        """Raise the first error of a function, once nothing runs any more, and cancel what waits."""
+        with self._lock:
+            error, self._dispatch.error = self._dispatch.error, None
+            if error is None:
+                return
+            self._dispatch.draining = True
+        try:
+            self._wait(lambda: not self._dispatch.running, None)
+        finally:
+            with self._lock:
+                cancelled = self._dispatch.cancel()
+                self._dispatch.draining = self._closed
+                self._dispatch.error = None
+        for closure in cancelled:
+            closure.result.set_error(
+                FunctionCancelledError(
+                    f"{closure.what} was not run, because another function failed: {error}"
+                )
+            )
+        raise error
+
+    def _cancel(self, error: BaseException) -> None:
+        """Give all functions that have not ended an error."""
+        with self._lock:
+            left = self._dispatch.cancel() + [closure for _, closure in self._dispatch.running]
+        for closure in left:
+            closure.result.set_error(error)
+        self._bell.ring()
+
+    def _fail(self, error: BaseException) -> None:
+        """End everything: no function can be run any more."""
+        with self._lock:
+            if self._closed or self._fatal is not None:
+                return
+            self._fatal = error
+            self._dispatch.draining = True
+        self._cancel(error)
+
+    def _on_departure(self, member: Member) -> None:
+        if not self._closed:
+            self._give_up_if_alone()
+
+    def _give_up_if_alone(self) -> None:
+        """Fail if functions wait, and nobody is left who could run them."""
+        with self._lock:
+            if self._closed or self._dispatch.workers or self._dispatch.idle:
+                return
+        if self._agent.cluster_settings.rejoin:
+            return
+        state = self._agent.cluster_state()
+        others = [member for member in state.members if member.index != self._client]
+        if state.vacant or any(not member.state.departed for member in others):
+            return
+        reasons = "; ".join(
+            f"client {member.index}: {member.reason or 'it has left'}" for member in others[:16]
+        )
+        lost = others[0].index if others else -1
+        self._fail(
+            PeerLostError(f"no client is left to run functions: {reasons or 'there is no other one'}", lost)
+        )
+
+    # Messages -----------------------------------------------------------------------------------------------
+
+    def _encoded(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[bytes, tuple[tuple[int | str, str, bytes], ...]]:
+        """Return a call as bytes, and the arguments that workers have themselves."""
+        if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
+            raise StrategyTypeError(
+                "schedule() takes the arguments as a tuple and the keyword arguments as a dict, got "
+                f"{type(args).__name__} and {type(kwargs).__name__}"
+            )
+        items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        own = {place: item for place, item in items if isinstance(item, PerWorkerValue)}
+        payload = self._encoding.encode_call(
+            fn,
+            [None if place in own else item for place, item in enumerate(args)],
+            {place: None if place in own else item for place, item in kwargs.items()},
+        )
+        return payload, tuple((place, item.name, item.payload) for place, item in own.items())
+
+    def _begin(self, assignments: list[Assignment]) -> None:
+        for worker, closure in assignments:
+            self._outgoing.put(lambda worker=worker, closure=closure: self._send_call(worker, closure))  # type: ignore[misc]
+
+    def _send_call(self, worker: WorkerId, closure: Closure) -> None:
+        message = {
+            "number": closure.number,
+            "what": closure.what,
+            "index": worker.client - (worker.client > self._client),
+            "payload": closure.payload,
+            "resources": [list(resource) for resource in closure.resources],
+        }
+        try:
+            self._tell(worker, "call", encode(message))
+        except CoordinatorUnavailableError:
+            raise
+        except DMeshError as error:  # it is too large, say
+            self._finish(worker, closure.number, None, error)
+
+    def _tell(self, worker: WorkerId, what: str, value: bytes) -> None:
+        key = f"{PREFIX}to/{worker.client}/{worker.incarnation}/{what}"
+        self._agent.key_value_set(key, value, allow_overwrite=True, ephemeral=True)
+
+    def _send(self) -> None:
+        """Send messages, on a thread: `schedule` waits for none."""
+        while (send := self._outgoing.get()) is not None:
+            try:
+                send()
+            except DMeshError as error:
+                self._fail(error)
+
+    def _receive(self, there: dict[str, bytes]) -> None:
+        """Take the workers' messages, on a thread."""
+        try:
+            for key, value in there.items():
+                self._on_message(key, value)
+            while not self._watch.closed:
+                try:
+                    for event in self._watch:
+                        self._on_message(event.key, event.value)
+                except CoordinatorUnavailableError:
+                    if self._bell.wait_for(lambda: self._closed, _AGAIN):
+                        return
+        except DMeshError as error:
+            self._fail(error)
+
+    def _on_message(self, key: str, value: bytes | None) -> None:
+        worker, what = _sender_of(key)
+        if what == "ready" and value is not None:
+            greeting = f"{self._client} {self._number}".encode()
+            self._outgoing.put(lambda: self._tell(worker, "host", greeting))
+            with self._lock:
+                self._begin(self._dispatch.ready(worker))
+        elif what == "ready":
+            with self._lock:
+                self._begin(self._dispatch.gone(worker))
+            self._give_up_if_alone()
+        elif value is not None:
+            told = decode(value)
+            try:
+                result = None if "error" in told else self._encoding.decode_value(told["value"])
+                error = None
+            except Exception as failure:  # noqa: BLE001 -- the serializer's, given to whoever wants the result
+                result, error = None, failure
+            self._finish(worker, told["number"], result, error or told.get("error"))
+        self._bell.ring()
+
+    def _finish(self, worker: WorkerId, number: int, value: Any, error: Any) -> None:
+        """Take the outcome of a function: what it returned, or an error, or what was told about one."""
+        with self._lock:
+            closure, begun = self._dispatch.finished(worker, number)
+            if closure is None:
+                return
+            if isinstance(error, Mapping):
+                error = decode_error(closure.what, worker.client, error)
+            if error is not None:
+                self._dispatch.fail(error)
+            self._begin(begun)
+        if error is None:
+            closure.result.set_value(value)
+        else:
+            closure.result.set_error(error)
+
+
+def _sender_of(key: str) -> tuple[WorkerId, str]:
+    """Return the worker that a message is from, and which message it is."""
+    client, incarnation, what = key.removeprefix(f"{PREFIX}from/").split("/")
+    return WorkerId(int(client), incarnation), what
