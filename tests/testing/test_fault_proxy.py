@@ -244,6 +244,20 @@ def test_a_target_that_is_not_there_is_a_reset_and_may_change(proxy: FaultProxy,
         assert ask(sock, b"x") == b"x"
 
 
+def test_nobody_gets_the_port_while_connections_are_refused(proxy: FaultProxy) -> None:
+    host, _, port = proxy.address.rpartition(":")
+    refusal = proxy.refuse()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))
+            other.listen()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=10)
+    refusal.heal()
+    socket.create_connection((host, int(port)), timeout=10).close()
+
+
 def test_bad_arguments_are_refused_by_name(proxy: FaultProxy) -> None:
     with pytest.raises(ConfigurationError, match="target"):
         FaultProxy("nowhere")

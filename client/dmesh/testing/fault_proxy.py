@@ -89,6 +89,8 @@ class FaultProxy:
         self._accepted = 0
         self._moved = {"to_target": 0, "to_client": 0}
         self._listener: socket.socket | None = None
+        self._reserved: socket.socket | None = None
+        """Keeps the port, and does not listen, while connections are refused."""
         self._port = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: Future[None] = Future()
@@ -213,7 +215,7 @@ class FaultProxy:
 
     def refuse(self) -> Fault:
         """Refuses new connections, as a machine does on which nobody listens. Open ones go on."""
-        self._call(self._close_listener)
+        self._call(self._refuse)
         return Fault(lambda: self._call(self._open_listener))
 
     def reset(self) -> int:
@@ -277,6 +279,7 @@ class FaultProxy:
         self._started.set_result(None)
         await self._stop.wait()
         self._close_listener()
+        self._release()
         self._reset()
         # Their tasks end by themselves, or with the loop.
 
@@ -286,7 +289,9 @@ class FaultProxy:
         host, port = self._listen
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, self._port or port), family=family)
+            if port and not self._port:
+                socket.create_server((host, port), family=family).close()  # nobody else listens there
+            self._listener = socket.create_server((host, self._port or port), family=family, reuse_port=True)
         except OSError as error:
             raise AddressInUseError(
                 f"the FaultProxy cannot listen on {host}:{self._port or port}: {error.strerror or error}"
@@ -294,6 +299,21 @@ class FaultProxy:
         self._port = self._listener.getsockname()[1]
         self._listener.setblocking(False)
         self._accept_from(self._listener)
+        self._release()
+
+    def _refuse(self) -> None:
+        if self._listener is None:
+            return
+        # Without it, another process could be given the port before this one listens again.
+        self._reserved = socket.socket(self._listener.family)
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._reserved.bind(self._listener.getsockname())
+        self._close_listener()
+
+    def _release(self) -> None:
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            reserved.close()
 
     def _close_listener(self) -> None:
         listener, self._listener = self._listener, None
