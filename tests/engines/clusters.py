@@ -15,6 +15,8 @@ from tests.e2e.clients import Process
 
 ROOT = str(Path(__file__).parents[2])
 LOOPBACK = "127.0.0.1"
+RAY_LOOPBACK = "127.0.0.2"
+"""Ray takes 127.0.0.1 for the host's outer address."""
 _LONG = 300.0
 """Seconds; Ray starts a dozen processes, and the machine may be busy."""
 
@@ -48,7 +50,7 @@ def _dask() -> None:
 def _ray() -> None:
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 2, "node_ip_address": LOOPBACK}
+    node = {"num_cpus": 2, "node_ip_address": RAY_LOOPBACK}
     running = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         running.add_node(**node)
