@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.clients import Process
 
 ROOT = str(Path(__file__).parents[2])
 LOOPBACK = "127.0.0.1"
+RAY_LOOPBACK = "127.0.0.2"
+"""Ray takes 127.0.0.1 for the host's outer address."""
 _LONG = 300.0
 """Seconds; Ray starts a dozen processes, and the machine may be busy."""
 
@@ -48,13 +51,21 @@ def _dask() -> None:
 def _ray() -> None:
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 2, "node_ip_address": LOOPBACK}
-    running = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    node = {"num_cpus": 2, "node_ip_address": RAY_LOOPBACK}
+    running = _patiently(lambda: Cluster(True, head_node_args={**node, "include_dashboard": False}))
     try:
-        running.add_node(**node)
+        _patiently(lambda: running.add_node(**node))
         _serve(running.address)
     finally:
         running.shutdown()
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Starts a node; Ray gives it 30 s, which a busy machine may not."""
+    for _ in range(5):
+        with contextlib.suppress(Exception):
+            return start()
+    return start()
 
 
 def _serve(address: str) -> None:

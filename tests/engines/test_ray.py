@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from tests.engines import programs
-from tests.engines.clusters import LOOPBACK, cluster
+from tests.engines.clusters import RAY_LOOPBACK, cluster
 
 import dmesh
 from dmesh.errors import ConfigurationError, EngineError, RankFailedError
@@ -21,7 +21,7 @@ def nodes():
     """Two nodes of two CPUs each, to which this process is connected."""
     ray = pytest.importorskip("ray", reason="see `make engines`")
     with cluster("ray") as address:
-        ray.init(address=address, _node_ip_address=LOOPBACK, log_to_driver=False)
+        ray.init(address=address, _node_ip_address=RAY_LOOPBACK, log_to_driver=False)
         try:
             yield
         finally:

@@ -112,13 +112,7 @@ class RayGang:
     def replace(self, rank: int, timeout: float) -> None:
         """Start another actor in the place of one that is gone."""
         self._actors[rank] = self._actor(self._bundles[rank])
-        try:
-            self.places[rank] = self._ask([self._actors[rank]], timeout)[0]
-        except self._ray.exceptions.GetTimeoutError as error:
-            raise EngineError(
-                f"rank {rank} is to be started again, but the Ray cluster had no room for it within "
-                f"{timeout:g} s (DMESH_INIT_TIMEOUT). Add a node"
-            ) from error
+        self.places[rank] = self._ask([self._actors[rank]], timeout)[0]
 
     def abandon(self, cluster: str) -> None:
         """Do nothing: `close` ends the actors."""
@@ -142,6 +136,11 @@ class RayGang:
     def _ask(self, actors: list[Any], timeout: float) -> list[Place]:
         try:
             return list(self._ray.get([actor.place.remote() for actor in actors], timeout=timeout))
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise EngineError(
+                f"the Ray cluster did not start {len(actors)} of the ranks' processes within {timeout:g} s "
+                "(DMESH_INIT_TIMEOUT). Add a node if one is gone, or wait longer"
+            ) from error
         except (ImportError, self._ray.exceptions.RayTaskError, self._ray.exceptions.RayActorError) as error:
             raise EngineError(
                 f"the Ray workers cannot run ranks: {error}. Install the same version of dmesh there as "
