@@ -90,9 +90,10 @@ class RemoteHosts:
             left = deadline - self._clock()
             if left <= 0:
                 names = ", ".join(connection.host.name for connection in missing[:8])
+                said = missing[0].last_words
                 raise HostError(
                     f"host {names}: no agent of dmesh has started within {self._start_timeout:g} s. If that "
-                    "takes longer, say so with --start-timeout"
+                    f"takes longer, say so with --start-timeout{f' ({said})' if said else ''}"
                 )
             for key, _ in self.selector.select(left):
                 key.data.read()
@@ -116,7 +117,7 @@ class RemoteHosts:
         for connection in self._connections:
             assert connection.ready is not None
             bare = connection.host.name.strip("[]")
-            known.append(LOOPBACK if connection.way.name == "here" else connection.ready["address"] or bare)
+            known.append(LOOPBACK if connection.way.name == "here" else connection.ready.address or bare)
         others = [address for address in known if not _is_loopback(address)]
         if not others:
             return tuple(known)
@@ -127,7 +128,7 @@ class RemoteHosts:
         found: list[str] = []
         for connection, address in zip(self._connections, self.addresses(), strict=True):
             assert connection.ready is not None
-            found += [join_address(address, port) for port in connection.ready["ports"]]
+            found += [join_address(address, port) for port in connection.ready.ports]
         return tuple(found)
 
     def hand_over(self, files: Mapping[str, str]) -> None:
