@@ -14,6 +14,7 @@ from types import FrameType
 from dmesh.config.addresses import join_address
 from dmesh.distribute.cluster_resolver.launched import own_host
 from dmesh.errors import HostError, ResolverError
+from dmesh.launch.across import is_loopback
 from dmesh.launch.agent import PING_INTERVAL
 from dmesh.launch.connection import SILENCE, HostConnection, RemoteClient
 from dmesh.launch.frames import Frame, frame
@@ -118,10 +119,10 @@ class RemoteHosts:
             assert connection.ready is not None
             bare = connection.host.name.strip("[]")
             known.append(LOOPBACK if connection.way.name == "here" else connection.ready.address or bare)
-        others = [address for address in known if not _is_loopback(address)]
+        others = [address for address in known if not is_loopback(address)]
         if not others:
             return tuple(known)
-        return tuple(_seen_from(others[0]) if _is_loopback(address) else address for address in known)
+        return tuple(_seen_from(others[0]) if is_loopback(address) else address for address in known)
 
     def jobs(self) -> tuple[str, ...]:
         """Return HOST:PORT of each client, by rank."""
@@ -194,10 +195,6 @@ class RemoteHosts:
         for connection in self._connections:
             connection.send(Frame("pause", 0))
         os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _is_loopback(address: str) -> bool:
-    return address == "localhost" or address.startswith("127.") or address == "::1"
 
 
 def _seen_from(other: str) -> str:
