@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmesh.errors import ConfigurationError
+from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh.launch import LaunchOptions
 from dmesh.launch.across import PlanAcross, plan_across
 from dmesh.launch.plan import Place
@@ -83,7 +83,7 @@ def test_without_cryptography_it_is_refused_and_says_what_to_do(plan, monkeypatc
         return real(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", fail)
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(MissingExtraError) as caught:
         plan()
     for advice in ("pip install 'dmesh[security]'", "DMESH_TLS_CA", "--insecure"):
         assert advice in str(caught.value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dmesh.config.settings import Settings, split_address
-from dmesh.errors import ConfigurationError
+from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh.launch.plan import LaunchOptions, LaunchPlan, Place, own_settings, plan_clients
 from dmesh.security import tokens
 
@@ -120,7 +120,7 @@ def _certificates(given: Mapping[str, str], hosts: Sequence[str], directory: Pat
     try:
         from dmesh.security import authority
     except ImportError as error:
-        raise ConfigurationError(
+        raise MissingExtraError(
             "clients on several hosts send a token over the network, and TLS for it needs the security "
             f"extra here ({error}): pip install 'dmesh[security]'. Or set DMESH_TLS_CA, DMESH_TLS_CERT and "
             "DMESH_TLS_KEY to certificates of your own, or say --insecure if you trust everybody on that "
