@@ -52,8 +52,14 @@ def run(hosts: TwoHosts, tmp_path: Path) -> Iterator:
     """Starts `dmesh run` on the first host, with two clients on each."""
     started: list[Launch] = []
 
-    def launch(*args: str, key: str = "user_key", second: str = hosts.addresses[1], **env: str) -> Launch:
-        named = f"{hosts.addresses[0]}:2,{second}:2"
+    def launch(
+        *args: str,
+        key: str = "user_key",
+        first: str = hosts.addresses[0],
+        second: str = hosts.addresses[1],
+        **env: str,
+    ) -> Launch:
+        named = f"{first}:2,{second}:2"
         command = [*DMESH, "run", "--ssh", hosts.ssh(key), "--hosts", named, *args]
         process = subprocess.Popen(
             hosts.inside(command), cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -74,6 +80,13 @@ def test_four_clients_on_two_hosts_reduce(run, script, hosts) -> None:
         [line] = [line for line in one.out if line.startswith(f"[{rank}] pid=")]
         assert f"sum [4. 6.] {hosts.addresses[rank // 2]}:" in line
         assert f"[{rank}] tls True token 64" in one.out
+
+
+def test_the_launchers_own_machine_needs_no_ssh_and_has_an_address_for_the_others(run, script, hosts) -> None:
+    one = run(script(REDUCE), first="localhost")
+    assert one.wait() == 0, one.err
+    [line] = [line for line in one.out if line.startswith("[0] pid=")]
+    assert f"sum [4. 6.] {hosts.addresses[0]}:" in line
 
 
 def test_a_killed_client_is_named_with_host_and_pid(run, script, hosts) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmesh.errors import ConfigurationError
+from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh.launcher import LaunchOptions
 from dmesh.launcher.across import PlanAcross, plan_across
 from dmesh.launcher.plan import Place
@@ -69,6 +69,11 @@ def test_no_certificates_are_made_where_they_are_not_needed_or_not_wanted(plan, 
     assert plan(jobs=("127.0.0.1:1", "127.0.0.1:2"), places=(Place(0, 2, "a"), Place(1, 2, "a"))).files == {}
 
 
+def test_a_host_under_two_names_is_one_that_others_reach(plan) -> None:
+    places = (Place(0, 1, "a"), Place(0, 1, "a"))  # a and me@a
+    assert plan(jobs=("10.0.0.1:1", "10.0.0.1:2"), places=places).files
+
+
 def test_without_cryptography_it_is_refused_and_says_what_to_do(plan, monkeypatch) -> None:
     real = builtins.__import__
 
@@ -78,7 +83,7 @@ def test_without_cryptography_it_is_refused_and_says_what_to_do(plan, monkeypatc
         return real(name, *args, **more)
 
     monkeypatch.setattr(builtins, "__import__", fail)
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(MissingExtraError) as caught:
         plan()
     for advice in ("pip install 'dmesh[security]'", "DMESH_TLS_CA", "--insecure"):
         assert advice in str(caught.value)

@@ -15,13 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.launch.launching import PATIENCE, Launch
-from tests.launch.test_run import SLEEP, gone, pids
+from tests.launch.test_run import gone, pids
 
 FAKE_SSH = (sys.executable, str(Path(__file__).with_name("fake_ssh.py")))
 TWO_HOSTS = ("--ssh", shlex.join(FAKE_SSH), "--hosts", "host1:2,host2:2")
-UP = "import os; print(f'pid={os.getpid()} up', flush=True); " + SLEEP.replace(
-    "print('up', flush=True); ", ""
-)
+UP = "import os, signal; print(f'pid={os.getpid()} up', flush=True); signal.pause()"
 
 
 def agents(run: Launch) -> list[psutil.Process]:
@@ -142,7 +140,7 @@ def test_a_second_signal_kills(start, script) -> None:
     while True:  # the second one counts if it is not almost at once
         run.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            assert run.process.wait(1) == 143
+            assert run.process.wait(30) == 143
             break
     assert any("killing the clients" in line for line in run.err)
     assert gone(started)
@@ -320,6 +318,35 @@ def test_a_failed_client_is_started_again_on_its_host(start, script) -> None:
     first, second = [line.split()[-1] for line in run.out if line.startswith("[3] start")]
     assert first == second
     assert any("rank 3 (host host2, pid " in line and "restart 1 of 1" in line for line in run.err)
+
+
+def test_ctrl_z_stops_the_launcher_and_not_the_clients(start, script) -> None:
+    path = script("""
+        import os, signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        print(f"pid={os.getpid()} up", flush=True)
+        signal.sigwait([signal.SIGUSR1])
+    """)
+    run = start(*TWO_HOSTS, path)
+    started = pids(run.expect("up", 4))
+    run.process.send_signal(signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(run.process.pid, os.WUNTRACED)[1])
+    for pid in started:
+        os.kill(pid, signal.SIGUSR1)
+    assert gone(started)
+    run.process.send_signal(signal.SIGCONT)
+    assert run.wait() == 0, run.err
+
+
+def test_a_host_that_does_not_answer_is_given_up(start, script, tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho waiting for a friend >&2\nexec sleep 1000\n")
+    ssh.chmod(0o755)
+    run = start("--ssh", str(ssh), "--hosts", "a:1,b:1", "--start-timeout", "0.5", script(""))
+    assert run.wait() == 1
+    [line] = run.err
+    assert "host a, b: no agent of dmesh has started within 0.5 s" in line
+    assert "(waiting for a friend)" in line
 
 
 def test_what_a_client_leaves_behind_is_ended_on_its_host(start, script) -> None:

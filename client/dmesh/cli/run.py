@@ -30,10 +30,10 @@ dmesh run -n N [options] script.py [args ...]
        dmesh run --hosts A:N,B:N | --hostfile FILE | --slurm [options] script.py [args ...]
        dmesh run -n N [options] python script.py [args ...]"""
 _DESCRIPTION = """\
-Starts N clients of a Python program on this machine, with DTENSOR_JOBS and DTENSOR_CLIENT_ID set so that
-dmesh.initialize_accelerator_system() finds the others. Each line of their output is labeled with [rank];
-standard input goes to rank 0 alone. When one fails, the others are ended and the first failure is reported
-first."""
+Starts N clients of a Python program, on this machine or on several hosts, with DTENSOR_JOBS and
+DTENSOR_CLIENT_ID set so that dmesh.initialize_accelerator_system() finds the others. Each line of their
+output is labeled with [rank]; standard input goes to rank 0 alone. When one fails, the others are ended and
+the first failure is reported first."""
 _EPILOG = """\
 exit code: 0 when all clients ended with 0; else that of the first failure, 128 + the number for a signal;
 2 for a command line that cannot work. Ctrl-C and SIGTERM are passed on to the clients, a second one kills

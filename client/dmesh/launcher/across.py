@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dmesh.config.settings import Settings, split_address
-from dmesh.errors import ConfigurationError
+from dmesh.errors import ConfigurationError, MissingExtraError
 from dmesh.launcher.plan import LaunchOptions, LaunchPlan, Place, own_settings, plan_clients
 from dmesh.security import tokens
 
@@ -53,11 +53,10 @@ def plan_across(
     given = {name: value for name, value in environment.items() if value and own_settings(name)}
     given |= exports
     given |= _token(options, given, environment)
-    several = len({place.host for place in places}) > 1
-    if several and not options.coordinator and not given.get("DMESH_COORDINATOR"):
-        given |= _certificates(
-            given, [split_address(job, "a client's address")[0] for job in jobs], directory
-        )
+    hosts = [split_address(job, "a client's address")[0] for job in jobs]
+    reachable = len({place.host for place in places}) > 1 or not all(map(is_loopback, hosts))
+    if reachable and not options.coordinator and not given.get("DMESH_COORDINATOR"):
+        given |= _certificates(given, hosts, directory)
     clients = plan_clients(options, (), jobs, places, given)
     Settings.load(clients[0].environment)
     files = {name: _content(name, given[name]) for name in CREDENTIALS if given.get(name)}
@@ -73,16 +72,19 @@ def check_across(options: LaunchOptions, environment: Mapping[str, str]) -> None
     coordinator = options.coordinator or environment.get("DMESH_COORDINATOR", "").strip()
     if not coordinator:
         return
-    host, _ = split_address(coordinator, "--coordinator")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host.lower() == "localhost"
-    if loopback:
+    if is_loopback(split_address(coordinator, "--coordinator")[0]):
         raise ConfigurationError(
             f"the coordinator's address {coordinator} means something else on each host; start the server "
             "with `dmesh serve --listen HOST:PORT`, at an address that the hosts reach, and name that"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address means the machine that uses it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _token(
@@ -118,7 +120,7 @@ def _certificates(given: Mapping[str, str], hosts: Sequence[str], directory: Pat
     try:
         from dmesh.security import authority
     except ImportError as error:
-        raise ConfigurationError(
+        raise MissingExtraError(
             "clients on several hosts send a token over the network, and TLS for it needs the security "
             f"extra here ({error}): pip install 'dmesh[security]'. Or set DMESH_TLS_CA, DMESH_TLS_CERT and "
             "DMESH_TLS_KEY to certificates of your own, or say --insecure if you trust everybody on that "

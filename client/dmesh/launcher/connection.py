@@ -9,9 +9,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dmesh._version import __version__
+from dmesh.config.addresses import check_port
 from dmesh.errors import HostError
 from dmesh.launcher.error_output import ErrorOutput
 from dmesh.launcher.frames import Decoder, Frame, frame
@@ -97,6 +99,28 @@ class RemoteClient(Client):
                 stream.close()
 
 
+@dataclass(frozen=True)
+class Ready:
+    """What an agent knows of its host."""
+
+    ports: tuple[int, ...]
+    """A free port for each client."""
+    address: str
+    """Address at which the host was reached; empty if nobody knows."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], clients: int) -> Ready:
+        """Return what an agent has sent.
+
+        Raises:
+            ValueError: It does not fit the number of clients.
+        """
+        ports = tuple(check_port("a port", port) for port in fields["ports"])
+        if len(ports) != clients:
+            raise ValueError(f"{len(ports)} ports for {clients} clients")
+        return cls(ports, str(fields["address"]))
+
+
 class HostConnection:
     """One host: the process that leads there, what it says, and the clients behind it.
 
@@ -120,7 +144,7 @@ class HostConnection:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host, self.way = host, way
-        self.ready: Mapping[str, Any] | None = None
+        self.ready: Ready | None = None
         """Ports and address of the host, once its agent has them."""
         self.clients: dict[int, RemoteClient] = {}
         """The clients there, by rank."""
@@ -176,6 +200,11 @@ class HostConnection:
         self.send(frame("signal", {"number": int(number)}, rank))
 
     @property
+    def last_words(self) -> str:
+        """What the agent, and what leads to it, wrote last to their standard error, in one line."""
+        return " ".join(self._words.last)
+
+    @property
     def deadline(self) -> float | None:
         """Time of the next call of `on_time`; None for none."""
         if self.lost:
@@ -207,12 +236,17 @@ class HostConnection:
             for message in self._decoder.feed(data):
                 self._take(message)
         except HostError as error:
-            if self.ready is None:
-                raise HostError(f"host {self.host.name}: {error}") from error
-            self.lose(str(error))
-            return
-        if not data:
-            self._end()
+            self._fail(str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            self._fail(f"its agent has sent what no agent of this version sends ({error!r:.100})")
+        else:
+            if not data:
+                self._end()
+
+    def _fail(self, reason: str) -> None:
+        if self.ready is None:
+            raise HostError(f"host {self.host.name}: {reason}")
+        self.lose(reason)
 
     def _take(self, message: Frame) -> None:
         client = self.clients.get(message.number)
@@ -226,7 +260,7 @@ class HostConnection:
             assert self._setup is not None
             self.send(self._setup)
         elif message.kind == "ready":
-            self.ready = message.fields()
+            self.ready = Ready.of(message.fields(), self.host.slots)
         elif message.kind == "refused":
             raise HostError(message.text())
         elif message.kind == "taken" and self.on_taken is not None:
@@ -239,14 +273,14 @@ class HostConnection:
         try:
             status = self._process.wait(_END_GRACE)
         except subprocess.TimeoutExpired:
-            self.lose("its agent has ended")
+            self._fail("its agent has ended")
             return
         how = f"exit code {status}" if status >= 0 else signal.Signals(-status).name
         reason = f"{self.way.name} ended with {how}"
         while self._words.read():
             pass
         if self.ready is None:
-            raise HostError(f"host {self.host.name}: {self._diagnose(status, reason)}")
+            self._fail(self._diagnose(status, reason))
         self.lose(reason + (f": {self._words.last[-1]}" if self._words.last else ""))
 
     def _diagnose(self, status: int, reason: str) -> str:

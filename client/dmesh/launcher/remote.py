@@ -14,6 +14,7 @@ from types import FrameType
 from dmesh.config.addresses import join_address
 from dmesh.distribute.cluster_resolver.launched import own_host
 from dmesh.errors import HostError, ResolverError
+from dmesh.launcher.across import is_loopback
 from dmesh.launcher.agent import PING_INTERVAL
 from dmesh.launcher.connection import SILENCE, HostConnection, RemoteClient
 from dmesh.launcher.frames import Frame, frame
@@ -90,9 +91,10 @@ class RemoteHosts:
             left = deadline - self._clock()
             if left <= 0:
                 names = ", ".join(connection.host.name for connection in missing[:8])
+                said = missing[0].last_words
                 raise HostError(
                     f"host {names}: no agent of dmesh has started within {self._start_timeout:g} s. If that "
-                    "takes longer, say so with --start-timeout"
+                    f"takes longer, say so with --start-timeout{f' ({said})' if said else ''}"
                 )
             for key, _ in self.selector.select(left):
                 key.data.read()
@@ -116,18 +118,18 @@ class RemoteHosts:
         for connection in self._connections:
             assert connection.ready is not None
             bare = connection.host.name.strip("[]")
-            known.append(LOOPBACK if connection.way.name == "here" else connection.ready["address"] or bare)
-        others = [address for address in known if not _is_loopback(address)]
+            known.append(LOOPBACK if connection.way.name == "here" else connection.ready.address or bare)
+        others = [address for address in known if not is_loopback(address)]
         if not others:
             return tuple(known)
-        return tuple(_seen_from(others[0]) if _is_loopback(address) else address for address in known)
+        return tuple(_seen_from(others[0]) if is_loopback(address) else address for address in known)
 
     def jobs(self) -> tuple[str, ...]:
         """Return HOST:PORT of each client, by rank."""
         found: list[str] = []
         for connection, address in zip(self._connections, self.addresses(), strict=True):
             assert connection.ready is not None
-            found += [join_address(address, port) for port in connection.ready["ports"]]
+            found += [join_address(address, port) for port in connection.ready.ports]
         return tuple(found)
 
     def hand_over(self, files: Mapping[str, str]) -> None:
@@ -193,10 +195,6 @@ class RemoteHosts:
         for connection in self._connections:
             connection.send(Frame("pause", 0))
         os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _is_loopback(address: str) -> bool:
-    return address == "localhost" or address.startswith("127.") or address == "::1"
 
 
 def _seen_from(other: str) -> str:
