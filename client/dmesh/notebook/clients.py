@@ -75,7 +75,6 @@ class _Round:
     told: bool = False
     """True if the ranks that still run were interrupted, as others had failed."""
 
-
     def interrupt(self, client: _Kept) -> None:
         """Interrupt a rank's cell, or have it interrupted when it begins."""
         if client.rank in self.begun:
