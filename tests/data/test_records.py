@@ -131,7 +131,7 @@ BY_TENSORFLOW = {
         "53NTAcFFLCY="
     ),
 }
-"""Files of three records, an example, nothing and some bytes, as `tf.io.TFRecordWriter` of 2.21 wrote them."""
+"""Files of three records (an example, nothing, some bytes) by `tf.io.TFRecordWriter` of TensorFlow 2.21."""
 
 
 @pytest.mark.parametrize("compression", BY_TENSORFLOW)

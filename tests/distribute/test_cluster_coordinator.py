@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from tests.e2e.clients import run_clients, run_server
+from tests.e2e.clients import free_ports, run_clients, run_server
 
 import dmesh
 from dmesh.collectives.object_encoding import encode
@@ -415,3 +415,42 @@ def test_workers_are_told_that_the_coordinator_was_killed(tmp_path):
         for rank in (1, 2):
             assert "lost the coordinator, client 0" in clients[rank].wait_for("lost")
             assert clients[rank].wait() == 3
+
+
+REJOINING = """
+import os, signal, dmesh
+from dmesh.distribute import coordinator
+
+def work(number):
+    print("works on", number, os.getpid(), flush=True)
+    if number == 3 and not os.path.exists("{place}/go"):
+        signal.pause()
+    return number
+
+if __name__ == "__main__":
+    dmesh.initialize_accelerator_system()
+    if dmesh.client_id() == 0:
+        dispatcher = coordinator.ClusterCoordinator()
+        print("numbers", dispatcher.fetch([dispatcher.schedule(work, (n,)) for n in range(6)]), flush=True)
+        signal.pause()
+    coordinator.run_worker()
+"""
+
+
+def test_lost_workers_and_coordinators_are_replaced(tmp_path):
+    with run_server() as (_, address):
+        environ = {"DMESH_COORDINATOR": address, "DMESH_RESTART_POLICY": "rejoin"}
+        script, ports = REJOINING.format(place=tmp_path), free_ports(2)
+        with run_clients(2, script, environ=environ, ports=ports) as clients:
+            clients[1].wait_for("works on 3")
+            clients[1].signal(signal.SIGKILL)
+            clients[1].wait()
+            (tmp_path / "go").touch()
+            with run_clients(2, script, environ=environ, ports=ports, only=(1,)) as second:
+                assert clients[0].wait_for("numbers").endswith("[0, 1, 2, 3, 4, 5]")
+                assert "works on 5" in second[1].out
+                clients[0].signal(signal.SIGKILL)
+                clients[0].wait()
+                with run_clients(2, script, environ=environ, ports=ports, only=(0,)) as third:
+                    assert third[0].wait_for("numbers").endswith("[0, 1, 2, 3, 4, 5]")
+                    assert second[1].out.count("works on 5") == 2, "the worker went on"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from types import TracebackType
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,7 @@ def checked_compression(compression: str | None) -> str:
         return ""
     if compression not in ("GZIP", "ZLIB"):
         raise DatasetError(f"compression_type must be '', 'GZIP' or 'ZLIB', got {compression!r:.80}")
-    return cast(str, compression)
+    return compression
 
 
 @dataclass(frozen=True, eq=False)
