@@ -13,7 +13,7 @@ import pytest
 from tests.notebook.conftest import Kept, Start
 
 from dmesh.errors import CellError, KeptClientsError
-from dmesh.launch import registry
+from dmesh.launcher import registry
 
 PATIENCE = 90.0
 NOTEBOOK = """
