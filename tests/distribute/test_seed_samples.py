@@ -85,7 +85,7 @@ def test_the_samples_run_on_the_hosts_of_a_tpu(which, folder) -> None:
 
 
 def test_the_call_of_the_page_on_initialization(folder) -> None:
-    hosts = ",".join(f"localhost:{port}" for port in free_ports(2))
+    hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     environments = [{**V2, "DTENSOR_JOBS": hosts, "DTENSOR_CLIENT_ID": str(client)} for client in range(2)]
     run(seed_samples.program([seed_samples.INITIALIZATION], folder), environments)
 
