@@ -55,8 +55,8 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 		{ echo "make mpi needs mpirun, and an MPI library that mpi4py finds: Debian's openmpi-bin and libopenmpi-dev"; exit 1; }
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
 
-engines: native-current ## Test dmesh.launch on clusters of Dask and Ray, which it installs.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,dask,ray]'
+engines: native-current ## Test Dask, Ray, Jupyter, ssh and Slurm, which it installs (the latter two as root, on Debian).
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,dask,notebook,ray]'
 	$(BIN)/python -m pytest -m engines $(or $(ARGS),tests/engines tests/repo/test_documented_code.py)
 
 mpi4py-tests: native-current ## Run mpi4py's own tests on dmesh; skipped, with a message, where they cannot be downloaded.
