@@ -104,6 +104,17 @@ def says_hello() -> None:
     print("hello from", dmesh.client_id())
 
 
+def fails_once(culprit: str, directory: str) -> str:
+    """One rank raises an exception at its first start; the other ones go on until it is there again."""
+    if os.environ["RANK"] == culprit:
+        if os.environ["DMESH_RESTART_COUNT"] == "0":
+            raise ValueError("the learning rate is negative")
+        open(f"{directory}/again", "w").close()
+    while not os.path.exists(f"{directory}/again"):
+        time.sleep(0.01)
+    return os.environ["DMESH_RESTART_COUNT"]
+
+
 class Holder:
     """An actor that only takes room."""
 
