@@ -82,6 +82,22 @@ def returns_a_lock() -> object:
     return threading.Lock()
 
 
+class Unreadable:
+    """Something that only the process that has pickled it can unpickle."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reads_in, (os.getpid(),)
+
+
+def _reads_in(pid: int) -> None:
+    if pid != os.getpid():
+        raise ValueError("written elsewhere")
+
+
+def returns_something_unreadable() -> object:
+    return Unreadable()
+
+
 def leaves_early() -> int:
     """Rank 0 returns at once; the others have something to do without it."""
     rank, others = dmesh.client_id(), [1, 2]

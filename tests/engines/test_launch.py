@@ -138,6 +138,11 @@ def test_a_result_that_cannot_be_sent_back():
         dmesh.launch(programs.returns_a_lock, n=1)
 
 
+def test_a_result_that_cannot_be_read():
+    with pytest.raises(RankFailedError, match="returned what cannot be unpickled here: ValueError: written"):
+        dmesh.launch(programs.returns_something_unreadable, n=1)
+
+
 def test_a_rank_that_cannot_import_the_function_says_so(monkeypatch):
     module = types.ModuleType("only_here")
     exec("def function(): pass", vars(module))
