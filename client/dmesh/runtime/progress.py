@@ -291,7 +291,8 @@ def progress(
 
     Raises:
         ConfigurationError: `total` is negative.
-        ArgumentTypeError: `total` is no integer, `desc` or `unit` no text, or there is nothing to iterate over in `items`.
+        ArgumentTypeError: `total` is no integer, `desc` or `unit` no text, or there is nothing to iterate
+            over in `items`.
     """
     if items is not None and not isinstance(items, Iterable):
         raise ArgumentTypeError(f"progress() takes something to iterate over, got {type(items).__name__}")
