@@ -55,7 +55,7 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 		{ echo "make mpi needs mpirun, and an MPI library that mpi4py finds: Debian's openmpi-bin and libopenmpi-dev"; exit 1; }
 	$(BIN)/python -m pytest -m mpi $(or $(ARGS),tests/mpi tests/e2e/test_launchers.py)
 
-engines: native-current ## Test Dask, Ray, Jupyter, ssh and Slurm, which it installs (the latter two as root, on Debian).
+engines: native-current ## Test dmesh.launch on Dask and Ray, dmesh run over sshd and in Slurm, notebooks; installs what they need.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,dask,notebook,ray]'
 	$(BIN)/python -m pytest -m engines $(or $(ARGS),tests/engines tests/repo/test_documented_code.py)
 

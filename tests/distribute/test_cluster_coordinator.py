@@ -13,6 +13,7 @@ from tests.e2e.clients import free_ports, run_clients, run_server
 
 import dmesh
 from dmesh.collectives.object_encoding import encode
+from dmesh.coordination.agent_source import current_agent
 from dmesh.distribute.coordinator import (
     ClusterCoordinator,
     experimental_get_current_worker_index,
@@ -317,6 +318,21 @@ def test_a_worker_that_comes_too_late_does_not_wait():
             run_worker(modules=[__name__])
 
     with FakeCluster(3, timeout=30.0) as cluster:
+        cluster.run(client)
+
+
+@pytest.mark.parametrize(("place", "message"), [("x/y/ready", b"1"), ("1/y/result", encode([1]))])
+def test_a_message_of_no_worker_is_an_error_and_no_wait_for_ever(place, message):
+    def client():
+        if dmesh.client_id() == 0:
+            coordinator = ClusterCoordinator()
+            waiting = coordinator.schedule(square, (2,))
+            current_agent().key_value_set(f"dmesh/coordinator/from/{place}", message)
+            with pytest.raises(StrategyError, match="from no worker"):
+                waiting.fetch(30.0)
+        dmesh.collectives.barrier()
+
+    with FakeCluster(2, timeout=30.0) as cluster:
         cluster.run(client)
 
 

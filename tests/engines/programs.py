@@ -82,6 +82,22 @@ def returns_a_lock() -> object:
     return threading.Lock()
 
 
+class Unreadable:
+    """Something that only the process that has pickled it can unpickle."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reads_in, (os.getpid(),)
+
+
+def _reads_in(pid: int) -> None:
+    if pid != os.getpid():
+        raise ValueError("written elsewhere")
+
+
+def returns_something_unreadable() -> object:
+    return Unreadable()
+
+
 def leaves_early() -> int:
     """Rank 0 returns at once; the others have something to do without it."""
     rank, others = dmesh.client_id(), [1, 2]
@@ -102,6 +118,17 @@ def initializes(variable: str) -> tuple[int, str | None]:
 
 def says_hello() -> None:
     print("hello from", dmesh.client_id())
+
+
+def fails_once(culprit: str, directory: str) -> str:
+    """One rank raises an exception at its first start; the other ones go on until it is there again."""
+    if os.environ["RANK"] == culprit:
+        if os.environ["DMESH_RESTART_COUNT"] == "0":
+            raise ValueError("the learning rate is negative")
+        open(f"{directory}/again", "w").close()
+    while not os.path.exists(f"{directory}/again"):
+        time.sleep(0.01)
+    return os.environ["DMESH_RESTART_COUNT"]
 
 
 class Holder:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 
 import psutil
 import pytest
@@ -135,6 +136,24 @@ def test_a_function_may_initialize_by_itself():
 def test_a_result_that_cannot_be_sent_back():
     with pytest.raises(RankFailedError, match=r"its result cannot be sent back: .*lock"):
         dmesh.launch(programs.returns_a_lock, n=1)
+
+
+def test_a_result_that_cannot_be_read():
+    with pytest.raises(RankFailedError, match="returned what cannot be unpickled here: ValueError: written"):
+        dmesh.launch(programs.returns_something_unreadable, n=1)
+
+
+def test_a_rank_that_cannot_import_the_function_says_so(monkeypatch):
+    module = types.ModuleType("only_here")
+    exec("def function(): pass", vars(module))
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with pytest.raises(RankFailedError, match="raised ModuleNotFoundError: No module named 'only_here'"):
+        dmesh.launch(module.function, n=1)
+
+
+def test_a_rank_that_reported_an_exception_and_is_started_again_has_a_result(tmp_path):
+    found = dmesh.launch(programs.fails_once, ("1", str(tmp_path)), n=2, initialize=False, max_restarts=1)
+    assert found == ["0", "1"]
 
 
 def test_ctrl_c_ends_the_ranks_and_this_process(tmp_path):

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.launch.launching import PATIENCE
@@ -104,6 +106,52 @@ def test_signals_are_delivered_and_are_part_of_the_end(agent, script) -> None:
     one.hear("out")
     one.say(frame("signal", {"number": signal.SIGTERM}))
     assert one.hear("ended").fields() == {"status": -signal.SIGTERM, "ended_by": signal.SIGTERM}
+
+
+def test_a_python_before_the_script_is_not_taken_for_the_script(agent, script) -> None:
+    one = agent()
+    one.set_up(["python", script("print('ran')")])
+    one.start_client()
+    assert one.hear("out").payload.startswith(b"ran")
+
+
+def test_output_that_comes_with_the_order_to_finish_ends_nothing_else(agent, script, tmp_path: Path) -> None:
+    """A rank has ended and left a process behind, whose output the agent finds after that order."""
+    one = agent()
+    path = script("""
+        import os, signal, sys
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        if os.environ["RANK"] == "1":
+            os.write(1, b"up")
+            signal.pause()
+        if child := os.fork():
+            os.write(1, b"%d" % child)
+            sys.exit()
+        signal.sigwait([signal.SIGUSR1])
+        print("late", flush=True)
+        open(os.environ["WRITTEN"], "w").close()
+        signal.pause()
+    """)
+    written = tmp_path / "written"
+    one.set_up([path], clients=2)
+    one.say(frame("start", {"environment": {"RANK": "1"}, "restarts": 0, "input": False}, 1))
+    one.hear("out")
+    one.start_client(RANK="0", WRITTEN=str(written))
+    left = int(one.hear("out").payload)
+    one.hear("ended")
+    one.process.send_signal(signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(one.process.pid, os.WUNTRACED)[1])
+    one.say(Frame("finish", 0))
+    os.kill(left, signal.SIGUSR1)
+    while not written.exists():
+        time.sleep(0.01)
+    one.process.send_signal(signal.SIGCONT)
+    assert one.hear("gone").number == 0
+    one.say(frame("signal", {"number": signal.SIGTERM}, 1))
+    assert one.hear("ended").number == 1
+    one.process.stdin.close()
+    assert one.process.wait(PATIENCE) == 0
+    assert gone([left])
 
 
 def test_the_end_of_the_connection_ends_the_clients(agent, script) -> None:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from tests.coordination.conftest import eventually
 
@@ -160,11 +161,21 @@ def test_a_loop_that_is_left_early_is_over() -> None:
         ((7,), ArgumentTypeError, "something to iterate over, got int"),
         ((None, 1.5), ArgumentTypeError, "total must be a number of steps, got 1.5"),
         ((None, -1), ConfigurationError, "from 0, got -1"),
+        ((None, 1, 7), ArgumentTypeError, "desc and unit must be text, got 7 and 'steps'"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: tuple, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         dmesh.progress(*arguments)
+
+
+@pytest.mark.parametrize("steps", [0.5, "1", None])
+def test_a_part_of_a_step_is_refused_here_and_not_by_the_heartbeats(steps: object) -> None:
+    under_way = dmesh.progress(total=3, show=False)
+    with pytest.raises(ArgumentTypeError, match="steps must be an integer, got"):
+        under_way.update(steps)  # type: ignore[arg-type]
+    under_way.update(np.int64(2))
+    assert under_way.report().done == 2
 
 
 def test_nothing_to_iterate_over_is_said() -> None:

@@ -32,6 +32,7 @@ from dmesh.launcher.slurm import allocated_hosts, srun_command
 
 _ONLY_WITH_HOSTS = ("ssh", "python", "chdir", "export", "insecure", "start_timeout")
 _START_TIMEOUT = 60.0
+_MOST_DIGITS = 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +152,6 @@ def _seconds(text: str | None) -> float:
 
 
 def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
         raise ConfigurationError(f"-n must be a whole number from 1, got {text!r}")
     return int(text)

@@ -123,11 +123,17 @@ def _ended(outcome: Outcome, file: IO[bytes]) -> Ended:
     place = Place(socket.gethostname(), outcome.pid)
     file.seek(0)
     data = file.read()
-    if data:  # perhaps of an earlier start, or of a process that died after it had reported
-        pid, report = loads(data)
-        if pid == outcome.pid and (outcome.status == 0 or report.failure is not None):
-            return Ended(outcome.rank, place, report, "", outcome.ended_by, outcome.restarts)
     how = outcome.how()
+    if data:  # perhaps of an earlier start, or of a process that died while or after it wrote the report
+        try:
+            pid, report = loads(data)
+        except Exception as error:  # noqa: BLE001 - whatever unpickling a result raises
+            if outcome.status == 0:
+                how = f"returned what cannot be unpickled here: {type(error).__name__}: {error}"
+                return Ended(outcome.rank, place, None, how, outcome.ended_by, outcome.restarts)
+        else:
+            if pid == outcome.pid and (outcome.status == 0 or report.failure is not None):
+                return Ended(outcome.rank, place, report, "", outcome.ended_by, outcome.restarts)
     if outcome.ended_by is not None:
         how = f"was ended by dmesh.launch ({outcome.ended_by.name})"
     elif outcome.status == 0:

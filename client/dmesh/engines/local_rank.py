@@ -17,10 +17,12 @@ from dmesh.engines.serialization import dumps, loads
 def main(argv: list[str]) -> int:
     """Run the rank; return the process's exit code."""
     payload, place = int(argv[1]), int(argv[2])
-    os.ftruncate(place, 0)  # of an earlier start
+    os.ftruncate(place, 0)  # of an earlier start, which shares the position with this one
+    os.lseek(place, 0, os.SEEK_SET)
     header, _, body = os.pread(payload, os.fstat(payload).st_size, 0).partition(b"\n")
     setup = json.loads(header)
     sys.path[:], sys.argv[:] = setup["path"], setup["argv"]
+    function = None
     try:
         function, args, kwargs = loads(body)
     except Exception as error:  # noqa: BLE001 - whatever the user's modules raise when they are imported
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> int:
         report = Report(
             failure=Failure(f"{type(error).__name__}: its result cannot be sent back: {error}", ())
         )
-        data = dumps((os.getpid(), report), main)
+        data = dumps((os.getpid(), report), None)
     with open(place, "wb") as file:
         file.write(data)
     return 0 if report.failure is None else report.failure.exit_code

@@ -40,7 +40,7 @@ from dmesh.launcher.frames import MAGIC, Decoder, Frame, frame
 from dmesh.launcher.input import InputWriter
 from dmesh.launcher.orphans import Guard, adopt_orphans
 from dmesh.launcher.outbox import Outbox
-from dmesh.launcher.plan import ClientPlan, LaunchOptions, check_command, own_settings
+from dmesh.launcher.plan import ClientPlan, LaunchOptions, check_command, command_of, own_settings
 from dmesh.launcher.ports import EVERYWHERE, PortReservation, reserve_ports
 from dmesh.launcher.process import ClientProcess, Sink
 from dmesh.launcher.signals import SignalInbox
@@ -200,7 +200,7 @@ class Agent:
             self._enter(wanted["directory"])
             options = LaunchOptions(1, tuple(wanted["command"]), module=wanted["module"])
             check_command(options)
-            self._command = (sys.executable, *(("-m",) if options.module else ()), *options.command)
+            self._command = command_of(options)
             self._ports = reserve_ports(wanted["clients"], host=EVERYWHERE)
             address = _own_address(wanted["way"])
         except (DMeshError, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -217,12 +218,18 @@ class HostConnection:
         if self.lost:
             return
         self._outbox.watch(self._selector)
-        if now >= self._heard_at + SILENCE:
+        if now >= self._heard_at + SILENCE and not self._has_unread():
             self.lose(f"nothing was heard of it for {SILENCE:g} s")
         elif self._killed_by is not None and now >= self._killed_by:
             self._killed_by = None
             if any(client.status is None for client in self.clients.values()):
                 self.lose(f"it has not killed its clients within {KILL_PATIENCE:g} s")
+
+    def _has_unread(self) -> bool:
+        """Return whether the agent has spoken while this process was stopped, or held up by its terminal."""
+        poll = select.poll()
+        poll.register(self._stdout, select.POLLIN)
+        return bool(poll.poll(0))
 
     def read(self) -> None:
         """Take what the agent says.

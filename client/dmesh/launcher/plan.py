@@ -162,10 +162,7 @@ def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mappi
     check_options(options, environment)
     if len(ports) != options.clients:
         raise ConfigurationError(f"{options.clients} clients need as many ports, got {len(ports)}")
-    if _names_interpreter(options):
-        command = (_interpreter(options.command[0]), *options.command[1:])
-    else:
-        command = (sys.executable, *(("-m",) if options.module else ()), *options.command)
+    command = command_of(options)
     jobs = [f"{LOOPBACK}:{port}" for port in ports]
     places = [Place(rank, options.clients) for rank in range(options.clients)]
     # Each client's linear algebra would start a thread for every core, N times as many as there are.
@@ -174,6 +171,13 @@ def plan_launch(options: LaunchOptions, ports: Sequence[int], environment: Mappi
     clients = plan_clients(options, command, jobs, places, {**threads, **given})
     Settings.load(clients[0].environment)  # one error here instead of a traceback from every client
     return LaunchPlan(clients, options)
+
+
+def command_of(options: LaunchOptions) -> tuple[str, ...]:
+    """Return program and arguments of a client on this machine."""
+    if _names_interpreter(options):
+        return (_interpreter(options.command[0]), *options.command[1:])
+    return (sys.executable, *(("-m",) if options.module else ()), *options.command)
 
 
 def plan_clients(

@@ -113,6 +113,8 @@ class PipeStream(Stream):
 
     def read(self) -> bool:
         """Pass on what there is, one chunk at most; return False when there is nothing now."""
+        if not self.open:  # closed since the selector said that there is something
+            return False
         try:
             data = os.read(self._pipe.fileno(), _CHUNK)
         except BlockingIOError:

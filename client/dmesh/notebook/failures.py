@@ -1,6 +1,6 @@
 """Report of a cell that has failed: the first failure with its traceback, then its consequences.
 
-Which failure is the first is decided as `dmesh run` does (`dmesh.launch.diagnosis`). No IO.
+Which failure is the first is decided as `dmesh run` does (`dmesh.launcher.diagnosis`). No IO.
 """
 
 from __future__ import annotations

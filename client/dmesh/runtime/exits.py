@@ -45,7 +45,7 @@ def install() -> None:
     global _previous_excepthook, _previous_exit, _exit_reason, _owner_pid, _fenced
     uninstall()  # still there after `fail`
     _previous_excepthook, _previous_exit = sys.excepthook, sys.exit
-    _exit_reason, _owner_pid, _failed = "", os.getpid(), False
+    _exit_reason, _owner_pid, _fenced = "", os.getpid(), False
     sys.excepthook = _on_exception
     sys.exit = _exit
     atexit.register(_leave_at_exit)
@@ -73,11 +73,7 @@ def fail(error: BaseException) -> None:
             end_alone(context.current())
         return
     _fenced = client.fenced
-    if isinstance(error, SystemExit):
-        _note_exit_code(error.code)
-    else:
-        _note(_reason(error))
-    _leave_at_exit()
+    leave_after(error)
 
 
 def end_alone(state: Context) -> None:
@@ -150,7 +146,9 @@ def leave_after(error: BaseException | None) -> int | None:
         The exit code that follows from the exception; None for Python's own.
     """
     code = None
-    if error is not None:
+    if isinstance(error, SystemExit):
+        _note_exit_code(error.code)
+    elif error is not None:
         client = context.find(Client)
         code = _exit_code(error, _fenced if client is None else client.fenced)
         _note(_reason(error))

@@ -6,6 +6,7 @@ the progress reports that clients send with their heartbeats anyway.
 
 from __future__ import annotations
 
+import operator
 import shutil
 import sys
 import threading
@@ -112,8 +113,14 @@ class Progress(Generic[Item]):
 
         Args:
             steps: How many more.
+
+        Raises:
+            ArgumentTypeError: It is no integer.
         """
-        self.done += steps
+        try:
+            self.done += operator.index(steps)
+        except TypeError:
+            raise ArgumentTypeError(f"steps must be an integer, got {steps!r:.200}") from None
         line = self._line
         if line is not None and self._clock() >= line.due:
             line.show()
@@ -284,10 +291,13 @@ def progress(
 
     Raises:
         ConfigurationError: `total` is negative.
-        ArgumentTypeError: `total` is no integer, or there is nothing to iterate over in `items`.
+        ArgumentTypeError: `total` is no integer, `desc` or `unit` no text, or there is nothing to iterate
+            over in `items`.
     """
     if items is not None and not isinstance(items, Iterable):
         raise ArgumentTypeError(f"progress() takes something to iterate over, got {type(items).__name__}")
+    if not isinstance(desc, str) or not isinstance(unit, str):
+        raise ArgumentTypeError(f"desc and unit must be text, got {desc!r:.100} and {unit!r:.100}")
     if total is None and items is not None:
         try:
             total = len(items)  # type: ignore[arg-type]

@@ -411,6 +411,8 @@ class ClusterCoordinator:
                         return
         except DMeshError as error:
             self._fail(error)
+        except (KeyError, TypeError, ValueError) as error:
+            self._fail(StrategyError(f"a message under {PREFIX}from/ is from no worker: {error!r:.200}"))
 
     def _on_message(self, key: str, value: bytes | None) -> None:
         worker, what = _sender_of(key)
