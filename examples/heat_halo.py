@@ -1,6 +1,6 @@
-"""The heat equation on a rod that is cut into parts: neighbors swap their edges while the inner points are computed.
+"""The heat equation on a rod cut into parts: neighbors swap edges while the inner points are computed.
 
-    dmesh run -n 4 examples/heat_halo.py
+Start it with `dmesh run -n 4 examples/heat_halo.py`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def alone(rod: np.ndarray, steps: int) -> np.ndarray:
 
 
 def together(rod: np.ndarray, steps: int) -> np.ndarray:
-    """Return the same, computed by all clients: each has a part, and a copy of its neighbors' edges around it."""
+    """Return the same from all clients, each with a part and copies of its neighbors' edges around it."""
     world = dmesh.collectives.world()
     parts = np.array_split(rod, world.size)
     u = np.pad(parts[world.rank], 1)  # u[0] and u[-1] are the neighbors' points, or the rod's ends
@@ -49,6 +49,7 @@ def together(rod: np.ndarray, steps: int) -> np.ndarray:
 
 
 def main() -> None:
+    """Compute the rod in all clients, and compare it with what one process computes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=500)
