@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dmesh.launcher.diagnosis import Outcome, Role, Traceback, rank_failures
 from dmesh.launcher.report import failed_alike, group_endings, hint_of, name_ranks
@@ -79,7 +79,7 @@ def describe(outcomes: Sequence[CellOutcome], cell: str) -> tuple[str, tuple[int
         outcomes: Those of all ranks that ran it.
         cell: The cell's name.
     """
-    failures = rank_failures(outcomes)
+    failures = cast(tuple[CellOutcome, ...], rank_failures(outcomes))
     first = failures[0]
     alike = [
         one for one in failures if one is first or failed_alike(one, first) or _stopped_alike(one, first)
