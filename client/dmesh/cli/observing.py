@@ -354,9 +354,9 @@ class Observer:
         problem = self.link.tls_problem() or fault.message
         if self._guessed:
             return CoordinatorUnavailableError(
-                f"no `dmesh run` of this user goes on on this machine, and no server answers at {self.address}, "
-                f"the default of `dmesh serve` ({faults.cause_of(problem)}). Ask while a job runs, start a server, "
-                "or name one: --coordinator HOST:PORT"
+                "no `dmesh run` of this user goes on on this machine, and no server answers at "
+                f"{self.address}, the default of `dmesh serve` ({faults.cause_of(problem)}). Ask while a job "
+                "runs, start a server, or name one: --coordinator HOST:PORT"
             )
         return faults.unavailable(self.address, problem, seconds, doing="asking it", ever_connected=False)
 
