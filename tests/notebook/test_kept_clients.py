@@ -140,9 +140,9 @@ def test_an_interrupt_reaches_all_ranks(kept: Kept) -> None:
 
     kept.out.when.update({f"[{rank}] here\n": one_more for rank in range(3)})
     with pytest.raises(KeyboardInterrupt):
-        kept.clients.run("import time\nprint('here')\ntime.sleep(600)", name="<In[9]>")
+        kept.clients.run("import time\nprint('here'); time.sleep(600)", name="<In[9]>")
     head, *rest = [line for line in kept.err.take() if line]
-    assert head.startswith("ranks 0-2 were interrupted in line 3 of <In[9]>")
+    assert head.startswith("ranks 0-2 were interrupted in line 2 of <In[9]>")
     assert rest == [INTERRUPTED]
     assert [result.text for result in kept.clients.run("me")] == ["0", "1", "2"]
 
