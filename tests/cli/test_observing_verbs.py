@@ -232,6 +232,20 @@ def test_a_server_that_is_not_there_is_an_error_that_says_what_to_do(dmesh, verb
     assert "dmesh serve --listen 127.0.0.1:1" in answer.err
 
 
+def test_the_default_address_is_said_to_be_one(monkeypatch, capsys) -> None:
+    """Where no server is named and no job runs, nobody has set a variable that could be corrected."""
+    monkeypatch.setattr("dmesh.cli.observing.DEFAULT_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr("dmesh.cli.observing.only_run", lambda: None)
+    for name in ("DMESH_COORDINATOR", "DTENSOR_JOBS", "DMESH_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["why"]) == 1
+    said = capsys.readouterr().err
+    assert "no `dmesh run` of this user goes on on this machine" in said
+    assert "no server answers at 127.0.0.1:1, the default of `dmesh serve`" in said
+    assert "--coordinator" in said
+    assert "correct" not in said
+
+
 def test_an_unknown_cluster_and_names_that_cannot_be(dmesh, join) -> None:
     join(0, 1)
     assert dmesh("members", "--cluster", "another").code == 1

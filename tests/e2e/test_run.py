@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from tests.e2e.clients import Process, run_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = str(ROOT / "examples" / "digits_softmax.py")
 HELLO = str(ROOT / "examples" / "hello_mesh.py")
+HEAT = str(ROOT / "examples" / "heat_halo.py")
 
 
 def dmesh_run(*arguments: str) -> Process:
@@ -49,6 +51,14 @@ def test_hello_mesh():
     for rank in range(4):
         assert f"/job:worker/replica:0/task:{rank}/device:CPU:0" in run.out
     assert len(Path(HELLO).read_text().splitlines()) <= 32
+
+
+@pytest.mark.parametrize("points", ["1000", "12"], ids=["parts of 250 points", "parts of 3 points"])
+def test_the_halo_exchange_is_what_one_process_computes(points: str):
+    run = dmesh_run("-n", "4", HEAT, "--points", points)
+    assert run.wait() == 0, run.err
+    assert f"500 steps of {points} points by 4 clients" in run.out
+    assert "equals the single-process run: yes" in run.out
 
 
 def test_a_killed_worker_is_what_dmesh_run_reports_first():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from dmesh.notebook.failures import RESET, CellOutcome, describe, outcome_of
+from dmesh.notebook.failures import INTERRUPTED, RESET, CellOutcome, describe, outcome_of
 
 GAVE_UP = "dmesh.errors.CollectiveError: rank 2 gave up call #5 of group world: ValueError: bad"
 
@@ -54,6 +54,13 @@ def test_the_same_mismatch_on_all_needs_a_reset() -> None:
     assert text.startswith("ranks 0-1 failed in <c>")
     assert text.count("CollectiveMismatchError") == 1
     assert text.endswith(RESET)
+
+
+def test_an_interrupt_of_all_has_no_rank_to_blame() -> None:
+    outcomes = [failed(rank, 3 - rank, "KeyboardInterrupt", interrupted=True) for rank in range(4)]
+    text, ranks = describe(outcomes, "<c>")
+    assert text.splitlines() == ["ranks 0-3 were interrupted in line 3 of <c> after 1.0 s", "", INTERRUPTED]
+    assert sorted(ranks) == [0, 1, 2, 3]
 
 
 def test_a_death_is_the_cause_and_leaves_nothing_to_reset() -> None:

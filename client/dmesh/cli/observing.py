@@ -20,7 +20,7 @@ from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.faults import Fault
 from dmesh.coordination.link import Link
 from dmesh.coordination.members import ClusterState, Member, Task
-from dmesh.errors import ConfigurationError, DMeshError
+from dmesh.errors import ConfigurationError, CoordinatorUnavailableError, DMeshError
 from dmesh.security.tokens import TokenSource
 from dmesh.v1 import common_pb2, coordination_pb2, progress_pb2
 
@@ -121,7 +121,7 @@ def find_target(given: str | None, environ: Mapping[str, str]) -> Target:
         return Target(address)
     run = only_run()
     if run is None:
-        return Target(DEFAULT_ADDRESS, origin="the default of `dmesh serve`")
+        return Target(DEFAULT_ADDRESS, origin="the default of `dmesh serve`", guessed=True)
     return Target(run.address, run.cluster, run.token, run.tls, f"the `dmesh run` of pid {run.pid}")
 
 
@@ -160,6 +160,8 @@ class Target(NamedTuple):
     """`DMESH_TLS_*` variables to use, where the environment has none."""
     origin: str = "the command line or the environment"
     """Who says so."""
+    guessed: bool = False
+    """True if nobody does."""
 
 
 class Observer:
@@ -189,13 +191,16 @@ class Observer:
         """Seconds that the server may take for an answer."""
         self.link = Link(address, credentials=credentials_of(os.environ, token, tls))
         self._cluster = cluster
+        self._guessed = False  # whether the address is the default, as none was named and no run found
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Observer:
         """Makes the one that the flags of `add_target` and the environment ask for."""
         cluster = args.cluster or os.environ.get("DMESH_CLUSTER", "").strip() or None
         target = find_target(args.coordinator, os.environ)
-        return cls(target.address, cluster or target.cluster, target.token, target.tls)
+        observer = cls(target.address, cluster or target.cluster, target.token, target.tls)
+        observer._guessed = target.guessed
+        return observer
 
     def __enter__(self) -> Observer:
         return self
@@ -347,6 +352,12 @@ class Observer:
         if _is_unimplemented(fault):
             return faults.not_a_coordinator(self.address, fault.message)
         problem = self.link.tls_problem() or fault.message
+        if self._guessed:
+            return CoordinatorUnavailableError(
+                "no `dmesh run` of this user goes on on this machine, and no server answers at "
+                f"{self.address}, the default of `dmesh serve` ({faults.cause_of(problem)}). Ask while a job "
+                "runs, start a server, or name one: --coordinator HOST:PORT"
+            )
         return faults.unavailable(self.address, problem, seconds, doing="asking it", ever_connected=False)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dmesh.launcher.diagnosis import Outcome, Role, Traceback, rank_failures
 from dmesh.launcher.report import failed_alike, group_endings, hint_of, name_ranks
@@ -17,6 +17,9 @@ _GAVE_UP = "CollectiveError"
 RESET = (
     "Groups with a call under way have failed: before the next collective, call dmesh.collectives.reset() "
     "in a cell of all ranks."
+)
+INTERRUPTED = (
+    "If that was in a collective: before the next one, call dmesh.collectives.reset() in a cell of all ranks."
 )
 
 
@@ -76,24 +79,39 @@ def describe(outcomes: Sequence[CellOutcome], cell: str) -> tuple[str, tuple[int
         outcomes: Those of all ranks that ran it.
         cell: The cell's name.
     """
-    failures = rank_failures(outcomes)
+    failures = cast(tuple[CellOutcome, ...], rank_failures(outcomes))
     first = failures[0]
-    alike = [one for one in failures if one is first or failed_alike(one, first)]
+    alike = [
+        one for one in failures if one is first or failed_alike(one, first) or _stopped_alike(one, first)
+    ]
     followers = [one for one in failures if one not in alike]
     who = name_ranks([one.rank for one in alike]) + (f" (pid {first.pid})" if len(alike) == 1 else "")
-    lines = [f"{who} {first.how()} in {cell} after {first.seconds:.1f} s{hint_of(first)}"]
+    how = first.how()
+    if first.interrupted:  # by the user: no rank has failed
+        how = (f"were {how[4:]}" if len(alike) > 1 else how) + (" of" if first.line is not None else " in")
+    else:
+        how += " in"
+    lines = [f"{who} {how} {cell} after {first.seconds:.1f} s{hint_of(first)}"]
     if first.traceback is not None:
         lines += first.traceback.lines
     else:
         lines += [f"  {line}" for line in first.last_lines]
     rest = [f"  {text}" for text in group_endings(followers)]
     if rest:
-        rest.insert(0, "The others followed:")
+        rest.insert(0, "The others:" if first.interrupted else "The others followed:")
     finished = [one.rank for one in outcomes if one.role is Role.SUCCEEDED]
     if finished:
         rest.append(f"Finished: {name_ranks(finished)}.")
     lines += ["", *rest] if rest else []
     in_collective = first.traceback is not None and first.traceback.type_name.startswith("Collective")
-    if (followers or in_collective) and all(one.alive for one in outcomes):
-        lines += ["", RESET]
+    if all(one.alive for one in outcomes):
+        if first.interrupted:
+            lines += ["", INTERRUPTED]
+        elif followers or in_collective:
+            lines += ["", RESET]
     return "\n".join(lines), tuple(one.rank for one in failures)
+
+
+def _stopped_alike(one: CellOutcome, other: CellOutcome) -> bool:
+    """Return whether two clients were interrupted in the same line."""
+    return one.alive and other.alive and one.interrupted and other.interrupted and one.line == other.line
