@@ -13,7 +13,7 @@ from dmesh.collectives.backends import registered
 from dmesh.collectives.backends.base import Backend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.inquiry import Inquiry
+from dmesh.collectives.position_query import PositionQuery
 from dmesh.collectives.request import Reduction
 from dmesh.collectives.services import WaitPolicy
 from dmesh.collectives.work import Work
@@ -604,14 +604,14 @@ def test_a_call_that_times_out_as_the_group_fails_gets_the_failure(monkeypatch, 
         ranks.all(lambda c: c.world.barrier())
         group = ranks.communicators[0].world
         monkeypatch.setattr(Work, "abort", lambda self, failure: None)
-        original = Inquiry.ask
+        original = PositionQuery.ask
 
         def ask(self, *, everybody=False):
             if everybody:  # the time is up
                 group.fail(Failure(Cause.BROKEN, "rank 1 gave up", (1,)), tell=False)
             original(self, everybody=everybody)
 
-        monkeypatch.setattr(Inquiry, "ask", ask)
+        monkeypatch.setattr(PositionQuery, "ask", ask)
         (error,) = ranks.run(lambda c: c.world.all_reduce(X, timeout=0.1), (0,))
         assert type(error) is CollectiveError
         assert "rank 1 gave up" in str(error)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, Cluster
 
-from dmesh.collectives import inquiry, services
+from dmesh.collectives import position_query, services
 from dmesh.collectives.control_messages import NOT_BLOCKED, Blocked, Position
-from dmesh.collectives.inquiry import Inquiry, blocked_in
+from dmesh.collectives.position_query import PositionQuery, blocked_in
 from dmesh.collectives.services import BarrierWait, Members, WaitPolicy
 from dmesh.errors import CollectiveMismatchError, DMeshError
 
@@ -81,13 +81,13 @@ def begin(communicator) -> None:
 def answers(monkeypatch):
     """Counts the answers of ranks that have not made a call."""
     count = threading.Semaphore(0)
-    answered = Inquiry.answered
+    answered = PositionQuery.answered
 
     def counted(self, rank, answer):
         answered(self, rank, answer)
         count.release()
 
-    monkeypatch.setattr(Inquiry, "answered", counted)
+    monkeypatch.setattr(PositionQuery, "answered", counted)
     return count
 
 
@@ -133,7 +133,9 @@ def test_two_ranks_that_skipped_are_both_freed(ranks):
 
 
 def test_a_group_that_the_rank_in_the_barrier_has_not_made(ranks, monkeypatch):
-    monkeypatch.setattr(inquiry, "_others", lambda thread: [])  # each rank of the test is a thread of its own
+    monkeypatch.setattr(
+        position_query, "_others", lambda thread: []
+    )  # each rank of the test is a thread of its own
 
     def body(communicator):
         begin(communicator)
@@ -287,7 +289,7 @@ def test_a_rank_counts_once_it_has_said_the_same_twice():
     barriers = Barriers()
     barriers.callers.add(ME())
     members = Members(SimpleNamespace(rank=0, barriers=barriers), (0, 1), "g", 7)
-    calls = Inquiry(members, 0, None, 1, "barrier()", tuple)
+    calls = PositionQuery(members, 0, None, 1, "barrier()", tuple)
 
     def answered(question, blocked):
         calls.answered(1, Position(0, 7, None, 1, question, "absent", 0, "", "", (), blocked))

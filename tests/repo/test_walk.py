@@ -22,7 +22,7 @@ WALK = (
 NAMED = set(re.findall(r"(\w+)(?:\.py|/`)", WALK))
 WAITING = {"wait"}
 """Modules that a call enters if another rank was late, so that the first look was not enough."""
-ASKING = {"inquiry", "base", "services", "communicator", "control_messages", "transport"}
+ASKING = {"position_query", "base", "services", "communicator", "control_messages", "transport"}
 """Modules that a call enters if it asks another rank, which is late, where it is."""
 MEDIA = {
     "shared memory": {},
@@ -77,7 +77,7 @@ pytestmark = pytest.mark.skipif(native.core() is None, reason=f"no native core: 
 
 def counted(names):
     """Leave out what a call has entered because another rank was late."""
-    late = WAITING | ASKING if "inquiry" in names else WAITING
+    late = WAITING | ASKING if "position_query" in names else WAITING
     return [name for name in names if name not in late]
 
 

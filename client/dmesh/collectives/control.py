@@ -23,7 +23,7 @@ from dmesh.collectives.control_messages import (
 )
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.group import Group
-from dmesh.collectives.inquiry import blocked_in
+from dmesh.collectives.position_query import blocked_in
 from dmesh.collectives.services import Pair, Services
 from dmesh.collectives.work import Generation, Work
 

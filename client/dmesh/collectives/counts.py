@@ -150,11 +150,11 @@ class Call:
 
     def resolve_gather(self, words: Array) -> Request:
         """Return the request of an all-gather or gather, now that the lengths of all arrays are known."""
-        return self._resolved(_told(words), exchanged=True)
+        return self._resolved(_checked(words), exchanged=True)
 
     def resolve_scatter(self, words: Array) -> Request:
         """Return the request of a scatter, now that the root has told its counts."""
-        lengths = _told(words)
+        lengths = _checked(words)
         if self.lengths is not None and self.lengths != lengths:
             raise CollectiveMismatchError(
                 f"position {self.rank} called scatter with counts={_listed(self.lengths)}, the root "
@@ -170,7 +170,7 @@ class Call:
         """
         assert self.lengths is not None
         lengths, starts, totals, largest, compares = (
-            _told(column) for column in words.reshape(self.size, _WORDS).T
+            _checked(column) for column in words.reshape(self.size, _WORDS).T
         )
         if self.expected is not None and self.expected != lengths:
             other = next(at for at in range(self.size) if self.expected[at] != lengths[at])
@@ -254,8 +254,8 @@ class Call:
         """The wire descriptor."""
         op = "" if self.reduction is None else self.reduction.op
         root = self.root if self.kind in ROOTED else None
-        told = self.lengths if self.kind not in ("scatter", "all_to_all") else None
-        return _text(self.kind, op, root, told, self.axis, self.array.dtype, self.array.shape)
+        lengths = self.lengths if self.kind not in ("scatter", "all_to_all") else None
+        return _text(self.kind, op, root, lengths, self.axis, self.array.dtype, self.array.shape)
 
     def _exchange(self, kind: str, words: Array, shape: tuple[int, ...], count: int) -> Request:
         """Return the call in which the ranks tell each other lengths."""
@@ -334,11 +334,11 @@ def _text(
     return text_from(kind, arguments, None, ())
 
 
-def _told(words: Array) -> tuple[int, ...]:
-    """Return the numbers that the ranks told."""
+def _checked(words: Array) -> tuple[int, ...]:
+    """Return lengths that the ranks sent, if they are possible ones."""
     found = tuple(map(int, words))
     if any(not 0 <= number <= _MOST for number in found):
-        raise CollectiveError(f"a rank told lengths that no array has: {found}")
+        raise CollectiveError(f"a rank sent lengths that no array has: {found}")
     return found
 
 

@@ -53,7 +53,7 @@ class Failing(ABC):
         """Backends of the group, the preferred one first."""
         self._failing = threading.RLock()  # held while the group is failed and the other members are told
         self._is_failing = False
-        self._told = failure is not None
+        self._members_know = failure is not None
 
     @property
     @abstractmethod
@@ -82,7 +82,7 @@ class Failing(ABC):
                 with self.lock:
                     waited_for = any(stream.calls for stream in self.all_calls())
                     waited_for = waited_for or any(endpoint.pending for endpoint in self.endpoints)
-                self._told = tell is False
+                self._members_know = tell is False
                 if tell or (tell is None and waited_for):
                     # Before anybody here can see the failure and act on it: withdraw a message, end the
                     # process. The others must hear of the cause before they see its consequences.
@@ -105,7 +105,7 @@ class Failing(ABC):
     def tell_of(self, failure: Failure) -> None:
         """Tell the other members why, unless they know: they may wait for a call that fails or is refused."""
         with self._failing:
-            if self.failure is not None and not self._told:
+            if self.failure is not None and not self._members_know:
                 self._tell_members(failure)
 
     def _tell_members(self, failure: Failure) -> None:
@@ -113,7 +113,7 @@ class Failing(ABC):
         for rank in members.ranks:
             if rank != services.rank:
                 services.tell(rank, Abort(self.number, members.group, failure))
-        self._told = True
+        self._members_know = True
 
     def lose(self, rank: int, reason: str) -> None:
         """Fail the group because a member is gone. Any thread."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dmesh.collectives.events import CallRecord
 from dmesh.collectives.failure import Failure
-from dmesh.collectives.inquiry import Inquiry
+from dmesh.collectives.position_query import PositionQuery
 from dmesh.collectives.services import Services
 
 _LAST_LOOKS = 0.02
@@ -24,7 +24,7 @@ class Waiting(Protocol):
     timeout: float
 
     @property
-    def inquiry(self) -> Inquiry:
+    def query(self) -> PositionQuery:
         """Questions to the other ranks."""
 
     def check(self) -> None:
@@ -69,35 +69,35 @@ class Wait:
         work.look_for_departures()
         policy, time = services.wait_policy, services.clock()
         # A rank that waits for this one in a barrier will never make the call.
-        if (failure := work.inquiry.skipped(self._deadline - time)) is not None:
+        if (failure := work.query.skipped(self._deadline - time)) is not None:
             work.fail(failure)
         if time >= self._deadline:
             self._time_out(attempt)
             return True
         if time >= self._ask_at:
-            work.inquiry.ask()
+            work.query.ask()
             self._ask_at = self._began + next(self._asks)
         if time >= self._announce_at:
             self._announce_at += policy.announce_every
-            policy.announce(work.inquiry.waiting_text(time - self._began))
+            policy.announce(work.query.waiting_text(time - self._began))
         if time >= self._report_at:
             self._report_at = time + services.stuck_after
             self._reported = True
-            services.events.waiting(work.record, work.inquiry.blocking(), time - self._began)
+            services.events.waiting(work.record, work.query.blocking(), time - self._began)
         self._look_at = time + policy.look_every
         return False
 
     def _time_out(self, attempt: Attempt) -> None:
         """Hear once more from everybody, so that the error is exact, and fail the group."""
         work, services = self._work, self._services
-        inquiry = work.inquiry
-        inquiry.ask(everybody=True)
+        query = work.query
+        query.ask(everybody=True)
         give_up = services.clock() + services.wait_policy.answers_within
-        while services.clock() < give_up and inquiry.unanswered():
+        while services.clock() < give_up and query.unanswered():
             if attempt(_LAST_LOOKS):
                 return
             work.check()
-        work.fail(inquiry.timed_out(work.timeout))
+        work.fail(query.timed_out(work.timeout))
 
     def end(self) -> None:
         """Report that the wait is over."""

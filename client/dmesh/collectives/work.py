@@ -19,7 +19,7 @@ from dmesh.collectives.backends.base import Backend, EndpointOpener, Matcher, Op
 from dmesh.collectives.control_messages import Position
 from dmesh.collectives.failing import Failing, close_all
 from dmesh.collectives.failure import Failure
-from dmesh.collectives.inquiry import Inquiry
+from dmesh.collectives.position_query import PositionQuery
 from dmesh.collectives.request import Buffers, Descriptor, Request, as_called, text_of
 from dmesh.collectives.services import ANYBODY, Members, Pair
 from dmesh.collectives.tuning import SHIPPED, Tuning
@@ -356,7 +356,7 @@ class Work(Future[Any]):
         self._begun: tuple[Operation, Buffers] | None = None
         self._complete = False  # what has begun
         self._deadline = 0.0
-        self._inquiry: Inquiry | None = None
+        self._query: PositionQuery | None = None
 
     def __str__(self) -> str:
         members, pair = self.generation.members, self.stream.pair
@@ -381,7 +381,7 @@ class Work(Future[Any]):
 
     def move(self, stream: Stream, number: int, text: str) -> None:
         """Go on in another stream, in which it has a number now."""
-        self.stream, self.sequence, self.text, self._inquiry = stream, number, text, None
+        self.stream, self.sequence, self.text, self._query = stream, number, text, None
 
     def abort(self, failure: Failure) -> None:
         """End it with the group's failure. Any thread."""
@@ -390,8 +390,8 @@ class Work(Future[Any]):
 
     def answered(self, rank: int, answer: Position) -> None:
         """Take another rank's answer to where it is. Any thread."""
-        if (inquiry := self._inquiry) is not None:
-            inquiry.answered(rank, answer)
+        if (query := self._query) is not None:
+            query.answered(rank, answer)
 
     def search(self, request: Request) -> Search:
         """Take a receive's place among those that wait for an array."""
@@ -510,26 +510,26 @@ class Work(Future[Any]):
         if self._begun is not None:
             operation = self._begun[0]
         # A future that the caller keeps must not keep the arrays; nor may a cycle keep the generation.
-        self.request = self._inquiry = self._begun = self._search = None
+        self.request = self._query = self._begun = self._search = None
         if operation is not None:
             operation.revoke()
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
     @property
-    def inquiry(self) -> Inquiry:
+    def query(self) -> PositionQuery:
         """Questions to the other ranks; made with the first one, as few calls ask any."""
-        if self._inquiry is None:
+        if self._query is None:
             generation, stream = self.generation, self.stream
-            self._inquiry = Inquiry(
+            self._query = PositionQuery(
                 generation.members, generation.number, stream.pair, self.sequence, self.text,
                 self.waits_for, stream.numbered, bool(self.agreed_text),
             )  # fmt: skip
-        return self._inquiry
+        return self._query
 
     def ask_everybody(self) -> None:
         """Ask all others where they are: one of them is not where this rank is."""
-        self.inquiry.ask(everybody=True)
+        self.query.ask(everybody=True)
 
     def _until(self, attempt: Attempt) -> None:
         """Repeat an attempt until it succeeds."""

@@ -169,9 +169,9 @@ def join(mpi: Any, client: int, jobs: Sequence[str], timeout: float) -> MpiWorld
         begun += comm, made
         _await(made, f"all {size} MPI ranks", deadline, timeout)
         comm.Set_errhandler(mpi.ERRORS_RETURN)
-        told = comm.Iallgather(card, table)
-        begun.append(told)
-        _await(told, f"the client ids of all {size} MPI ranks", deadline, timeout)
+        exchanged = comm.Iallgather(card, table)
+        begun.append(exchanged)
+        _await(exchanged, f"the client ids of all {size} MPI ranks", deadline, timeout)
     except mpi.Exception as error:
         raise CollectiveError(f"MPI cannot bring its {size} ranks together: {error}") from error
     finally:

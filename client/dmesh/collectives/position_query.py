@@ -1,4 +1,4 @@
-"""Questions of a waiting call to the other ranks, their answers, and the calls that a rank has skipped.
+"""Query of a waiting call where the other ranks are, their answers, and calls that a rank has skipped.
 
 A rank has skipped a call if it waits in a barrier that includes a rank which waits for it in the call. Both
 wait for ever, so it is an error at once. It must never be reported of a program that could go on: by another
@@ -33,7 +33,7 @@ _WHERE: dict[State, str] = {
 
 
 @dataclass
-class Inquiry:
+class PositionQuery:
     """A waiting call's questions to the other ranks, and their answers; any thread may call `answered`."""
 
     members: Members
