@@ -133,9 +133,8 @@ def test_two_ranks_that_skipped_are_both_freed(ranks):
 
 
 def test_a_group_that_the_rank_in_the_barrier_has_not_made(ranks, monkeypatch):
-    monkeypatch.setattr(
-        position_query, "_others", lambda thread: []
-    )  # each rank of the test is a thread of its own
+    # Each rank of the test is a thread of its own.
+    monkeypatch.setattr(position_query, "_others", lambda thread: [])
 
     def body(communicator):
         begin(communicator)

@@ -11,7 +11,7 @@ import pytest
 from dmesh import native
 from dmesh.cli import main
 from dmesh.cli.progress import Bar
-from dmesh.cli.tune_telling import Ear, Messenger, Presenter
+from dmesh.cli.tune_output import Presenter, Receiver, Sender
 from dmesh.collectives.tuning import SHIPPED, Tuning, read, write
 from dmesh.launcher.labels import Output
 
@@ -86,11 +86,11 @@ class Kept(Output):
 def test_the_launcher_takes_nobody_elses_lines_for_its_own(capsys) -> None:
     """A library may print JSON, too, and even say how far it is."""
     others = [b'{"step": 3}\n', b'{"finish": "all"}\n', b"[1]\n", b"no JSON\n"]
-    Messenger().tell("of the one that measures")
+    Sender().tell("of the one that measures")
     ours = capsys.readouterr().out.encode()
     kept = Kept()
     with Bar() as bar:
-        Ear(Presenter(bar, as_json=False), kept).write(b"".join([*others, ours]))
+        Receiver(Presenter(bar, as_json=False), kept).write(b"".join([*others, ours]))
     assert kept.data == b"".join(others)
     assert capsys.readouterr().out == "of the one that measures\n"
 

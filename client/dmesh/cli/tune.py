@@ -14,7 +14,7 @@ from dmesh.cli.output import add_json, tell_failure
 from dmesh.errors import ConfigurationError, DMeshError
 
 if TYPE_CHECKING:
-    from dmesh.cli.tune_telling import Messenger, Presenter
+    from dmesh.cli.tune_output import Presenter, Sender
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -64,7 +64,7 @@ def execute(args: argparse.Namespace) -> int:
         DMeshError: The clients could not meet, or share memory.
     """
     from dmesh.cli.progress import Bar
-    from dmesh.cli.tune_telling import Messenger, Presenter
+    from dmesh.cli.tune_output import Presenter, Sender
 
     seconds = _seconds(args.seconds)
     out = _out(args.out)
@@ -77,7 +77,7 @@ def execute(args: argparse.Namespace) -> int:
             "cluster's. Leave one of them out"
         )
     if args.to_launcher:
-        return _take_part(out, seconds, Messenger())
+        return _take_part(out, seconds, Sender())
     with Bar() as bar:
         return _take_part(out, seconds, Presenter(bar, as_json=args.json))
 
@@ -85,7 +85,7 @@ def execute(args: argparse.Namespace) -> int:
 def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
     """Starts clients on this machine that do it, with nothing set but what keeps them from sharing memory."""
     from dmesh.cli.progress import Bar
-    from dmesh.cli.tune_telling import Ear, Presenter
+    from dmesh.cli.tune_output import Presenter, Receiver
     from dmesh.launcher import LaunchOptions, Supervisor, plan_launch
     from dmesh.launcher.labels import Output
     from dmesh.launcher.ports import reserve_ports
@@ -104,7 +104,7 @@ def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
             sys.stdout.flush()
             errors = Output(2, os.environ)
             presenter = Presenter(bar, as_json=as_json)
-            code = Supervisor(plan, Ear(presenter, errors), errors).run().exit_code
+            code = Supervisor(plan, Receiver(presenter, errors), errors).run().exit_code
     except ConfigurationError:
         raise
     except OSError as error:
@@ -115,7 +115,7 @@ def _start(clients: int, out: Path, seconds: float, *, as_json: bool) -> int:
     return code
 
 
-def _take_part(out: Path, seconds: float, audience: Presenter | Messenger) -> int:
+def _take_part(out: Path, seconds: float, audience: Presenter | Sender) -> int:
     """Measures as one client of a cluster."""
     import dmesh
     from dmesh.collectives.communicator import Communicator

@@ -211,7 +211,7 @@ class Fault:
         return cls(message, self.members) if issubclass(cls, CoordinationError) else cls(message)
 
 
-_WORTH_TELLING = 0.1
+_NOTEWORTHY = 0.1
 """Seconds from which on an error says for how long something was tried."""
 CHANNEL_CLOSED = Fault(0, "the channel is closed", code=grpc.StatusCode.CANCELLED)
 """Fault of a call that comes after the channel was closed."""
@@ -274,7 +274,7 @@ def unavailable(
     address: str, details: str, tried_for: float, *, doing: str, ever_connected: bool
 ) -> CoordinatorUnavailableError:
     """Make the error for a coordinator that does not answer: what was tried, for how long, what to do."""
-    seconds = f"{tried_for:.1f} s" if tried_for >= _WORTH_TELLING else ""
+    seconds = f"{tried_for:.1f} s" if tried_for >= _NOTEWORTHY else ""
     if ever_connected:
         happened = f"no contact with the coordinator at {address}" + (seconds and f" for {seconds}")
         advice = (

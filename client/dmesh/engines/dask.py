@@ -125,9 +125,9 @@ class DaskGang:
                 self._client.run(ranks.abandon, cluster, workers=addresses, on_error="ignore")
 
         # A worker that is frozen does not answer.
-        telling = threading.Thread(target=tell, name="dmesh-abandon", daemon=True)
-        telling.start()
-        telling.join(_LOOK)
+        thread = threading.Thread(target=tell, name="dmesh-abandon", daemon=True)
+        thread.start()
+        thread.join(_LOOK)
 
     def close(self) -> None:
         """Forget the tasks and the events."""

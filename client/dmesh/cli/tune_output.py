@@ -1,7 +1,7 @@
 """Output of `dmesh tune` during and after its measurement: for people, for programs, and for its launcher.
 
-The one that measures is a process of its own, started by the one that the user has started. It tells that one
-everything, line by line as JSON, which shows it as the user asked for.
+A process of its own measures. It sends progress and results as lines of JSON to the process that the user has
+started, which shows them in the form that the user asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARK = "dmesh-tune: "
 
 
 class Presenter:
-    """Shows what is told.
+    """Shows progress and results of the measurement.
 
     Args:
         bar: Where progress is shown.
@@ -40,7 +40,7 @@ class Presenter:
         return self._finished
 
     def tell(self, what: str | Table | Step) -> None:
-        """Shows what `measure` tells."""
+        """Show what `measure` reports."""
         if isinstance(what, Step):
             self._bar.show(what.title, what.done, what.total)
         elif isinstance(what, Table):
@@ -53,7 +53,7 @@ class Presenter:
             self._print(what)
 
     def finish(self, result: Mapping[str, Any], text: str) -> None:
-        """Shows what came out.
+        """Show the result.
 
         Args:
             result: For programs.
@@ -71,8 +71,8 @@ class Presenter:
             print(text, flush=True)  # noqa: T201
 
 
-class Messenger:
-    """Tells it all to the launcher, for it to be shown there."""
+class Sender:
+    """Sends everything to the launcher, which shows it."""
 
     def tell(self, what: str | Table | Step) -> None:
         """See `Presenter.tell`."""
@@ -87,7 +87,7 @@ class Messenger:
         print(_MARK + json.dumps(message), flush=True)  # noqa: T201
 
 
-class Ear(Output):
+class Receiver(Output):
     """Standard output of the clients, as the launcher hears it.
 
     Args:
