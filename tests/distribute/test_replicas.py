@@ -292,7 +292,7 @@ def test_a_replica_that_does_not_come_in_time_is_named_to_all() -> None:
 @pytest.mark.parametrize(("clients", "replicas"), [(1, 2), (2, 2)])
 def test_a_function_that_is_merged_and_raises_is_named_to_all(clients, replicas) -> None:
     def merge(strategy, value):
-        if strategy.extended.team.placement.client == clients - 1:
+        if strategy.extended.replicas.placement.client == clients - 1:
             raise ZeroDivisionError("in the merged function")
         return strategy.reduce("SUM", value, axis=None)
 
@@ -370,7 +370,7 @@ def test_a_killed_client_is_named_to_all_others() -> None:
 def test_clients_that_call_different_things_outside_of_replicas() -> None:
     def program(strategy):
         with pytest.raises(ReplicaMismatchError) as caught:
-            if strategy.extended.team.placement.client:
+            if strategy.extended.replicas.placement.client:
                 strategy.run(lambda: None)
             else:
                 strategy.reduce("SUM", PerReplica([1.0, 1.0]), axis=None)

@@ -54,6 +54,12 @@ class Placement:
         """This client's replicas, by id."""
         return self.of_client(self.client)
 
+    @cached_property
+    def consecutive(self) -> bool:
+        """True if the replicas of each client have consecutive numbers, in the order of the clients."""
+        clients = [replica.client for replica in self.replicas]
+        return clients == sorted(clients)
+
     @property
     def size(self) -> int:
         """Number of replicas."""

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.distribute.placement import Placement, Replica
+from dmesh.distribute.replicas import Replicas, require_initialized_clients
 from dmesh.distribute.strategy import Strategy
-from dmesh.distribute.team import Team, require_initialized_clients
 from dmesh.errors import StrategyError, StrategyTypeError, StrategyValueError, TpuNotFoundError
 from dmesh.runtime import context
 from dmesh.tpu.device_assignment import DeviceAssignment
@@ -78,7 +78,7 @@ class TPUStrategy(Strategy):
                 "making a TPUStrategy"
             )
         self._spmd = bool(experimental_spmd_xla_partitioning)
-        super().__init__(Team(_placement(topology, assignment)), tpu_cluster_resolver)
+        super().__init__(Replicas(_placement(topology, assignment)), tpu_cluster_resolver)
 
     # -- logical devices -------------------------------------------------------------------------------------
 

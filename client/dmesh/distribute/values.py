@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.distribute.acting import ActsAsArray
+from dmesh.distribute.array_operators import ArrayOperators
 from dmesh.errors import StrategyTypeError, StrategyValueError
 from dmesh.structure import flatten, map_structure, outline, rebuild
 
@@ -59,7 +59,7 @@ class PerReplica(DistributedValues):
         )
 
 
-class Mirrored(ActsAsArray, DistributedValues):
+class Mirrored(ArrayOperators, DistributedValues):
     """Values that are the same on all replicas; they can be used as the array that they are."""
 
     def read_value(self) -> NDArray[Any]:

@@ -6,20 +6,18 @@ import math
 import threading
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.distribute import scopes
-from dmesh.distribute.acting import ActsAsArray
+from dmesh.distribute.array_operators import ArrayOperators
+from dmesh.distribute.base import StrategyBase
 from dmesh.distribute.combining import Array, as_value, frozen
 from dmesh.distribute.reduce_op import VariableAggregation, VariableSynchronization
 from dmesh.errors import StrategyTypeError, StrategyValueError
-
-if TYPE_CHECKING:
-    from dmesh.distribute.interfaces import StrategyInterface
 
 __all__ = ["Variable"]
 
@@ -33,7 +31,7 @@ class _Replicated(ABCMeta):
         return super().__call__(*args, **kwargs)
 
 
-class Variable(ActsAsArray, metaclass=_Replicated):
+class Variable(ArrayOperators, metaclass=_Replicated):
     """An array that is assigned to as a whole. NumPy takes it wherever it takes an array.
 
     In a strategy's scope this makes a `DistributedVariable`: one that exists on all replicas, has the value
@@ -125,7 +123,7 @@ class Variable(ActsAsArray, metaclass=_Replicated):
         return math.prod(self._shape)
 
     @property
-    def distribute_strategy(self) -> StrategyInterface:
+    def distribute_strategy(self) -> StrategyBase:
         """The strategy in whose scope it was created."""
         return scopes.default_frame().strategy
 
