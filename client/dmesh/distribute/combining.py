@@ -91,16 +91,14 @@ class Reduction:
     """All-reduce of a structure of arrays, compiled for their dtypes and shapes.
 
     Args:
+        name: Name of the call: of `all_reduce`, buckets are filled from the first array to the last, of
+            others from the last to the first.
         op: SUM or MEAN.
         like: Structure of arrays.
         limit: Bytes that are sent together at most.
-        name: Name of the call.
-        backwards: Whether buckets are filled from the last array to the first.
     """
 
-    def __init__(
-        self, op: ReduceOp, like: Any, limit: int, name: str = "all_reduce", *, backwards: bool = False
-    ) -> None:
+    def __init__(self, name: str, op: ReduceOp, like: Any, limit: int) -> None:
         arrays, nested = flatten(like), outline(like)
         self.op = op
         self._is_list = type(like) is list and all(outline(leaf) == "*" for leaf in like)
@@ -111,6 +109,7 @@ class Reduction:
         """Accumulator and result of each array."""
         self.shapes = [array.shape for array in arrays]
         """Shape of each array."""
+        backwards = name != "all_reduce"
         filled = fill_buckets(arrays[::-1] if backwards else arrays, limit)
         last = len(arrays) - 1
         self.buckets = [[last - at for at in bucket] for bucket in filled] if backwards else filled
@@ -118,7 +117,7 @@ class Reduction:
         self.description: Description = call_in_replicas(
             f"{name} {op.value} of {self.values}"
             + ("" if nested == "*" else f" in {nested}")
-            + ("" if limit == BUCKET_BYTES or backwards else f", {limit} bytes together")
+            + ("" if limit == BUCKET_BYTES else f", {limit} bytes together")
         )
         """Description of the call of replicas."""
 
@@ -152,18 +151,24 @@ class Combiner:
         self, op: ReduceOp, value: Any, options: CommunicationOptions | None = None
     ) -> tuple[Reduction, list[Array]]:
         """Return the all-reduce of a replica's value, which is compiled once, and the value's arrays."""
-        limit = self.bytes_per_pack(options) or BUCKET_BYTES
+        return self.compiled("all_reduce", op, value, self.bytes_per_pack(options) or BUCKET_BYTES)
+
+    def compiled(self, name: str, op: ReduceOp, value: Any, limit: int) -> tuple[Reduction, list[Array]]:
+        """Return the reduction of a name for a replica's value; see `Reduction` for the arguments."""
         kind = type(value)
+        outlined: Any = kind
         if kind is np.ndarray:
-            arrays, key = [value], (op, limit, value.dtype, value.shape)
+            arrays = [value]
         elif kind in (list, tuple) and all(type(leaf) is np.ndarray for leaf in value):
-            arrays, key = list(value), (op, limit, kind, *map(_DTYPE, value), *map(_SHAPE, value))
+            arrays = list(value)
         else:
-            arrays = [as_value(leaf, f"all_reduce {op.value}") for leaf in flatten(value)]
-            key = (op, limit, outline(value), *map(_DTYPE, arrays), *map(_SHAPE, arrays))
+            arrays = [as_value(leaf, f"{name} {op.value}") for leaf in flatten(value)]
+            outlined = outline(value)
+        key = (name, op, limit, outlined, *map(_DTYPE, arrays), *map(_SHAPE, arrays))
         known = self._compiled.get(key)
         if known is None:
-            known = Reduction(op, value if kind is np.ndarray else rebuild(value, arrays), limit)
+            like = arrays[0] if outlined in (np.ndarray, "*") else rebuild(value, arrays)
+            known = Reduction(name, op, like, limit)
             if len(self._compiled) >= _MOST_COMPILED:
                 self._compiled.clear()
             self._compiled[key] = known

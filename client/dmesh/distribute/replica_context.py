@@ -11,13 +11,13 @@ from dmesh.distribute.agreement import Description, call_in_replicas
 from dmesh.distribute.base import ReplicaBase, StrategyBase
 from dmesh.distribute.combining import as_value, check_rank, describe_values
 from dmesh.distribute.options import CommunicationOptions
-from dmesh.distribute.pending_reduction import PendingReduction
+from dmesh.distribute.pending_reduction import PENDING_BYTES, PendingReduction, SharedReduction
 from dmesh.distribute.placement import Replica
 from dmesh.distribute.reduce_op import ReduceOp, as_reduce_op
 from dmesh.distribute.steps import Perform, Step
 from dmesh.distribute.values import regroup, select_replica
-from dmesh.errors import StrategyError
-from dmesh.structure import flatten, outline, rebuild
+from dmesh.errors import StrategyError, StrategyTypeError
+from dmesh.structure import flatten, is_nested, outline, rebuild
 
 __all__ = ["ReplicaContext"]
 
@@ -106,6 +106,61 @@ class ReplicaContext(ReplicaBase):
 
         reduced = self.exchange(reduction.description, perform, arrays)
         return reduction.rebuild(value, reduced)
+
+    def begin_all_reduce(
+        self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
+    ) -> PendingReduction:
+        """Begins an all-reduce whose arrays are handed over one by one, while this replica goes on computing.
+
+        Arrays travel in buckets, from the last one to the first: hand them over in that order, as gradients
+        become ready. All replicas must call it, and `result()` of what it returns. A replica has one such
+        reduction at a time.
+
+        ```python
+        pending = dmesh.distribute.get_replica_context().begin_all_reduce("MEAN", like=weights)
+        for layer in reversed(range(len(weights))):
+            pending.put(layer, gradient_of(layer))  # travels while the next one is computed
+        gradients = pending.result()
+        ```
+
+        Args:
+            reduce_op: SUM or MEAN.
+            like: List, tuple or dict of arrays with the shapes and dtypes of those to come, such as the
+                weights; the same on all replicas.
+            options: Size of the buckets (`bytes_per_pack`; 0 for 4 MB), and limit of each exchange.
+
+        Returns:
+            An object with `put(key, array)` and `result()`.
+
+        Raises:
+            ReplicaError: As for `all_reduce`.
+            StrategyTypeError: `like` is no list, tuple or dict of arrays.
+            StrategyError: The caller is not this replica, or has begun another reduction.
+        """
+        op = as_reduce_op(reduce_op)
+        CommunicationOptions.check(options)
+        self._require_own()
+        if self._pending is not None:
+            raise StrategyError(f"begin_all_reduce was called before result() of {self._pending!r}")
+        if not isinstance(like, list | tuple | Mapping) or any(
+            is_nested(leaf) for leaf in (like.values() if isinstance(like, Mapping) else like)
+        ):
+            raise StrategyTypeError(
+                f"begin_all_reduce needs a list, tuple or dict of arrays, got {type(like).__name__} "
+                f"{outline(like):.200}"
+            )
+        replicas = self.strategy.extended.replicas
+        combiner = replicas.combiner
+        limit = combiner.bytes_per_pack(options) or PENDING_BYTES
+        reduction = combiner.compiled("begin_all_reduce", op, like, limit)[0]
+
+        def perform(values: Sequence[Any]) -> list[Any]:
+            timeout, group = combiner.timeout(options), replicas.asynchronous
+            return [SharedReduction(combiner, reduction, len(values), group, timeout)] * len(values)
+
+        shared = self.exchange(reduction.description, perform, None)
+        self._pending = PendingReduction(shared, self.index, like, self.exchange, self._finish)
+        return self._pending
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Puts the values of all replicas one behind the other; every replica gets the result.
