@@ -45,7 +45,7 @@ RUNS = {
 LIMIT = 0.5
 """Of DDP's time of communication."""
 
-Timed = Callable[[int], float]
+Timed = Callable[[int], float | list[float]]
 
 
 def dmesh_cases() -> dict[str, Timed]:
@@ -108,10 +108,11 @@ def dmesh_cases() -> dict[str, Timed]:
 
         return lambda: strategy.run(replica)
 
+    found: dict[str, Timed] = {name: _timed(call, group.barrier) for name, call in calls.items()}
     for size, (width, layers) in MODELS.items():
-        calls[f"{size} apart"] = perceptron(width, layers, together=False)
-        calls[f"{size} together"] = perceptron(width, layers, together=True)
-    return {name: _timed(call, group.barrier) for name, call in calls.items()}
+        both = (perceptron(width, layers, together=together) for together in (False, True))
+        found[size] = _paired(*both, group.barrier)
+    return found
 
 
 def torch_cases() -> dict[str, Timed]:
@@ -121,7 +122,7 @@ def torch_cases() -> dict[str, Timed]:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = {}
+    found: dict[str, Timed] = {}
     for size, (width, layers) in MODELS.items():
         modules: list[Any] = []
         for _ in range(layers):
@@ -140,8 +141,7 @@ def torch_cases() -> dict[str, Timed]:
             with model.no_sync():
                 step()
 
-        found[f"{size} apart"] = _timed(apart, dist.barrier)
-        found[f"{size} together"] = _timed(step, dist.barrier)
+        found[size] = _paired(apart, step, dist.barrier)
     return found
 
 
@@ -149,21 +149,28 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _timed(call: Callable[[], Any], barrier: Callable[[], Any]) -> Timed:
+def _paired(apart: Callable[[], Any], together: Callable[[], Any], barrier: Callable[[], Any]) -> Timed:
+    """Returns what measures two cases in turns: a step without communication, and the same with it."""
+    both = [_timed(call, barrier) for call in (apart, together)]
+
+    def seconds(count: int) -> list[float]:
+        pairs = [[measure(1) for measure in both] for _ in range(count)]
+        return [statistics.median(column) for column in zip(*pairs, strict=True)]
+
+    return seconds
+
+
+def _timed(call: Callable[[], Any], barrier: Callable[[], Any]) -> Callable[[int], float]:
     def seconds(count: int) -> float:
         call()
-        if count > 100:  # too short to be measured one by one
-            barrier()
-            began = time.perf_counter()
-            for _ in range(count):
-                call()
-            return (time.perf_counter() - began) / count
+        calls = 20 if count > 100 else 1  # short ones cannot be measured one by one
         took = []
-        for _ in range(count):
+        for _ in range(count // calls):
             barrier()
             began = time.perf_counter()
-            call()
-            took.append(time.perf_counter() - began)
+            for _ in range(calls):
+                call()
+            took.append((time.perf_counter() - began) / calls)
         return statistics.median(took)
 
     return seconds
@@ -214,15 +221,16 @@ class System:
             if process.stdout.readline().strip() != "ready":
                 sys.exit(f"{name}: a process has not started")
 
-    def measure(self, case: str, count: int) -> float:
-        """Returns the seconds of a case on the slower rank."""
+    def measure(self, case: str, count: int) -> Any:
+        """Returns the seconds of a case on the slower rank; of a step without communication, and with it."""
         for process in self._processes:
             assert process.stdin is not None
             print(json.dumps({"case": case, "count": count}), file=process.stdin, flush=True)
         texts = [process.stdout.readline() for process in self._processes if process.stdout is not None]
         if not all(texts):
             sys.exit(f"{case}: a process has ended")
-        return max(json.loads(text) for text in texts)
+        found = [json.loads(text) for text in texts]
+        return [max(column) for column in zip(*found, strict=True)] if case in MODELS else max(found)
 
     def end(self) -> None:
         """End the processes."""
@@ -282,9 +290,9 @@ def main() -> None:
                     seconds.setdefault(case, []).append(dmesh.measure(case, count))
             for size in MODELS:
                 for system, ranks in systems.items():
-                    for case in (f"{size} apart", f"{size} together"):
-                        found = ranks.measure(case, 20 if size == "1 MB" else 8)
-                        seconds.setdefault(f"{system}, {case}", []).append(found)
+                    apart, together = ranks.measure(size, 20 if size == "1 MB" else 8)
+                    seconds.setdefault(f"{system}, {size} apart", []).append(apart)
+                    seconds.setdefault(f"{system}, {size} together", []).append(together)
     finally:
         for ranks in systems.values():
             ranks.end()
@@ -325,7 +333,8 @@ def report(seconds: dict[str, list[float]], beside_torch: bool) -> None:
             ratio = statistics.median(a / b for a, b in zip(own, its, strict=True))
             text += (
                 f"; DDP {1e3 * statistics.median(its):.2f} ms in one of "
-                f"{1e3 * statistics.median(together):.2f} ms: {ratio:.2f} (at most {LIMIT:g}){verdict(ratio, LIMIT)}"
+                f"{1e3 * statistics.median(together):.2f} ms: {ratio:.2f} (at most {LIMIT:g})"
+                f"{verdict(ratio, LIMIT)}"
             )
         print(text)
 

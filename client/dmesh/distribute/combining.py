@@ -216,7 +216,7 @@ class Combiner:
             at: Position of an array in the bucket.
             parts: Array of each replica of this client.
             timeout: Seconds; None for the cluster's limit.
-            owned: Whether the parts may be overwritten.
+            owned: Whether the parts may be overwritten, and be the result.
             group: All clients, if not through the group of other exchanges.
             later: Whether to return a future at once.
         """
@@ -224,7 +224,7 @@ class Combiner:
         clients: Any = group or self._group  # an overload cannot be chosen by a bool
         if len(parts) == 1 and clients is not None:  # the group does all, also the rounding
             [part] = parts
-            out = part if owned and rule.result == part.dtype else None
+            out = part if owned and rule.result == part.dtype and part.flags.carray else None
             op = _COLLECTIVE_OPS[reduction.op]
             if timeout is None and not later:
                 return clients.all_reduce(part, op, out=out)
@@ -285,9 +285,9 @@ class Combiner:
 
 def share_out(reduction: Reduction, bucket: Sequence[int], found: Array, results: list[Any]) -> None:
     """Put the arrays of a bucket that has been reduced into `results`; they cannot be written to."""
-    found.flags.writeable = False
+    found = frozen(found)
     if len(bucket) == 1:
-        results[bucket[0]] = found.reshape(reduction.shapes[bucket[0]])
+        results[bucket[0]] = found
         return
     end = 0
     for at in bucket:

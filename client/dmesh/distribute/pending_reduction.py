@@ -2,6 +2,9 @@
 
 A bucket is sent as soon as its last array is there and those before it have been sent. Buckets are filled
 from the last array to the first, as gradients become ready in the order opposite to that of the layers.
+
+Where a client has no core to spare, and nothing to wait for but clients of the same host, buckets that travel
+beside the computation would only slow it down: they are reduced at once, like any other exchange.
 """
 
 from __future__ import annotations
@@ -9,29 +12,30 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dmesh.collectives.group import Group
-from dmesh.distribute.agreement import Description, call_in_replicas
+from dmesh.distribute.agreement import call_in_replicas
 from dmesh.distribute.combining import Array, Combiner, Reduction, as_value, share_out
 from dmesh.errors import StrategyTypeError, StrategyValueError
 
-__all__ = ["PENDING_BYTES", "PendingReduction", "SharedReduction"]
+__all__ = ["PENDING_BYTES", "Buckets", "PendingReduction"]
 
 PENDING_BYTES = 4 << 20
 """Bytes of a bucket, unless the caller says otherwise: the smaller, the earlier the first one is sent."""
 
 
-class SharedReduction:
-    """Reduction under way of all replicas of a client.
+class Buckets:
+    """Buckets of one reduction of all replicas of a client.
 
     Args:
         combiner: Exchange of the replicas' values.
         reduction: Reduction, compiled for the arrays.
         replicas: Number of this client's replicas.
-        group: All clients, if there are several; for this and no other exchanges.
+        group: All clients, for buckets that travel beside the computation; None if none do.
         timeout: Limit of each exchange in seconds; None for the cluster's.
     """
 
@@ -45,52 +49,41 @@ class SharedReduction:
     ) -> None:
         self.reduction = reduction
         """Reduction, compiled for the arrays."""
+        self.overlap = group is not None
+        """True if buckets travel beside the computation."""
         self._combiner, self._group, self._timeout = combiner, group, timeout
-        buckets = reduction.buckets
-        self._missing = [len(bucket) * replicas for bucket in buckets]
-        self._parts: list[list[Any]] = [[None] * replicas for _ in buckets]
-        self._spans: dict[int, tuple[int, int, int]] = {}
-        self._sizes: list[int] = []
-        for number, bucket in enumerate(buckets):
-            end = 0
-            for at in bucket:
-                begin, end = end, end + math.prod(reduction.shapes[at])
-                self._spans[at] = number, begin, end
-            self._sizes.append(end)
-        self._futures: list[Any] = []
+        self._missing = [replicas] * len(reduction.buckets)
+        self._parts: list[list[Any]] = [[None] * replicas for _ in reduction.buckets]
+        self._reduced: list[Any] = []  # arrays, or futures of them
         self._lock = threading.Lock()
 
-    def put(self, replica: int, at: int, array: Array) -> None:
-        """Take a replica's array; send the buckets that are complete."""
-        number, begin, end = self._spans[at]
-        parts, bucket = self._parts[number], self.reduction.buckets[number]
-        if len(bucket) == 1:
-            parts[replica] = array  # as it is
-        else:
-            if parts[replica] is None:
-                parts[replica] = np.empty(self._sizes[number], array.dtype)
-            parts[replica][begin:end] = array.reshape(-1)
+    def add(self, number: int, replica: int, part: Array) -> None:
+        """Take a replica's part of a bucket; send the buckets that are complete, if they overlap."""
+        self._parts[number][replica] = part
         with self._lock:
             self._missing[number] -= 1
-            while len(self._futures) < len(self._missing) and not self._missing[len(self._futures)]:
-                self._send(len(self._futures))
+            while len(self._reduced) < len(self._missing) and not self._missing[len(self._reduced)]:
+                number = len(self._reduced)
+                self._reduced.append(self._reduce(number, self._parts[number]))
+                self._parts[number] = []
 
-    def _send(self, number: int) -> None:
-        bucket, parts = self.reduction.buckets[number], self._parts[number]
-        self._parts[number] = []
-        self._futures.append(
-            self._combiner.reduce_flat(
-                self.reduction, bucket[0], parts, self._timeout,
-                owned=len(bucket) > 1, group=self._group, later=True,
-            )
-        )  # fmt: skip
+    def perform(self, number: int, parts: Sequence[Array]) -> list[None]:
+        """Reduce a bucket at once, in an exchange of all replicas."""
+        self._reduced.append(self._reduce(number, parts))
+        return [None] * len(parts)
 
-    def results(self) -> list[Array]:
-        """Wait for all buckets, and return the reduced arrays, which cannot be written to."""
+    def _reduce(self, number: int, parts: Sequence[Array]) -> Any:
+        first = self.reduction.buckets[number][0]
+        return self._combiner.reduce_flat(
+            self.reduction, first, parts, self._timeout, owned=True, group=self._group, later=self.overlap
+        )
+
+    def finish(self, replicas: Sequence[Any]) -> list[list[Array]]:
+        """Return the reduced arrays for each replica, which cannot be written to, once all are there."""
         results: list[Any] = [None] * len(self.reduction.rules)
-        for bucket, future in zip(self.reduction.buckets, self._futures, strict=True):
-            share_out(self.reduction, bucket, future.result(), results)
-        return results
+        for bucket, reduced in zip(self.reduction.buckets, self._reduced, strict=True):
+            share_out(self.reduction, bucket, reduced.result() if self.overlap else reduced, results)
+        return [results] * len(replicas)
 
 
 class PendingReduction:
@@ -105,7 +98,7 @@ class PendingReduction:
     ```
 
     Args:
-        shared: Reduction of all replicas of this client.
+        buckets: Buckets of all replicas of this client.
         replica: Position of this replica among those of this client.
         like: List, tuple or dict of arrays.
         exchange: Waits for all replicas; see `ReplicaContext.exchange`.
@@ -114,7 +107,7 @@ class PendingReduction:
 
     def __init__(
         self,
-        shared: SharedReduction,
+        buckets: Buckets,
         replica: int,
         like: Any,
         exchange: Callable[..., Any],
@@ -122,15 +115,26 @@ class PendingReduction:
     ) -> None:
         keys = sorted(like) if isinstance(like, Mapping) else range(len(like))
         self._missing = {key: at for at, key in enumerate(keys)}
-        self._dtypes = [rule.wire for rule in shared.reduction.rules]
-        self._shared, self._replica, self._like = shared, replica, like
+        self._buckets, self._replica, self._like = buckets, replica, like
         self._exchange, self._finished = exchange, finished
+        reduction = self._reduction = buckets.reduction
+        self._spans: dict[int, tuple[int, int, int]] = {}  # bucket, begin and end of each array
+        self._sizes: list[int] = []
+        for number, bucket in enumerate(reduction.buckets):
+            end = 0
+            for at in bucket:
+                begin, end = end, end + math.prod(reduction.shapes[at])
+                self._spans[at] = number, begin, end
+            self._sizes.append(end)
+        self._parts: list[Any] = [None] * len(reduction.buckets)
+        self._left = [len(bucket) for bucket in reduction.buckets]
+        self._sent = 0
 
     def __repr__(self) -> str:
         return f"<PendingReduction: {len(self._missing)} of {len(self._like)} arrays are missing>"
 
     def put(self, key: Any, value: Any) -> None:
-        """Hand over an array. Leave it alone until the result is there.
+        """Hand over an array, whose memory the reduction overwrites and may use for the result.
 
         Args:
             key: Index of the array in a list, or its key in a dict.
@@ -139,20 +143,40 @@ class PendingReduction:
         Raises:
             StrategyValueError: There is no such key, its array is there already, or has another shape.
             StrategyTypeError: The array has another dtype.
+            ReplicaError: As for `result`.
         """
         at = self._missing.get(key)
         if at is None:
             raise StrategyValueError(f"put got the key {key!r:.200}; missing are {self._names()}")
-        array = as_value(value, "put")
-        reduction = self._shared.reduction
+        array, reduction = as_value(value, "put"), self._reduction
         if array.shape != reduction.shapes[at]:
             raise StrategyValueError(
                 f"put of {key!r:.200} needs the shape {reduction.shapes[at]}, got {array.shape}"
             )
-        if array.dtype != self._dtypes[at]:
-            raise StrategyTypeError(f"put of {key!r:.200} needs {self._dtypes[at]}, got {array.dtype}")
+        if array.dtype != reduction.rules[at].wire:
+            raise StrategyTypeError(
+                f"put of {key!r:.200} needs {reduction.rules[at].wire}, got {array.dtype}"
+            )
         del self._missing[key]
-        self._shared.put(self._replica, at, array)
+        number, begin, end = self._spans[at]
+        if len(reduction.buckets[number]) == 1:
+            self._parts[number] = array
+        else:
+            if self._parts[number] is None:
+                self._parts[number] = np.empty(self._sizes[number], array.dtype)
+            self._parts[number][begin:end] = array.reshape(-1)
+        self._left[number] -= 1
+        while self._sent < len(self._left) and not self._left[self._sent]:
+            self._send(self._sent)
+            self._sent += 1
+
+    def _send(self, number: int) -> None:
+        part, self._parts[number] = self._parts[number], None
+        if self._buckets.overlap:
+            self._buckets.add(number, self._replica, part)
+        else:
+            text = f"bucket {number} of {self._reduction.description.state.text}"
+            self._exchange(call_in_replicas(text), partial(self._buckets.perform, number), part)
 
     def result(self) -> Any:
         """Wait for all replicas, and return the reduced arrays in the structure of `like`.
@@ -167,18 +191,10 @@ class PendingReduction:
         """
         if self._missing:
             raise StrategyValueError(f"result() needs all arrays; missing are {self._names()}")
-        shared = self._shared
-
-        def perform(values: Sequence[Any]) -> list[Any]:
-            return [shared.results()] * len(values)
-
-        results = self._exchange(_end_of(shared.reduction), perform, None)
+        text = f"result of {self._reduction.description.state.text}"
+        results = self._exchange(call_in_replicas(text), self._buckets.finish, None)
         self._finished()
-        return shared.reduction.rebuild(self._like, results)
+        return self._reduction.rebuild(self._like, results)
 
     def _names(self) -> str:
         return ", ".join(map(repr, list(self._missing)[:16])) or "none"
-
-
-def _end_of(reduction: Reduction) -> Description:
-    return call_in_replicas(f"result of {reduction.description.state.text}")

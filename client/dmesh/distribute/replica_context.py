@@ -11,7 +11,7 @@ from dmesh.distribute.agreement import Description, call_in_replicas
 from dmesh.distribute.base import ReplicaBase, StrategyBase
 from dmesh.distribute.combining import as_value, check_rank, describe_values
 from dmesh.distribute.options import CommunicationOptions
-from dmesh.distribute.pending_reduction import PENDING_BYTES, PendingReduction, SharedReduction
+from dmesh.distribute.pending_reduction import PENDING_BYTES, Buckets, PendingReduction
 from dmesh.distribute.placement import Replica
 from dmesh.distribute.reduce_op import ReduceOp, as_reduce_op
 from dmesh.distribute.steps import Perform, Step
@@ -155,11 +155,11 @@ class ReplicaContext(ReplicaBase):
         reduction = combiner.compiled("begin_all_reduce", op, like, limit)[0]
 
         def perform(values: Sequence[Any]) -> list[Any]:
-            timeout, group = combiner.timeout(options), replicas.asynchronous
-            return [SharedReduction(combiner, reduction, len(values), group, timeout)] * len(values)
+            timeout, group = combiner.timeout(options), replicas.overlapping()
+            return [Buckets(combiner, reduction, len(values), group, timeout)] * len(values)
 
-        shared = self.exchange(reduction.description, perform, None)
-        self._pending = PendingReduction(shared, self.index, like, self.exchange, self._finish)
+        buckets = self.exchange(reduction.description, perform, None)
+        self._pending = PendingReduction(buckets, self.index, like, self.exchange, self._finish)
         return self._pending
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
@@ -41,7 +44,8 @@ class Replicas:
         """Comparison of the replicas' calls."""
         self.combiner = Combiner(placement, self.group, options or CommunicationOptions())
         """Exchange of the replicas' values."""
-        self._asynchronous: Group | None = None
+        self._overlapping: Group | None = None
+        self._has_overlapping = False
 
     def _new_group(self, name: str) -> Group | None:
         count = self.placement.num_clients
@@ -53,17 +57,23 @@ class Replicas:
         settings = context.find(Settings)
         return Settings.collective_timeout if settings is None else settings.collective_timeout
 
-    @property
-    def asynchronous(self) -> Group | None:
-        """Group for reductions that overlap with other exchanges; all clients must ask for it."""
-        if self._asynchronous is None:
-            self._asynchronous = self._new_group("strategy, asynchronous")
-        return self._asynchronous
+    def overlapping(self) -> Group | None:
+        """Return the group for reductions that overlap with other exchanges; all clients must ask for it.
+
+        None if there is nothing to gain: the clients are on one host, and have no core to spare.
+        """
+        if self.group is not None and not self._has_overlapping:
+            neighbours = self.group.communicator.neighbours
+            gains = neighbours < self.placement.num_clients or _cores() > neighbours
+            if self.group.all_gather(np.array(gains)).all():
+                self._overlapping = self._new_group("strategy, overlapping")
+            self._has_overlapping = True
+        return self._overlapping
 
     def _recover(self) -> None:
         """End reductions that are under way when a step has failed on all clients."""
-        if self._asynchronous is not None:
-            self._asynchronous.reset()
+        if self._overlapping is not None:
+            self._overlapping.reset()
 
     def agree(self, texts: Sequence[str]) -> None:
         """Refuse to go on unless all replicas make the same call outside of `run`.
@@ -118,3 +128,8 @@ def require_initialized_clients() -> None:
             f"there are {config.num_clients()} clients (DTENSOR_JOBS), which have not met yet: call "
             "dmesh.initialize_accelerator_system() before making a strategy"
         )
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
