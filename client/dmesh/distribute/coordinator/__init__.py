@@ -19,8 +19,9 @@ else:
 dmesh.shutdown_accelerator_system()
 ```
 
-- `cluster_coordinator`: hands functions to workers, and collects what they return.
-- `dispatch`: which worker runs which function. Pure decisions: no threads, clocks or messages.
+- `cluster_coordinator`: schedules functions on workers, and collects their results.
+- `channel`: messages between the coordinator and the workers.
+- `dispatch`: assignment of functions to workers. Pure decisions: no threads, clocks or messages.
 - `remote_values`: results that are not there yet, and iterators that each worker has for itself.
 - `messages`: functions, arguments, results and errors as bytes.
 - `worker`: runs the functions.
