@@ -20,7 +20,7 @@ class ArrayOperators(NDArrayOperatorsMixin):
 
     @abstractmethod
     def read_value(self) -> NDArray[Any]:
-        """Returns the array."""
+        """Return the array."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.read_value(), dtype=dtype, copy=copy)

@@ -48,7 +48,7 @@ _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
 
 def as_value(value: Any, what: str) -> Array:
-    """Returns a replica's value as an array.
+    """Return a replica's value as an array.
 
     Raises:
         StrategyTypeError: It is none that could be sent.
@@ -62,14 +62,14 @@ def as_value(value: Any, what: str) -> Array:
 
 
 def frozen(array: Array) -> Array:
-    """Returns the array, which several replicas are about to share, as one that cannot be written to."""
+    """Return a view of an array that cannot be written to, as several replicas share it."""
     view = np.asarray(array)[...]
     view.flags.writeable = False
     return view
 
 
 def describe_values(arrays: Sequence[Array], but_axis: int | None = None) -> str:
-    """Describes what the values of all replicas must have in common.
+    """Return dtypes and shapes in words, in which the values of all replicas must agree.
 
     Args:
         arrays: The values of one replica.
@@ -216,9 +216,9 @@ class Combiner:
             at: Position of an array in the bucket.
             parts: Array of each replica of this client.
             timeout: Seconds; None for the cluster's limit.
-            owned: Whether the parts may be overwritten, and be the result.
+            owned: True if the parts may be overwritten, and be the result.
             group: All clients, if not through the group of other exchanges.
-            later: Whether to return a future at once.
+            later: True to return a future at once.
         """
         rule = reduction.rules[at]
         clients: Any = group or self._group  # an overload cannot be chosen by a bool
@@ -336,7 +336,7 @@ def _rounded(total: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def check_rank(array: Array, axis: int, what: str) -> None:
-    """Refuses to gather scalars, and axes that an array does not have.
+    """Refuse to gather scalars, and axes that an array does not have.
 
     Raises:
         StrategyValueError: It is one.

@@ -27,7 +27,7 @@ class DefaultStrategy(Strategy):
 
 @cache
 def default_strategy() -> DefaultStrategy:
-    """Returns the default strategy; there is one."""
+    """Return the default strategy; there is one."""
     return DefaultStrategy()
 
 
@@ -67,7 +67,7 @@ class OneDeviceStrategy(MirroredStrategy):
 
 
 def _own_devices(wanted: Sequence[str] | None) -> list[str]:
-    """Returns full names of devices of this client."""
+    """Return full names of devices of this client."""
     if wanted is None:
         return [device.to_string() for device in local_devices(preferred_device_type())]
     if isinstance(wanted, str):

@@ -31,7 +31,7 @@ class DistributedVariable(Variable, DistributedValues):
     take part in. Assigning there gives each copy the value, or with SUM its share of it.
 
     Args:
-        strategy: Whose replicas.
+        strategy: Strategy of the replicas.
         *args: As for `Variable`.
         **kwargs: As for `Variable`.
     """
@@ -70,7 +70,7 @@ class DistributedVariable(Variable, DistributedValues):
         return tuple(self._copies)
 
     def part(self, index: int) -> DistributedVariable:
-        """Returns the variable: replicas see it whole, and their own copy when they read it."""
+        """Return the variable: replicas see it whole, and their own copy when they read it."""
         return self
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class DistributedVariable(Variable, DistributedValues):
     # -- reading ------------------------------------------------------------------------------------
 
     def read_value(self) -> Array:
-        """Returns the value: in a replica, that of its copy; outside, that of all copies.
+        """Return the value: in a replica, that of its copy; outside, that of all copies.
 
         It cannot be written to, and later assignments do not change it.
 
@@ -116,14 +116,14 @@ class DistributedVariable(Variable, DistributedValues):
         return self._reduced(op, self._copies)
 
     def _reduced(self, op: ReduceOp, values: Sequence[Array]) -> Array:
-        """Returns the values of all replicas together, once they have agreed on it."""
+        """Return the values of all replicas together, once they have agreed on it."""
         combiner = self._replicas.combiner
         reduction, _ = combiner.reduction(op, values[0])
         [value] = combiner.reduce(reduction, [(value,) for value in values])
         return value
 
     def _index(self) -> int | None:
-        """Returns which copy is the caller's; None outside of replicas."""
+        """Return which copy is the caller's; None outside of replicas."""
         here = scopes.frame()
         if here.strategy is not self._strategy:
             if scopes.has_strategy():
@@ -155,7 +155,7 @@ class DistributedVariable(Variable, DistributedValues):
     def _update_together(
         self, replica: ReplicaBase, what: str, how: Callable[[Array, Array], Array], value: Array
     ) -> None:
-        """Assigns what the replicas' values are together."""
+        """Assign what the replicas' values are together."""
 
         def perform(values: Sequence[Array]) -> list[None]:
             self._update_all(how, self._aggregated(what, values))
@@ -191,7 +191,7 @@ class DistributedVariable(Variable, DistributedValues):
             self._copies[:] = [self._updated(how, copy, value) for copy in self._copies]
 
     def _update_outside(self, what: str, how: Callable[[Array, Array], Array], value: Any) -> None:
-        """Assigns outside of replicas, where all clients must assign the same."""
+        """Assign outside of replicas, where all clients must assign the same."""
         summed = self._on_read and self.aggregation is VariableAggregation.SUM
         if summed and what != "assign":
             raise StrategyValueError(
@@ -228,7 +228,7 @@ class DistributedVariable(Variable, DistributedValues):
         self._update_all(how, self._aggregated(what, parts))
 
     def _shares(self, value: Array) -> list[Array]:
-        """Returns a share of a value for each copy; those of all replicas add up to it."""
+        """Return a share of a value for each copy; those of all replicas add up to it."""
         size = self._replicas.placement.size
         if self.dtype.kind not in "iu":
             return [frozen((value / size).astype(self.dtype))] * len(self._copies)

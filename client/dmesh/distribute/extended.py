@@ -26,7 +26,7 @@ __all__ = ["StrategyExtended"]
 
 
 class StrategyExtended(ExtendedBase):
-    """More of a strategy, for those who build on strategies.
+    """Part of a strategy for libraries that build on strategies.
 
     Args:
         strategy: The strategy.
@@ -70,7 +70,7 @@ class StrategyExtended(ExtendedBase):
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs a function as every replica; see `Strategy.run`."""
+        """Run a function as every replica; see `Strategy.run`."""
         scopes.require_cross_replica(self._strategy)
         replicas = self.replicas
         local = replicas.placement.local
@@ -85,7 +85,7 @@ class StrategyExtended(ExtendedBase):
     def _call_in_threads(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Runs a function as each replica of this client, and returns what each returned."""
+        """Run a function as each replica of this client, and returns what each returned."""
         replicas = self.replicas
         replicas.check_parts((args, kwargs))
         local = replicas.placement.local
@@ -118,14 +118,14 @@ class StrategyExtended(ExtendedBase):
         destinations: Any = None,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Reduces a value over all replicas.
+        """Reduce a value over all replicas.
 
         Args:
             reduce_op: SUM or MEAN.
             value: A distributed value.
-            destinations: Where the result is wanted: a variable, or the name of a device. Every client has it
+            destinations: Variable, or name of a device, that needs the result. Every client has it
                 in any case.
-            options: How large and for how long.
+            options: Size and time limit of the exchanges.
 
         Raises:
             StrategyTypeError: `destinations` is a list.
@@ -140,7 +140,7 @@ class StrategyExtended(ExtendedBase):
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduces several values at once; see `reduce_to`."""
+        """Reduce several values at once; see `reduce_to`."""
         scopes.require_cross_replica(self._strategy)
         op = as_reduce_op(reduce_op)
         CommunicationOptions.check(options)
@@ -150,7 +150,7 @@ class StrategyExtended(ExtendedBase):
         return self._reduce_many(op, [value for value, _ in value_destination_pairs], options)
 
     def reduce_values(self, op: ReduceOp, value: Any) -> Any:
-        """Reduces each distributed value of a nested structure over all replicas."""
+        """Reduce each distributed value of a nested structure over all replicas."""
         return rebuild(value, self._reduce_many(op, flatten(value), None))
 
     def _reduce_many(
@@ -176,7 +176,7 @@ class StrategyExtended(ExtendedBase):
         return results
 
     def _parts(self, value: Any) -> Sequence[Any] | None:
-        """Returns what each replica of this client has of a value; None of one that is not distributed."""
+        """Return what each replica of this client has of a value; None of one that is not distributed."""
         if isinstance(value, DistributedValues):
             self.replicas.check_parts(value)
             return value.values
@@ -192,7 +192,7 @@ class StrategyExtended(ExtendedBase):
         )
 
     def gather_values(self, value: Any, axis: int) -> Any:
-        """Puts the replicas' parts of each distributed value of a nested structure one behind the other."""
+        """Put the replicas' parts of each distributed value of a nested structure one behind the other."""
         columns = []
         for leaf in flatten(value):
             parts = self._parts(leaf)
@@ -213,7 +213,7 @@ class StrategyExtended(ExtendedBase):
         return rebuild(value, self.replicas.combiner.gather(columns, axis))
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Mirrored:
-        """Gives all replicas the value that the first client has.
+        """Give all replicas the value that the first client has.
 
         Args:
             tensor: The value; of the same shape and dtype on all clients.
@@ -235,9 +235,9 @@ class StrategyExtended(ExtendedBase):
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Updates each copy of a variable by itself.
+        """Update each copy of a variable by itself.
 
-        In a replica, all replicas must call it, and their arguments are brought together first.
+        In a replica, all replicas must call it, and their arguments are collected first.
 
         Args:
             var: The variable.
@@ -245,7 +245,7 @@ class StrategyExtended(ExtendedBase):
                 is that copy, and of distributed arguments it gets that replica's part.
             args: More arguments of `fn`.
             kwargs: And those by name.
-            group: Whether the caller needs nothing of what `fn` returns.
+            group: True if the results of `fn` are not needed.
 
         Returns:
             None if `group`, otherwise what `fn` returned for each copy.
@@ -282,7 +282,7 @@ class StrategyExtended(ExtendedBase):
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: DistributedVariable) -> Iterator[None]:
-        """Creates variables where another one is. All of a strategy's are in the same place: on all replicas.
+        """Create variables where another one is: all of a strategy's variables are on all replicas.
 
         Raises:
             StrategyValueError: It is not one of this strategy's variables.
@@ -295,15 +295,15 @@ class StrategyExtended(ExtendedBase):
         yield
 
     def variable_created_in_scope(self, v: object) -> bool:
-        """Returns whether an object is a variable that was created in the strategy's scope."""
+        """Return whether an object is a variable that was created in the strategy's scope."""
         return getattr(v, "distribute_strategy", None) is self._strategy
 
     def read_var(self, v: DistributedVariable) -> Array:
-        """Returns a variable's value for all replicas; that of one that is combined on read is combined."""
+        """Return a variable's value for all replicas; that of one that is combined on read is combined."""
         return v.read_value()
 
     def create_variable(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DistributedVariable:
-        """Creates a variable on all replicas; see `dmesh.Variable` for the arguments.
+        """Create a variable on all replicas; see `dmesh.Variable` for the arguments.
 
         In a replica, all replicas must do so, and get the same variable.
         """
@@ -321,14 +321,14 @@ class StrategyExtended(ExtendedBase):
         return created
 
     def value_container(self, value: Any) -> Any:
-        """Returns the distributed object that a replica's part belongs to; replicas see variables whole."""
+        """Return the distributed object that a replica's part belongs to; replicas see variables whole."""
         return value
 
     # -- logical devices ----------------------------------------------------------------------------
 
     @contextmanager
     def experimental_logical_device(self, logical_device_id: int) -> Iterator[None]:
-        """Places the computations of a block on one of the logical devices of each replica.
+        """Place the computations of a block on one of the logical devices of each replica.
 
         NumPy computes all of them on the host; what is checked is that there is such a device.
 
@@ -339,7 +339,7 @@ class StrategyExtended(ExtendedBase):
         yield
 
     def check_logical_device(self, logical_device_id: int, what: str) -> None:
-        """Refuses a logical device that replicas do not have.
+        """Refuse a logical device that replicas do not have.
 
         Raises:
             StrategyValueError: They do not have it.

@@ -35,9 +35,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     replicas of this one.
 
     Args:
-        cluster_resolver: What the clients were found with, for `strategy.cluster_resolver`. Default: what
-            this process's cluster was found with, or a resolver that knows it.
-        communication_options: How values are exchanged, unless a call says otherwise.
+        cluster_resolver: Resolver that found the clients, for `strategy.cluster_resolver`. Default: the one
+            of this process's cluster.
+        communication_options: Options of exchanges, unless a call has its own.
 
     Raises:
         NotInitializedError: There are other clients, and they have not met yet.

@@ -85,7 +85,7 @@ class CommunicationOptions:
 
     @staticmethod
     def check(options: object) -> None:
-        """Refuses what are no options.
+        """Refuse what are no options.
 
         Raises:
             StrategyTypeError: They are none.

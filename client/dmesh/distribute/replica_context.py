@@ -26,8 +26,8 @@ class ReplicaContext(ReplicaBase):
     """One replica, as the function that it runs sees itself; `get_replica_context()` returns it.
 
     Args:
-        strategy: Whose replica it is.
-        replica: Which one.
+        strategy: Strategy of the replica.
+        replica: Number and devices of the replica.
         index: Its position among those of this client.
         step: The call of `run` that it belongs to; None for the only replica of the default strategy.
     """
@@ -63,7 +63,7 @@ class ReplicaContext(ReplicaBase):
         )
 
     def __enter__(self) -> None:
-        """Makes a block belong to this replica, which it must do already.
+        """Make a block belong to this replica, which it must do already.
 
         Raises:
             StrategyError: The caller is not this replica.
@@ -73,18 +73,18 @@ class ReplicaContext(ReplicaBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves it."""
+        """Leave it."""
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Reduces values over all replicas; every replica gets the result.
+        """Reduce values over all replicas; every replica gets the result.
 
         Args:
             reduce_op: SUM or MEAN.
             value: An array or number, or a nested structure of such; with the same outline, shapes and dtypes
                 on all replicas.
-            options: How large and for how long; the same on all clients.
+            options: Size and time limit of the exchanges; the same on all clients.
 
         Returns:
             A like structure of arrays, which cannot be written to: replicas of one client share them.
@@ -110,7 +110,7 @@ class ReplicaContext(ReplicaBase):
     def begin_all_reduce(
         self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
     ) -> PendingReduction:
-        """Begins an all-reduce whose arrays are handed over one by one, while this replica goes on computing.
+        """Begin an all-reduce whose arrays are handed over one by one, while this replica goes on computing.
 
         Arrays travel in buckets, from the last one to the first: hand them over in that order, as gradients
         become ready. All replicas must call it, and `result()` of what it returns. A replica has one such
@@ -163,7 +163,7 @@ class ReplicaContext(ReplicaBase):
         return self._pending
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Puts the values of all replicas one behind the other; every replica gets the result.
+        """Put the values of all replicas one behind the other; every replica gets the result.
 
         Args:
             value: An array, or a nested structure of such; along `axis` the replicas' lengths may differ.
@@ -194,7 +194,7 @@ class ReplicaContext(ReplicaBase):
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Waits for all replicas, and calls a function once on each client, outside of the replicas.
+        """Wait for all replicas, and calls a function once on each client, outside of the replicas.
 
         Args:
             merge_fn: Called with the strategy, and then the arguments of all replicas: `PerReplica` values
@@ -228,7 +228,7 @@ class ReplicaContext(ReplicaBase):
     # -- for the rest of the package ----------------------------------------------------------------
 
     def require_finished(self) -> None:
-        """Refuses to end a step with a reduction under way.
+        """Refuse to end a step with a reduction under way.
 
         Raises:
             StrategyError: There is one.
@@ -240,12 +240,12 @@ class ReplicaContext(ReplicaBase):
         self._pending = None
 
     def require_running(self) -> None:
-        """Refuses to go on if the step has failed without this replica; see `Step.require_running`."""
+        """Refuse to go on if the step has failed without this replica; see `Step.require_running`."""
         if self._step is not None:
             self._step.require_running()
 
     def exchange(self, description: Description, perform: Perform, value: Any) -> Any:
-        """Waits for all replicas in a call of this package's; see `Step.exchange`."""
+        """Wait for all replicas in a call of this package's; see `Step.exchange`."""
         if self._step is None:
             return perform((value,))[0]
         return self._step.exchange(self.index, description, perform, value)

@@ -105,7 +105,7 @@ class Scope(Generic[_S]):
         self._tokens: list[Token[Frame | None]] = []
 
     def __enter__(self) -> _S:
-        """Enters the scope. That of the default strategy changes nothing: code in it is its only replica.
+        """Enter the scope. That of the default strategy changes nothing: code in it is its only replica.
 
         Raises:
             StrategyError: Another strategy's scope is around, or this is a replica.
@@ -119,7 +119,7 @@ class Scope(Generic[_S]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves it."""
+        """Leave it."""
         if not self._tokens:
             raise StrategyError("this scope was left more often than entered")
         _frame.reset(self._tokens.pop())

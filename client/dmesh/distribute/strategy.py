@@ -66,7 +66,7 @@ class Strategy(StrategyBase):
         return self._cluster_resolver
 
     def scope(self) -> scopes.Scope[Self]:
-        """Returns a block in which this is the current strategy: variables created in it are replicated.
+        """Return a block in which this is the current strategy: variables created in it are replicated.
 
         Entering it raises StrategyError in another strategy's scope.
         """
@@ -81,7 +81,7 @@ class Strategy(StrategyBase):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Runs a function as every replica, those of other clients included, and waits for all of them.
+        """Run a function as every replica, those of other clients included, and waits for all of them.
 
         Several replicas of a client run in threads of their own, at the same time.
 
@@ -120,12 +120,12 @@ class Strategy(StrategyBase):
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Divides a dataset of global batches among all replicas.
+        """Divide a dataset of global batches among all replicas.
 
         Args:
             dataset: A `dmesh.data.Dataset`, or anything else that yields structures of NumPy arrays each time
                 it is iterated. Every element is a batch for all replicas together.
-            options: How it is distributed.
+            options: Options of the distribution.
 
         Returns:
             What yields a distributed value in each step, for `run`.
@@ -140,11 +140,11 @@ class Strategy(StrategyBase):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Distributes the datasets that a function makes: one for each client, of batches for one replica.
+        """Distribute the datasets that a function makes: one for each client, of batches for one replica.
 
         Args:
             dataset_fn: Is called once, with an `InputContext`.
-            options: How they are distributed.
+            options: Options of the distribution.
 
         Returns:
             What yields a distributed value in each step, for `run`.
@@ -159,11 +159,11 @@ class Strategy(StrategyBase):
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Returns `distribute_datasets_from_function(dataset_fn, options)`: its former name."""
+        """Return `distribute_datasets_from_function(dataset_fn, options)`: its former name."""
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Returns the distributed value that a function makes, called once for each replica of this client.
+        """Return the distributed value that a function makes, called once for each replica of this client.
 
         Args:
             value_fn: Takes a `ValueContext`, returns the replica's value or structure of values.
@@ -196,7 +196,7 @@ class Strategy(StrategyBase):
     # -- combining ----------------------------------------------------------------------------------
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Reduces what replicas returned to one value; all clients get it.
+        """Reduce what replicas returned to one value; all clients get it.
 
         Args:
             reduce_op: SUM or MEAN.
@@ -247,7 +247,7 @@ class Strategy(StrategyBase):
         return several and not any(isinstance(leaf, DistributedValues) for leaf in flatten(value))
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Puts what replicas returned one behind the other, in the order of the replicas; all clients get it.
+        """Put what replicas returned one behind the other, in the order of the replicas; all clients get it.
 
         Args:
             value: A `PerReplica` value, or a nested structure of such.
@@ -266,10 +266,10 @@ class Strategy(StrategyBase):
         return self._extended.gather_values(value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the values of this client's replicas, in their order.
+        """Return the values of this client's replicas, in their order.
 
         Args:
-            value: What `run` returned. Of a nested structure each replica's is returned; a value that is not
+            value: Result of `run`. Of a nested structure each replica's is returned; a value that is not
                 distributed as `(value,)`.
         """
         if isinstance(value, DistributedValues):

@@ -40,12 +40,12 @@ class Variable(ArrayOperators, metaclass=_Replicated):
 
     Args:
         initial_value: The first value, or a function without arguments that returns it.
-        trainable: Whether it is one of the parameters of a model; True unless it is combined on read.
+        trainable: True for a parameter of a model; by default, unless it is combined on read.
         name: For messages.
         dtype: Of the elements; that of the initial value if None.
         constraint: Applied by optimizers to each new value; kept for them.
-        synchronization: When the copies of replicas are brought together.
-        aggregation: How.
+        synchronization: Time at which the copies of replicas are combined.
+        aggregation: Operation that combines them.
 
     Raises:
         StrategyValueError: An argument cannot be.
@@ -89,7 +89,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         self._aggregation = aggregation
         self._lock = threading.Lock()
 
-    # -- what it is ---------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -159,21 +159,21 @@ class Variable(ArrayOperators, metaclass=_Replicated):
     # -- reading ------------------------------------------------------------------------------------
 
     def read_value(self) -> Array:
-        """Returns the value; it cannot be written to, and later assignments do not change it."""
+        """Return the value; it cannot be written to, and later assignments do not change it."""
         return self._value
 
     def value(self) -> Array:
-        """Returns the value, as `read_value` does."""
+        """Return the value, as `read_value` does."""
         return self.read_value()
 
     def numpy(self) -> Array:
-        """Returns a copy of the value, which may be written to."""
+        """Return a copy of the value, which may be written to."""
         return self.read_value().copy()
 
     # -- assigning ----------------------------------------------------------------------------------
 
     def assign(self, value: ArrayLike) -> Self:
-        """Gives it another value of the same shape.
+        """Give it another value of the same shape.
 
         Returns:
             The variable.
@@ -186,12 +186,12 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         return self
 
     def assign_add(self, delta: ArrayLike) -> Self:
-        """Adds to it; see `assign`."""
+        """Add to it; see `assign`."""
         self._update("assign_add", np.add, delta)
         return self
 
     def assign_sub(self, delta: ArrayLike) -> Self:
-        """Subtracts from it; see `assign`."""
+        """Subtract from it; see `assign`."""
         self._update("assign_sub", np.subtract, delta)
         return self
 
@@ -201,7 +201,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
             self._value = self._updated(how, self._value, checked)
 
     def _checked(self, what: str, value: Any) -> Array:
-        """Returns a value that may be assigned, in the variable's dtype."""
+        """Return a value that may be assigned, in the variable's dtype."""
         array = as_value(value, f"{what} of variable {self._name!r}")
         if array.shape != self.shape:
             raise StrategyValueError(
@@ -215,7 +215,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         return array.astype(self.dtype, copy=False)
 
     def _updated(self, how: Callable[[Array, Array], Array], old: Array, value: Array) -> Array:
-        """Returns the new value, in memory of its own: whoever has read the old one keeps it."""
+        """Return the new value, in memory of its own: the old one may be in use."""
         return frozen(np.asarray(how(old, value)).astype(self.dtype, copy=False))
 
 

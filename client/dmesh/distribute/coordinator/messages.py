@@ -32,7 +32,7 @@ _LONGEST_TRACEBACK = 50_000
 
 
 class Encoding:
-    """How one side makes bytes of functions and values.
+    """Encoding of functions and values as bytes, on either side.
 
     Args:
         serializer: The program's own; None for names and plain values.

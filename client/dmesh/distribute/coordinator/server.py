@@ -32,7 +32,7 @@ class Server:
         task_index: Its index in that job; 0 if None and there is one task.
         protocol: `grpc` or None; there is no other.
         config: None: there is nothing to configure.
-        start: Whether to join the cluster now; otherwise `start` does.
+        start: True to join the cluster now; otherwise `start` does.
         modules: Modules whose functions may be run, as for `run_worker`.
         serializer: As for `run_worker`.
 
