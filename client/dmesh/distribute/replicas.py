@@ -45,7 +45,6 @@ class Replicas:
         self.combiner = Combiner(placement, self.group, options or CommunicationOptions())
         """Exchange of the replicas' values."""
         self._overlapping: Group | None = None
-        self._has_overlapping = False
 
     def _new_group(self, name: str) -> Group | None:
         count = self.placement.num_clients
@@ -62,12 +61,15 @@ class Replicas:
 
         None if there is nothing to gain: the clients are on one host, and have no core to spare.
         """
-        if self.group is not None and not self._has_overlapping:
-            neighbours = self.group.communicator.neighbours
-            gains = neighbours < self.placement.num_clients or _cores() > neighbours
-            if self.group.all_gather(np.array(gains)).all():
-                self._overlapping = self._new_group("strategy, overlapping")
-            self._has_overlapping = True
+        if self.group is None:
+            return None
+        neighbours = self.group.communicator.neighbours
+        gains = neighbours < self.placement.num_clients or _cores() > neighbours
+        # Each time: a client that replaces a lost one does not know yet.
+        if not self.group.all_gather(np.array(gains)).all():
+            return None
+        if self._overlapping is None:
+            self._overlapping = self._new_group("strategy, overlapping")
         return self._overlapping
 
     def _recover(self) -> None:

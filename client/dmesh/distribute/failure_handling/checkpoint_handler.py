@@ -52,8 +52,8 @@ class PreemptionCheckpointHandler:
     All clients make it, after `dmesh.initialize_accelerator_system`, and call `run` (or
     `save_checkpoint_if_preempted`) equally often. A client that receives SIGTERM, or whose
     `termination_watcher_fn` returns True, announces it to the others; then all save before their next common
-    step and leave the cluster, and their processes end with exit code 75, or do what `exit_fn` says. Whatever starts
-    them again finds the checkpoint: it is restored when the handler is made.
+    step and leave the cluster, and their processes end with exit code 75, or do what `exit_fn` says.
+    The checkpoint is restored when they are started again and make the handler.
 
     Of a `Checkpoint`, client 0 writes and reads the files, and the others get what it has read, so the
     directory needs to be there for client 0 only. A manager's `save` and `restore_or_initialize` are called
