@@ -48,7 +48,7 @@ _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
 
 def as_value(value: Any, what: str) -> Array:
-    """Return a replica's value as an array.
+    """Return a replica's value as an array of native byte order.
 
     Raises:
         StrategyTypeError: It is none that could be sent.
@@ -58,7 +58,7 @@ def as_value(value: Any, what: str) -> Array:
         raise StrategyTypeError(
             f"{what} needs arrays or numbers, got {type(value).__name__}: objects cannot be combined"
         )
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def frozen(array: Array) -> Array:
@@ -96,11 +96,13 @@ class Reduction:
         op: SUM or MEAN.
         like: Structure of arrays.
         limit: Bytes that are sent together at most.
+        swaps: True if arrays are converted to native byte order first.
     """
 
-    def __init__(self, name: str, op: ReduceOp, like: Any, limit: int) -> None:
+    def __init__(self, name: str, op: ReduceOp, like: Any, limit: int, *, swaps: bool = False) -> None:
         arrays, nested = flatten(like), outline(like)
         self.op = op
+        self.swaps = swaps
         self._is_list = type(like) is list and all(outline(leaf) == "*" for leaf in like)
         self._is_bare = nested == "*"
         self.values = describe_values(arrays)
@@ -166,9 +168,12 @@ class Combiner:
             outlined = outline(value)
         key = (name, op, limit, outlined, *map(_DTYPE, arrays), *map(_SHAPE, arrays))
         known = self._compiled.get(key)
+        if known is None or known.swaps:
+            swaps = not all(array.dtype.isnative for array in arrays)
+            arrays = [as_value(array, f"{name} {op.value}") for array in arrays]
         if known is None:
             like = arrays[0] if outlined in (np.ndarray, "*") else rebuild(value, arrays)
-            known = Reduction(name, op, like, limit)
+            known = Reduction(name, op, like, limit, swaps=swaps)
             if len(self._compiled) >= _MOST_COMPILED:
                 self._compiled.clear()
             self._compiled[key] = known
