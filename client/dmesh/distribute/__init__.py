@@ -1,6 +1,6 @@
-"""Finding the cluster that a program runs in, and training on it: what `tf.distribute` has.
+"""Cluster that a program runs in, and training on it, at the names of `tf.distribute`.
 
-`dmesh.distribute.cluster_resolver` asks Slurm, Kubernetes, Open MPI and others who belongs to the cluster.
+`dmesh.distribute.cluster_resolver` asks Slurm, Kubernetes, Open MPI and others for the cluster's members.
 Strategies run a function on replicas in step and keep the variables that they share in sync; see
 `docs/strategy.md`.
 """

@@ -1,4 +1,4 @@
-"""Bases of strategies and replicas: what scopes and variables need of them."""
+"""Bases of strategies and replicas, with the attributes that scopes and variables need."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ class ReplicaBase(ABC):
     def exchange(
         self, description: Description, perform: Callable[[Sequence[Any]], Sequence[Any]], value: Any
     ) -> Any:
-        """Wait for all replicas, and return this one's part of what `perform` makes of all values."""
+        """Wait for all replicas, and return this one's part of the result of `perform` on all values."""

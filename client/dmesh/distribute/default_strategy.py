@@ -16,7 +16,7 @@ __all__ = ["DefaultStrategy", "MirroredStrategy", "OneDeviceStrategy", "default_
 
 
 class DefaultStrategy(Strategy):
-    """One replica that needs nobody: what code outside of all scopes belongs to."""
+    """Strategy of code outside of all scopes, with one replica."""
 
     def __init__(self) -> None:
         replica = Replica(0, 0, ("/device:CPU:0",))

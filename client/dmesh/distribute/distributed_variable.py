@@ -22,7 +22,7 @@ __all__ = ["DistributedVariable"]
 class DistributedVariable(Variable, DistributedValues):
     """A variable with a copy on each replica; `dmesh.Variable` makes one in a strategy's scope.
 
-    With `synchronization=ON_WRITE`, as by default, the copies are the same: what replicas assign is combined
+    With `synchronization=ON_WRITE`, as by default, the copies are the same: assigned values are combined
     by the aggregation (SUM, MEAN or ONLY_FIRST_REPLICA), and all of them must take part. With the aggregation
     NONE each replica assigns to its own copy, and keeping them in sync is the program's task.
 
@@ -155,7 +155,7 @@ class DistributedVariable(Variable, DistributedValues):
     def _update_together(
         self, replica: ReplicaBase, what: str, how: Callable[[Array, Array], Array], value: Array
     ) -> None:
-        """Assign what the replicas' values are together."""
+        """Assign the values of all replicas together."""
 
         def perform(values: Sequence[Array]) -> list[None]:
             self._update_all(how, self._aggregated(what, values))

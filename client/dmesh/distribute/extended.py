@@ -85,7 +85,7 @@ class StrategyExtended(ExtendedBase):
     def _call_in_threads(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Run a function as each replica of this client, and returns what each returned."""
+        """Run a function as each replica of this client, and return their results."""
         replicas = self.replicas
         replicas.check_parts((args, kwargs))
         local = replicas.placement.local
@@ -176,7 +176,7 @@ class StrategyExtended(ExtendedBase):
         return results
 
     def _parts(self, value: Any) -> Sequence[Any] | None:
-        """Return what each replica of this client has of a value; None of one that is not distributed."""
+        """Return the parts of a value that this client's replicas have; None if it is not distributed."""
         if isinstance(value, DistributedValues):
             self.replicas.check_parts(value)
             return value.values
@@ -241,14 +241,14 @@ class StrategyExtended(ExtendedBase):
 
         Args:
             var: The variable.
-            fn: Called as `fn(var, *args, **kwargs)` for each copy of this client: what it reads and assigns
-                is that copy, and of distributed arguments it gets that replica's part.
+            fn: Called as `fn(var, *args, **kwargs)` for each copy of this client: it reads and assigns
+                that copy, and of distributed arguments it gets that replica's part.
             args: More arguments of `fn`.
             kwargs: And those by name.
             group: True if the results of `fn` are not needed.
 
         Returns:
-            None if `group`, otherwise what `fn` returned for each copy.
+            None if `group`, otherwise the result of `fn` for each copy.
 
         Raises:
             StrategyValueError: The variable is not one of this strategy's.
@@ -330,7 +330,7 @@ class StrategyExtended(ExtendedBase):
     def experimental_logical_device(self, logical_device_id: int) -> Iterator[None]:
         """Place the computations of a block on one of the logical devices of each replica.
 
-        NumPy computes all of them on the host; what is checked is that there is such a device.
+        NumPy computes all of them on the host; only the number of the device is checked.
 
         Raises:
             StrategyValueError: There is not.

@@ -113,7 +113,7 @@ class ReplicaContext(ReplicaBase):
         """Begin an all-reduce whose arrays are handed over one by one, while this replica goes on computing.
 
         Arrays travel in buckets, from the last one to the first: hand them over in that order, as gradients
-        become ready. All replicas must call it, and `result()` of what it returns. A replica has one such
+        become ready. All replicas must call it, and `result()` of its result. A replica has one such
         reduction at a time.
 
         ```python
@@ -163,7 +163,7 @@ class ReplicaContext(ReplicaBase):
         return self._pending
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Put the values of all replicas one behind the other; every replica gets the result.
+        """Concatenate the values of all replicas; every replica gets the result.
 
         Args:
             value: An array, or a nested structure of such; along `axis` the replicas' lengths may differ.
@@ -194,7 +194,7 @@ class ReplicaContext(ReplicaBase):
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Wait for all replicas, and calls a function once on each client, outside of the replicas.
+        """Wait for all replicas, and call a function once on each client, outside of the replicas.
 
         Args:
             merge_fn: Called with the strategy, and then the arguments of all replicas: `PerReplica` values
@@ -203,7 +203,7 @@ class ReplicaContext(ReplicaBase):
             kwargs: And those by name.
 
         Returns:
-            This replica's part of what `merge_fn` returned.
+            This replica's part of the result of `merge_fn`.
 
         Raises:
             ReplicaError: As for `all_reduce`.

@@ -178,6 +178,6 @@ def require_cross_replica(strategy: StrategyBase, instead: str = "") -> None:
     assert here.replica is not None
     raise StrategyError(
         instead
-        or f"replica {here.replica.replica_id_in_sync_group} called what is for code outside of replicas: "
+        or f"replica {here.replica.replica_id_in_sync_group} called a method for code outside of replicas: "
         "use dmesh.distribute.get_replica_context().merge_call()"
     )

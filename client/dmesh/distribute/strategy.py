@@ -81,12 +81,12 @@ class Strategy(StrategyBase):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Run a function as every replica, those of other clients included, and waits for all of them.
+        """Run a function as every replica, those of other clients included, and wait for all of them.
 
         Several replicas of a client run in threads of their own, at the same time.
 
         Args:
-            fn: The function; it may call what `get_replica_context()` returns.
+            fn: The function; it may use `get_replica_context()`.
             args: Its arguments. Of `DistributedValues` in them each replica gets its part.
             kwargs: And those by name.
             options: For compilers; NumPy has none.
@@ -196,7 +196,7 @@ class Strategy(StrategyBase):
     # -- combining ----------------------------------------------------------------------------------
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Reduce what replicas returned to one value; all clients get it.
+        """Reduce the replicas' results to one value; all clients get it.
 
         Args:
             reduce_op: SUM or MEAN.
@@ -247,7 +247,7 @@ class Strategy(StrategyBase):
         return several and not any(isinstance(leaf, DistributedValues) for leaf in flatten(value))
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Put what replicas returned one behind the other, in the order of the replicas; all clients get it.
+        """Concatenate the replicas' results, in the order of the replicas; all clients get the whole.
 
         Args:
             value: A `PerReplica` value, or a nested structure of such.

@@ -151,7 +151,7 @@ class Variable(ArrayOperators, metaclass=_Replicated):
         return f"<Variable {self._name!r} {self.dtype}{list(self.shape)}: {self._value!r}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Values are never written to: what copies do not share is which value they have, and the lock.
+        # Values are never written to, so copies share them. Each copy has a lock of its own.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, _lock=threading.Lock())
         return twin

@@ -35,7 +35,7 @@ as the process that has set them:
   two stay, as does
 - `state/closed`: number of the latest one that was closed.
 - `from/WORKER/INCARNATION/ready`: the worker can run functions.
-- `from/WORKER/INCARNATION/result`: what the latest one returned.
+- `from/WORKER/INCARNATION/result`: the result of the latest one.
 - `to/WORKER/INCARNATION/host`: the coordinator's client id and number; deleted when it is gone.
 - `to/WORKER/INCARNATION/call`: the function to run.
 - `to/WORKER/INCARNATION/end`: there will be no more.

@@ -55,7 +55,7 @@ class ClusterCoordinator:
     on another one: at least once, and maybe more often. If it raises, the next call of `schedule`, `join` or
     `done` raises that, and functions that wait are cancelled.
 
-    Functions and what they take and return are small messages of the coordination service (1 MiB, unless it
+    Functions, arguments and results are small messages of the coordination service (1 MiB, unless it
     is set otherwise): they say which files to read, say, and large arrays go through files or collectives.
 
     Args:
@@ -172,7 +172,7 @@ class ClusterCoordinator:
             val: A `RemoteValue`, or a structure (list, tuple, dict) with some.
 
         Returns:
-            The same structure with what the functions returned; other values as they are.
+            The same structure with the results of the functions; other values as they are.
 
         Raises:
             RemoteFunctionError: A function has failed.
@@ -188,7 +188,7 @@ class ClusterCoordinator:
                 may ask for `experimental_get_current_worker_index()`.
 
         Returns:
-            An object whose iterator is an argument for `schedule`. A worker that takes the place of a lost
+            An object whose iterator is an argument for `schedule`. A worker that replaces a lost
             one begins at the beginning.
 
         Raises:
@@ -257,7 +257,7 @@ class ClusterCoordinator:
         return f"{where or 'no worker runs anything'}; {waiting} more functions are scheduled"
 
     def _raise_error(self) -> None:
-        """Raise the first error of a function, once nothing runs any more, and cancel what waits."""
+        """Raise the first error of a function, once no function runs any more, and cancel those that wait."""
         with self._lock:
             error, self._dispatch.error = self._dispatch.error, None
             if error is None:

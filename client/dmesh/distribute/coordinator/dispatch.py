@@ -91,7 +91,7 @@ class Dispatch:
         return self._assign()
 
     def finished(self, worker: WorkerId, number: int) -> tuple[Closure | None, list[Assignment]]:
-        """Note that a worker has run a function; return the function, and what is to be begun.
+        """Note that a worker has run a function; return the function, and those to begin.
 
         The function is None if the worker does not run it any more.
         """

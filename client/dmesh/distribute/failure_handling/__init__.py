@@ -1,6 +1,6 @@
 """Checkpoints of a training program when one of its clients is about to be taken away.
 
-- `termination`: how that is learned, and what follows: `TerminationConfig`.
+- `termination`: detection of preemptions, and the reaction: `TerminationConfig`.
 - `checkpoint_handler`: all clients save at the same step, and end: `PreemptionCheckpointHandler`.
 - `watcher`: announcements of preemptions: `PreemptionWatcher`.
 """

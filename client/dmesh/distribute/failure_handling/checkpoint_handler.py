@@ -55,7 +55,7 @@ class PreemptionCheckpointHandler:
     step and leave the cluster, and their processes end with exit code 75, or do what `exit_fn` says.
     The checkpoint is restored when they are started again and make the handler.
 
-    Of a `Checkpoint`, client 0 writes and reads the files, and the others get what it has read, so the
+    Of a `Checkpoint`, client 0 writes and reads the files, and sends their content to the others, so the
     directory needs to be there for client 0 only. A manager's `save` and `restore_or_initialize` are called
     on every client.
 
@@ -232,7 +232,7 @@ class PreemptionCheckpointHandler:
             if self._is_chief:
                 self._manager.save_values(values, *args, **kwargs)
         try:
-            self._agent.barrier(_SAVED_BARRIER)  # nobody ends while another still writes
+            self._agent.barrier(_SAVED_BARRIER)  # no client ends while another still writes
         except BarrierError as error:
             announce(f"not all clients have saved: {error}")
 

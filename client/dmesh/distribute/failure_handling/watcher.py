@@ -50,7 +50,7 @@ class PreemptionWatcher:
             timeout: Seconds to wait; None for no limit.
 
         Returns:
-            Whether it is gone. True at once if nobody has announced anything.
+            Whether it is gone. True at once without an announcement.
         """
         with self._lock:
             if self._notice is None:
