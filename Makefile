@@ -16,7 +16,7 @@ SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 WHEELS = build/wheels-$(notdir $(PYTHON))
 
-.PHONY: help demo docs hello test slow faults mpi engines gpu-test browser lint format bench bench-coordination bench-peers load load-10k soak \
+.PHONY: help demo docs hello test slow faults mpi engines gpu-test browser lint format bench bench-coordination bench-peers bench-steps load load-10k soak \
 	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels audit clean
 
 help: ## Show the targets.
@@ -128,6 +128,9 @@ bench-peers: $(READY) ## Make the environment with JAX's coordination service, o
 
 bench-coordination: native-current ## Compare the coordinator with JAX's own: joining, barriers, keys, detection, memory.
 	$(BIN)/python benchmarks/coordination.py $(ARGS)
+
+bench-steps: native-current ## Compare a strategy's steps with its collectives and with torch's DDP; ARGS=--prepare installs torch.
+	$(BIN)/python benchmarks/steps.py $(ARGS)
 
 bench: load bench-coordination ## Run the benchmarks.
 

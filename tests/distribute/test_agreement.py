@@ -1,4 +1,4 @@
-"""What clients tell each other of their replicas, in words."""
+"""Comparison of replicas' states, in words."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.distribute.agreement import Agreement, Place, _read
+from dmesh.distribute.agreement import Agreement, ReplicaState, _read
 from dmesh.distribute.placement import Placement, Replica, ids_text
 from dmesh.errors import ReplicaError, ReplicaMismatchError, ReplicaTimeoutError, StrategyValueError
 
-WAITING, RETURNED = Place("waiting in", "all_reduce SUM of float64[3]"), Place("returned")
+WAITING, RETURNED = ReplicaState("waiting in", "all_reduce SUM of float64[3]"), ReplicaState("returned")
 
 
 def agreement(replicas: int) -> Agreement:
     return Agreement(Placement(tuple(Replica(number, 0, ("CPU:0",)) for number in range(replicas)), 0), None)
 
 
-def test_replicas_at_the_same_place_agree() -> None:
+def test_replicas_in_the_same_state_agree() -> None:
     assert agreement(2).compare([WAITING, WAITING]) is None
     assert agreement(1).compare([RETURNED]) is None
 
@@ -34,7 +34,7 @@ def test_who_is_in_the_minority_differs() -> None:
 
 
 def test_an_exception_goes_before_everything_else_and_an_absence_before_a_difference() -> None:
-    raised, absent = Place("raised", "KeyError: 'x'"), Place("missing from", "all_reduce")
+    raised, absent = ReplicaState("raised", "KeyError: 'x'"), ReplicaState("missing from", "all_reduce")
     error = agreement(3).compare([RETURNED, raised, absent])
     assert type(error) is ReplicaError
     assert str(error).startswith("replica 1 (client 0) raised KeyError: 'x'. This ended the step of all 3")
@@ -47,7 +47,7 @@ def test_an_exception_goes_before_everything_else_and_an_absence_before_a_differ
 
 
 def test_long_texts_are_cut_and_still_differ() -> None:
-    first, second = (Place("waiting in", "x" * 5000 + end) for end in "ab")
+    first, second = (ReplicaState("waiting in", "x" * 5000 + end) for end in "ab")
     error = agreement(3).compare([first, first, second])
     assert isinstance(error, ReplicaMismatchError)
     assert error.replicas == (2,)
@@ -55,7 +55,9 @@ def test_long_texts_are_cut_and_still_differ() -> None:
 
 
 @given(
-    st.lists(st.builds(Place, st.sampled_from(["waiting in", "raised"]), st.text(max_size=20)), max_size=4)
+    st.lists(
+        st.builds(ReplicaState, st.sampled_from(["waiting in", "raised"]), st.text(max_size=20)), max_size=4
+    )
 )
 def test_what_clients_say_is_read(places) -> None:
     message = json.dumps([[kind, text] for kind, text in places]).encode()

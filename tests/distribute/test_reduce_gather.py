@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.distribute.replicas import LAYOUTS, on_clients, replica_id
 
-from dmesh.distribute import OneDeviceStrategy, PerReplica
+from dmesh import Variable, VariableAggregation, VariableSynchronization
+from dmesh.distribute import MirroredStrategy, OneDeviceStrategy, PerReplica, get_replica_context
 from dmesh.errors import ReplicaMismatchError, StrategyValueError
 
 
@@ -144,3 +145,111 @@ def test_sums_and_means_are_those_of_all_rows(lengths, dtype) -> None:
             np.testing.assert_allclose(mean, together.astype(float).mean(axis=0), rtol=1e-3)
 
     on_clients(1, 2, program)
+
+
+# -- accumulation: as the collectives do, whatever the dtype -------------------------------------------------
+
+SHORT = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)]
+
+
+def one_client(monkeypatch, replicas: int) -> MirroredStrategy:
+    monkeypatch.setenv("DMESH_NUM_CPU_DEVICES", str(replicas))
+    return MirroredStrategy()
+
+
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("rows", [1_000, 100_000])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_mean_of_many_rows_of_a_short_float_is_their_mean(monkeypatch, replicas, rows, dtype) -> None:
+    strategy = one_client(monkeypatch, replicas)
+    value = PerReplica([np.full((rows, 2), 100, dtype)] * replicas)
+    hundred = np.array(100, dtype)
+    for axis in (0, (0, 1), 1):
+        mean = strategy.reduce("MEAN", value, axis)
+        assert mean.dtype == dtype
+        np.testing.assert_array_equal(mean.astype(float), float(hundred))
+
+
+def test_a_mean_of_integers_along_an_axis_does_not_overflow(monkeypatch) -> None:
+    strategy = one_client(monkeypatch, 2)
+    largest = np.full(3, np.iinfo(np.int64).max)
+    assert strategy.reduce("MEAN", PerReplica([largest, largest]), axis=0) == float(largest[0])
+    assert strategy.reduce("MEAN", PerReplica([np.full(300, 200, np.uint8)] * 2), axis=0) == 200.0
+
+
+def test_a_mean_of_many_rows_on_all_clients() -> None:
+    def program(strategy):
+        value = strategy.run(lambda: np.full(1_000, 100, ml_dtypes.bfloat16))
+        return [float(strategy.reduce(op, value, axis=0)) for op in ("MEAN", "SUM")]
+
+    for clients, replicas in LAYOUTS:
+        total = float(np.array(100_000 * clients * replicas, ml_dtypes.bfloat16))
+        assert on_clients(clients, replicas, program) == [[100.0, total]] * clients
+
+
+def numbers(dtype: np.dtype, seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    drawn = np.random.default_rng(seed).uniform(0.5, 8, shape)
+    return drawn.astype(dtype)
+
+
+def tolerance(dtype: np.dtype, terms: int) -> float:
+    """Relative error of a sum of positive numbers that is added up in float32, at least, and rounded once."""
+    accumulator = np.float64 if dtype == np.float64 else np.float32
+    return float(ml_dtypes.finfo(dtype).eps) + terms * float(np.finfo(accumulator).eps)
+
+
+@given(
+    dtype=st.sampled_from([*map(np.dtype, (np.float32, np.float64)), *SHORT[:2]]),
+    replicas=st.integers(1, 4),
+    rows=st.integers(1, 400),
+    seed=st.integers(0, 1 << 30),
+)
+def test_all_that_adds_up_agrees_with_float64(dtype, replicas, rows, seed) -> None:
+    parts = [numbers(dtype, seed + replica, (rows, 2)) for replica in range(replicas)]
+    reference = np.stack([part.astype(np.float64) for part in parts])
+    rtol = tolerance(dtype, rows * replicas)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        strategy = one_client(monkeypatch, replicas)
+
+    def same(found, wanted) -> None:
+        np.testing.assert_allclose(np.asarray(found).astype(np.float64), wanted, rtol=rtol)
+
+    value = PerReplica(parts)
+    for axis, over in ((None, 0), (0, (0, 1)), ((0, 1), (0, 1, 2))):
+        same(strategy.reduce("SUM", value, axis), reference.sum(over))
+        same(strategy.reduce("MEAN", value, axis), reference.mean(over))
+    same(strategy.extended.reduce_to("SUM", value), reference.sum(0))
+
+    with strategy.scope():
+        variables = {
+            op: Variable(np.zeros((rows, 2)), dtype=dtype, aggregation=VariableAggregation[op])
+            for op in ("SUM", "MEAN")
+        }
+        reads = {
+            op: Variable(
+                np.zeros((rows, 2)),
+                dtype=dtype,
+                aggregation=VariableAggregation[op],
+                synchronization=VariableSynchronization.ON_READ,
+            )
+            for op in ("SUM", "MEAN")
+        }
+
+    def step(part):
+        context = get_replica_context()
+        for op in ("SUM", "MEAN"):
+            variables[op].assign(part)
+            reads[op].assign(part)
+        return [context.all_reduce(op, part) for op in ("SUM", "MEAN")], context.all_gather(part, 0)
+
+    reduced, gathered = strategy.run(step, (value,))
+    for op, wanted, found in zip(
+        ("SUM", "MEAN"), (reference.sum(0), reference.mean(0)), reduced, strict=True
+    ):
+        same(variables[op], wanted)
+        same(reads[op], wanted)
+        same(strategy.experimental_local_results(found)[0], wanted)
+    np.testing.assert_array_equal(
+        strategy.experimental_local_results(gathered)[0], np.concatenate(parts), strict=True
+    )

@@ -15,6 +15,7 @@ from dmesh.distribute import (
     MirroredStrategy,
     PerReplica,
     ReduceOp,
+    combining,
     get_replica_context,
     in_cross_replica_context,
 )
@@ -292,7 +293,7 @@ def test_a_replica_that_does_not_come_in_time_is_named_to_all() -> None:
 @pytest.mark.parametrize(("clients", "replicas"), [(1, 2), (2, 2)])
 def test_a_function_that_is_merged_and_raises_is_named_to_all(clients, replicas) -> None:
     def merge(strategy, value):
-        if strategy.extended.team.placement.client == clients - 1:
+        if strategy.extended.replicas.placement.client == clients - 1:
             raise ZeroDivisionError("in the merged function")
         return strategy.reduce("SUM", value, axis=None)
 
@@ -370,7 +371,7 @@ def test_a_killed_client_is_named_to_all_others() -> None:
 def test_clients_that_call_different_things_outside_of_replicas() -> None:
     def program(strategy):
         with pytest.raises(ReplicaMismatchError) as caught:
-            if strategy.extended.team.placement.client:
+            if strategy.extended.replicas.placement.client:
                 strategy.run(lambda: None)
             else:
                 strategy.reduce("SUM", PerReplica([1.0, 1.0]), axis=None)
@@ -456,3 +457,78 @@ def test_a_client_whose_only_replica_does_not_come_is_named() -> None:
 
     errors = on_clients(2, 1, program, timeout=1.0)
     assert errors[0].missing == (1,)
+
+
+def test_an_all_reduce_is_compiled_once_for_its_dtypes_and_shapes(monkeypatch) -> None:
+    made = []
+    compile_reduction = combining.Reduction.__init__
+    monkeypatch.setattr(
+        combining.Reduction,
+        "__init__",
+        lambda self, *args, **named: (made.append(args), compile_reduction(self, *args, **named))[1],
+    )
+
+    def replica():
+        context = get_replica_context()
+        for value in range(3):
+            context.all_reduce("SUM", [np.full(3, value), np.full((2, 2), value, np.float32)])
+            context.all_reduce("SUM", {"a": float(value)})
+
+    on_clients(1, 1, on_each(replica))
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(("clients", "replicas"), [(2, 1), (1, 2)])
+def test_buckets_of_different_sizes_are_a_mismatch_on_all(clients, replicas) -> None:
+    def replica():
+        options = CommunicationOptions(bytes_per_pack=64 * (1 + replica_id()))
+        get_replica_context().all_reduce("SUM", [np.ones(8), np.ones(8)], options)
+
+    for error in outcomes(clients, replicas, replica):
+        assert isinstance(error, ReplicaMismatchError)
+        assert "64 bytes together" in str(error)
+        assert "128 bytes together" in str(error)
+
+
+@pytest.mark.parametrize(("clients", "replicas"), LAYOUTS)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_arrays_of_any_layout_and_byte_order(clients, replicas, order) -> None:
+    def replica():
+        context = get_replica_context()
+        wide = np.arange(24, dtype=f"{order}f4").reshape(4, 6)
+        fixed = np.ones(3, f"{order}i8")
+        fixed.flags.writeable = False
+        values = [wide[::2, ::3], np.asfortranarray(wide), fixed, np.zeros((0, 3), f"{order}f4"), wide[0, :1]]
+        for many in (values, values[:1], tuple(values[1:])):
+            for op in ("SUM", "MEAN"):
+                for found, value in zip(context.all_reduce(op, many), many, strict=True):
+                    wanted = value.astype(float) * (clients * replicas if op == "SUM" else 1)
+                    np.testing.assert_array_equal(found, wanted)
+                    assert found.dtype.isnative
+
+    on_clients(clients, replicas, on_each(replica))
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_results_have_memory_of_their_own(clients) -> None:
+    def replica():
+        context = get_replica_context()
+        value, many = np.ones(4), [np.ones(4), np.ones(4)]
+        first, [second, _] = context.all_reduce("SUM", value), context.all_reduce("SUM", many)
+        value[...] = many[0][...] = 7
+        context.all_reduce("SUM", value)
+        context.all_reduce("SUM", many)
+        return first.tolist(), second.tolist()
+
+    for [(first, second)] in on_clients(clients, 1, on_each(replica)):
+        assert first == second == [clients] * 4
+
+
+def test_arrays_of_objects_are_refused_before_anything_is_exchanged() -> None:
+    def replica():
+        context = get_replica_context()
+        for value in (np.array([object()]), [np.ones(1), np.array([object()])]):
+            with pytest.raises(StrategyTypeError, match="objects cannot be combined"):
+                context.all_reduce("SUM", value)
+
+    on_clients(1, 2, on_each(replica))

@@ -248,7 +248,7 @@ def test_assigning_outside_of_replicas() -> None:
     def program(strategy):
         total = made(strategy, aggregation=SUM)
         plain = made(strategy)
-        first = strategy.extended.team.placement.local[0].id
+        first = strategy.extended.replicas.placement.local[0].id
         parts = PerReplica([first + 0.0, first + 1.0])
         total.assign(parts)
         plain.assign(Mirrored([3.0, 3.0]))

@@ -1,6 +1,6 @@
-"""Finding the cluster that a program runs in, and training on it: what `tf.distribute` has.
+"""Cluster that a program runs in, and training on it, at the names of `tf.distribute`.
 
-`dmesh.distribute.cluster_resolver` asks Slurm, Kubernetes, Open MPI and others who belongs to the cluster.
+`dmesh.distribute.cluster_resolver` asks Slurm, Kubernetes, Open MPI and others for the cluster's members.
 Strategies run a function on replicas in step and keep the variables that they share in sync; see
 `docs/strategy.md`.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dmesh.distribute.input_options import InputContext, InputOptions, InputReplicationMode
     from dmesh.distribute.multi_worker import MultiWorkerMirroredStrategy
     from dmesh.distribute.options import RunOptions
+    from dmesh.distribute.pending_reduction import PendingReduction
     from dmesh.distribute.reduce_op import ReduceOp
     from dmesh.distribute.replica_context import ReplicaContext
     from dmesh.distribute.scopes import (
@@ -47,6 +48,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "input_options": ("InputContext", "InputOptions", "InputReplicationMode"),
     "multi_worker": ("MultiWorkerMirroredStrategy",),
     "options": ("RunOptions",),
+    "pending_reduction": ("PendingReduction",),
     "reduce_op": ("ReduceOp",),
     "replica_context": ("ReplicaContext",),
     "scopes": (
@@ -97,6 +99,7 @@ __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "PendingReduction",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",

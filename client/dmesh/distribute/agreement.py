@@ -1,8 +1,9 @@
-"""Agreement of all replicas that they are at the same place, before they exchange anything.
+"""Agreement of all replicas on their next call, before they exchange anything.
 
-Each client says where its replicas are; only if all say the same, the step goes on. So a replica that ended,
-failed or took another way is an error on all clients that names it, and not a wait or a wrong sum. When all
-is well this costs one all-gather of 16 bytes for each client.
+A call is described in words once, and the description compiled to a number. Each client gathers the numbers
+of all others; only if they are equal, the call is carried out. So a replica that ended, failed or made
+another call is an error on all clients that names it, not a wait or a wrong sum. When all is well this costs
+one all-gather of 16 bytes from each client, and the group stays usable when they differ.
 """
 
 from __future__ import annotations
@@ -10,143 +11,219 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from dmesh.collectives.data_movement import all_gather
 from dmesh.collectives.group import Group
+from dmesh.collectives.persistent import plan
 from dmesh.distribute.placement import Placement
-from dmesh.errors import ReplicaError, ReplicaMismatchError, ReplicaTimeoutError
+from dmesh.errors import CollectiveError, ReplicaError, ReplicaMismatchError, ReplicaTimeoutError
 
-__all__ = ["Agreement", "Place"]
+__all__ = ["RETURNED", "Agreement", "Description", "ReplicaState", "call_in_replicas", "call_outside"]
 
 _DIGEST = 16
 _LONGEST = 1000
-"""Characters of each replica's place that people get to see."""
+"""Characters of each replica's state in error messages."""
 _MOST_BYTES = 200 + 12 * _LONGEST
-"""Of a replica's place on its way: characters beyond the basic plane become twelve bytes each."""
+"""Bytes of a replica's state in JSON: characters beyond the basic plane become twelve bytes each."""
 
 Kind = Literal["computing", "waiting in", "returned", "raised", "missing from", "taking part in"]
 _KINDS: tuple[Kind, ...] = ("computing", "waiting in", "returned", "raised", "missing from", "taking part in")
 
 
-class Place(NamedTuple):
-    """Place of a replica."""
+class ReplicaState(NamedTuple):
+    """State of a replica in its step."""
 
     kind: Kind
-    """Verb for its activity there."""
+    """Verb for its activity."""
     text: str = ""
-    """Name of the place: a call with all in which replicas must agree, or an exception."""
+    """The call that it waits in, with all on which the replicas must agree; or its exception."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.text}".rstrip()
 
-    def clipped(self) -> Place:
-        """Returns it with a text that is not too long, which still differs where the whole texts do."""
+    def clipped(self) -> ReplicaState:
+        """Return it with a text of limited length, which differs if the whole texts do."""
         if len(self.text) <= _LONGEST:
             return self
-        return Place(self.kind, f"{self.text[:_LONGEST]} ... (#{_digest(self.text, 4).hex()})")
+        return ReplicaState(self.kind, f"{self.text[:_LONGEST]} ... (#{_digest(self.text, 4).hex()})")
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=size, person=b"replicas").digest()
+
+
+class Description:
+    """State that all replicas must share, compiled to a number.
+
+    Args:
+        state: The state in words.
+    """
+
+    __slots__ = ("digest", "number", "state")
+
+    def __init__(self, state: ReplicaState) -> None:
+        self.state = state
+        """The state in words."""
+        self.digest = _digest(str(state), _DIGEST)
+        """The number as bytes."""
+        self.number = np.frombuffer(self.digest, np.uint64)
+        """The number as the array that clients gather."""
+
+
+@lru_cache(maxsize=512)
+def call_in_replicas(text: str) -> Description:
+    """Return the description of a call that all replicas make in their functions."""
+    return Description(ReplicaState("waiting in", text))
+
+
+@lru_cache(maxsize=512)
+def call_outside(text: str) -> Description:
+    """Return the description of a call that all clients make outside of replicas."""
+    return Description(ReplicaState("taking part in", text))
+
+
+RETURNED = Description(ReplicaState("returned"))
+"""Description of the end of a step."""
+_UNLIKE = Description(ReplicaState("computing"))
+"""Description of a client whose replicas differ, or have failed: equal to no other one."""
 
 
 class Agreement:
-    """Compares where the replicas are.
+    """Comparison of the replicas' states.
 
     Args:
         placement: All replicas.
         group: All clients, if there are several.
+        recover: Called on all clients when they differ, before the error is raised.
     """
 
-    def __init__(self, placement: Placement, group: Group | None) -> None:
+    def __init__(
+        self, placement: Placement, group: Group | None, recover: Callable[[], None] | None = None
+    ) -> None:
         self._placement = placement
         self._group = group
+        self._recover = recover
+        self._gather: Any = None  # planned at the first comparison
 
-    def compare(self, places: Sequence[Place]) -> ReplicaError | None:
-        """Returns None if all replicas of all clients are at the same place, otherwise what is wrong.
+    def check(self, description: Description) -> None:
+        """Raise an error unless all replicas of all clients have the same description.
 
-        All clients must call it, each with the places of its own replicas, and all get the same answer.
+        All clients must call it or `compare`. The caller's replicas all have this description.
+
+        Raises:
+            ReplicaError: The replicas differ; all clients get the same error.
+            CollectiveError: A client is lost, or did not come.
+        """
+        if self._group is not None and self._numbers(self._group, description) != (
+            description.digest * self._group.size
+        ):
+            raise self._explain(self._group, [description.state] * len(self._placement.local))
+
+    def compare(self, states: Sequence[ReplicaState]) -> ReplicaError | None:
+        """Return None if all replicas of all clients are in the same state, otherwise the error.
+
+        All clients must call it or `check`, each with its own replicas' states, and get the same answer.
 
         Raises:
             CollectiveError: A client is lost, or did not come.
         """
-        alike = len(set(places)) == 1 and places[0].kind not in ("raised", "missing from")
-        if self._group is None:
-            return None if alike else self._difference([[place.clipped() for place in places]])
-        digest = bytes(_DIGEST)
+        alike = len(set(states)) == 1 and states[0].kind not in ("raised", "missing from")
         if alike:
-            digest = _digest(str(places[0]), _DIGEST)
-        everybody = self._group.all_gather(np.frombuffer(digest, np.uint8))
-        if alike and (everybody == everybody[0]).all():
+            try:
+                self.check(Description(states[0]))
+            except ReplicaError as error:
+                return error
             return None
-        return self._difference(self._exchange(self._group, places))
+        if self._group is None:
+            return self._difference([[state.clipped() for state in states]])
+        self._numbers(self._group, _UNLIKE)
+        return self._explain(self._group, states)
 
-    def _exchange(self, group: Group, places: Sequence[Place]) -> list[tuple[Place, ...]]:
-        """Tells all clients in full where the replicas are."""
-        message = json.dumps([place.clipped() for place in places]).encode()
+    def _numbers(self, group: Group, description: Description) -> bytes:
+        """Return the numbers of all clients."""
+        if self._gather is None:
+            self._gather = plan(all_gather, description.number, group=group)
+        gathered: bytes = self._gather(description.number).tobytes()
+        return gathered
+
+    def _explain(self, group: Group, states: Sequence[ReplicaState]) -> ReplicaError:
+        """Return the error of replicas that differ, once all clients can go on after it."""
+        error = self._difference(self._exchange(group, states))
+        if self._recover is not None:
+            try:
+                self._recover()
+            except CollectiveError as obstacle:
+                error.add_note(f"the next step may fail, too: {obstacle}")
+        return error
+
+    def _exchange(self, group: Group, states: Sequence[ReplicaState]) -> list[tuple[ReplicaState, ...]]:
+        """Return the states of all clients' replicas in words."""
+        message = json.dumps([state.clipped() for state in states]).encode()
         lengths = group.all_gather(np.array(len(message)))
-        most = len(places) * _MOST_BYTES
+        most = len(states) * _MOST_BYTES
         if int(lengths.max()) > most:
-            raise ReplicaError(f"a client says more than {most} bytes of where its replicas are")
+            raise ReplicaError(f"a client describes its replicas in more than {most} bytes")
         padded = np.zeros(int(lengths.max()), np.uint8)
         padded[: len(message)] = np.frombuffer(message, np.uint8)
         rows = group.all_gather(padded)
-        return [_read(row[:length].tobytes(), len(places)) for row, length in zip(rows, lengths, strict=True)]
+        return [_read(row[:length].tobytes(), len(states)) for row, length in zip(rows, lengths, strict=True)]
 
-    def _difference(self, clients: Sequence[Sequence[Place]]) -> ReplicaError:
+    def _difference(self, clients: Sequence[Sequence[ReplicaState]]) -> ReplicaError:
         placement = self._placement
-        where: dict[int, Place] = {}
-        for client, places in enumerate(clients):
+        found: dict[int, ReplicaState] = {}
+        for client, states in enumerate(clients):
             own = placement.local if self._group is None else placement.of_client(client)
-            where.update((replica.id, place) for replica, place in zip(own, places, strict=True))
-        raised = [number for number in sorted(where) if where[number].kind == "raised"]
+            found.update((replica.id, state) for replica, state in zip(own, states, strict=True))
+        raised = [number for number in sorted(found) if found[number].kind == "raised"]
         if raised:
-            first = where[raised[0]]
+            first = found[raised[0]]
             more = f"; so did {placement.describe(raised[1:])}" if raised[1:] else ""
             return ReplicaError(
                 f"{placement.describe(raised[:1])} raised {first.text}{more}. This ended the step of all "
                 f"{placement.size} replicas{self._clients_of(raised)}",
                 raised,
             )
-        at = [
-            (place, [n for n in sorted(where) if where[n] == place])
-            for place in dict.fromkeys(where.values())
+        groups = [
+            (state, [n for n in sorted(found) if found[n] == state])
+            for state in dict.fromkeys(found.values())
         ]
-        picture = "; ".join(f"{placement.describe(ids)}: {place}" for place, ids in at)
-        absent = [number for number in sorted(where) if where[number].kind == "missing from"]
+        picture = "; ".join(f"{placement.describe(ids)}: {state}" for state, ids in groups)
+        absent = [number for number in sorted(found) if found[number].kind == "missing from"]
         if absent:
             return ReplicaTimeoutError(
                 f"{placement.describe(absent)} did not come in time to where the others wait: {picture}",
                 absent,
             )
-        [(usual, _)] = Counter(where[number] for number in sorted(where)).most_common(1)
-        odd = [number for number in sorted(where) if where[number] != usual]
+        [(usual, _)] = Counter(found[number] for number in sorted(found)).most_common(1)
+        odd = [number for number in sorted(found) if found[number] != usual]
         return ReplicaMismatchError(
-            f"the replicas are not at the same place: {picture}. All replicas must make the same calls with "
+            f"the replicas made different calls: {picture}. All replicas must make the same calls with "
             f"the same shapes and dtypes in the same order, and return when the others do"
             f"{self._clients_of(odd)}",
             odd,
         )
 
     def _clients_of(self, ids: Sequence[int]) -> str:
-        """Says where the clients of replicas run, for whoever looks for their logs."""
+        """Return where the clients of replicas run, so that their logs are found."""
         if self._group is None:
             return ""
         clients = sorted({self._placement.replicas[number].client for number in ids})
         return "; see " + ", ".join(map(self._group.communicator.describe, clients))
 
 
-def _digest(text: str, size: int) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=size, person=b"places").digest()
-
-
-def _read(message: bytes, count: int) -> tuple[Place, ...]:
-    """Reads where the replicas of a client are, which it may have said wrongly."""
+def _read(message: bytes, count: int) -> tuple[ReplicaState, ...]:
+    """Return the states that a client has sent, which may be invalid."""
     try:
-        places = tuple(Place(kind, text) for kind, text in json.loads(message))
+        states = tuple(ReplicaState(kind, text) for kind, text in json.loads(message))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ReplicaError(f"a client said something unreadable of its replicas: {message!r:.200}") from error
-    if len(places) != count or any(
-        place.kind not in _KINDS or not isinstance(place.text, str) for place in places
+        raise ReplicaError(f"a client sent unreadable states of its replicas: {message!r:.200}") from error
+    if len(states) != count or any(
+        state.kind not in _KINDS or not isinstance(state.text, str) for state in states
     ):
-        raise ReplicaError(f"a client said something strange of its {count} replicas: {message!r:.200}")
-    return places
+        raise ReplicaError(f"a client sent strange states of its {count} replicas: {message!r:.200}")
+    return states

@@ -8,26 +8,26 @@ from functools import cache
 from dmesh.devices.device import DeviceSpec, local_devices, preferred_device_type, this_client
 from dmesh.distribute.placement import Placement, Replica
 from dmesh.distribute.replica_context import ReplicaContext
+from dmesh.distribute.replicas import Replicas
 from dmesh.distribute.strategy import Strategy
-from dmesh.distribute.team import Team
 from dmesh.errors import StrategyTypeError, StrategyValueError
 
 __all__ = ["DefaultStrategy", "MirroredStrategy", "OneDeviceStrategy", "default_strategy"]
 
 
 class DefaultStrategy(Strategy):
-    """One replica that needs nobody: what code outside of all scopes belongs to."""
+    """Strategy of code outside of all scopes, with one replica."""
 
     def __init__(self) -> None:
         replica = Replica(0, 0, ("/device:CPU:0",))
-        super().__init__(Team(Placement((replica,), 0)))
+        super().__init__(Replicas(Placement((replica,), 0)))
         self.only_replica = ReplicaContext(self, replica, 0, None)
         """The replica that code outside of all scopes is."""
 
 
 @cache
 def default_strategy() -> DefaultStrategy:
-    """Returns the default strategy; there is one."""
+    """Return the default strategy; there is one."""
     return DefaultStrategy()
 
 
@@ -46,7 +46,7 @@ class MirroredStrategy(Strategy):
         names = _own_devices(devices)
         client = this_client().client_id
         replicas = tuple(Replica(index, client, (name,)) for index, name in enumerate(names))
-        super().__init__(Team(Placement(replicas, client)))
+        super().__init__(Replicas(Placement(replicas, client)))
 
 
 class OneDeviceStrategy(MirroredStrategy):
@@ -67,7 +67,7 @@ class OneDeviceStrategy(MirroredStrategy):
 
 
 def _own_devices(wanted: Sequence[str] | None) -> list[str]:
-    """Returns full names of devices of this client."""
+    """Return full names of devices of this client."""
     if wanted is None:
         return [device.to_string() for device in local_devices(preferred_device_type())]
     if isinstance(wanted, str):

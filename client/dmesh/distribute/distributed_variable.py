@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from dmesh.distribute import scopes
+from dmesh.distribute.agreement import Description, call_in_replicas
+from dmesh.distribute.base import ReplicaBase, StrategyBase
 from dmesh.distribute.combining import Array, describe_values, frozen
 from dmesh.distribute.reduce_op import ReduceOp, VariableAggregation, VariableSynchronization
 from dmesh.distribute.values import DistributedValues, PerReplica
 from dmesh.distribute.variable import Variable
 from dmesh.errors import StrategyError, StrategyTypeError, StrategyValueError
-
-if TYPE_CHECKING:
-    from dmesh.distribute.interfaces import ReplicaInterface, StrategyInterface
 
 __all__ = ["DistributedVariable"]
 
@@ -23,7 +22,7 @@ __all__ = ["DistributedVariable"]
 class DistributedVariable(Variable, DistributedValues):
     """A variable with a copy on each replica; `dmesh.Variable` makes one in a strategy's scope.
 
-    With `synchronization=ON_WRITE`, as by default, the copies are the same: what replicas assign is combined
+    With `synchronization=ON_WRITE`, as by default, the copies are the same: assigned values are combined
     by the aggregation (SUM, MEAN or ONLY_FIRST_REPLICA), and all of them must take part. With the aggregation
     NONE each replica assigns to its own copy, and keeping them in sync is the program's task.
 
@@ -32,12 +31,12 @@ class DistributedVariable(Variable, DistributedValues):
     take part in. Assigning there gives each copy the value, or with SUM its share of it.
 
     Args:
-        strategy: Whose replicas.
+        strategy: Strategy of the replicas.
         *args: As for `Variable`.
         **kwargs: As for `Variable`.
     """
 
-    def __init__(self, strategy: StrategyInterface, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, strategy: StrategyBase, *args: Any, **kwargs: Any) -> None:
         Variable.__init__(self, *args, **kwargs)
         if self.synchronization is VariableSynchronization.NONE:
             raise StrategyValueError(
@@ -45,14 +44,15 @@ class DistributedVariable(Variable, DistributedValues):
                 "use ON_WRITE or ON_READ"
             )
         self._strategy = strategy
-        self._team = strategy.extended.team
+        self._replicas = strategy.extended.replicas
         what = f"creation of variable {self.name!r} ({self.synchronization.name}, {self.aggregation.name})"
-        [first] = self._team.from_first([self._value], what)
+        [first] = self._replicas.from_first([self._value], what)
         del self._value
-        self._copies: list[Array] = [first] * self._team.local_size
+        self._copies: list[Array] = [first] * self._replicas.local_size
+        self._descriptions: dict[str, Description] = {}
 
     @property
-    def distribute_strategy(self) -> StrategyInterface:
+    def distribute_strategy(self) -> StrategyBase:
         """The strategy in whose scope it was created."""
         return self._strategy
 
@@ -62,7 +62,7 @@ class DistributedVariable(Variable, DistributedValues):
         here, index = scopes.frame(), 0
         if here.strategy is self._strategy:
             index = here.update or (0 if here.replica is None else here.replica.index)
-        return self._team.placement.local[index].devices[0]
+        return self._replicas.placement.local[index].devices[0]
 
     @property
     def values(self) -> tuple[Array, ...]:
@@ -70,7 +70,7 @@ class DistributedVariable(Variable, DistributedValues):
         return tuple(self._copies)
 
     def part(self, index: int) -> DistributedVariable:
-        """Returns the variable: replicas see it whole, and their own copy when they read it."""
+        """Return the variable: replicas see it whole, and their own copy when they read it."""
         return self
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class DistributedVariable(Variable, DistributedValues):
     # -- reading ------------------------------------------------------------------------------------
 
     def read_value(self) -> Array:
-        """Returns the value: in a replica, that of its copy; outside, that of all copies.
+        """Return the value: in a replica, that of its copy; outside, that of all copies.
 
         It cannot be written to, and later assignments do not change it.
 
@@ -109,16 +109,21 @@ class DistributedVariable(Variable, DistributedValues):
         if not self._on_read:
             return self._copies[0]
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            [first] = self._team.from_first(self._copies[:1], f"read of variable {self.name!r}")
+            [first] = self._replicas.from_first(self._copies[:1], f"read of variable {self.name!r}")
             return first
         op = ReduceOp.from_variable_aggregation(self.aggregation)
-        texts = [f"read of variable {self.name!r}"] * len(self._copies)
-        self._team.agree(texts)
-        [value] = self._team.combiner.reduce(op, [self._copies])
+        self._replicas.agree([f"read of variable {self.name!r}"])
+        return self._reduced(op, self._copies)
+
+    def _reduced(self, op: ReduceOp, values: Sequence[Array]) -> Array:
+        """Return the values of all replicas together, once they have agreed on it."""
+        combiner = self._replicas.combiner
+        reduction, _ = combiner.reduction(op, values[0])
+        [value] = combiner.reduce(reduction, [(value,) for value in values])
         return value
 
     def _index(self) -> int | None:
-        """Returns which copy is the caller's; None outside of replicas."""
+        """Return which copy is the caller's; None outside of replicas."""
         here = scopes.frame()
         if here.strategy is not self._strategy:
             if scopes.has_strategy():
@@ -148,28 +153,27 @@ class DistributedVariable(Variable, DistributedValues):
             self._update_together(here.replica, what, how, checked)
 
     def _update_together(
-        self, replica: ReplicaInterface, what: str, how: Callable[[Array, Array], Array], value: Array
+        self, replica: ReplicaBase, what: str, how: Callable[[Array, Array], Array], value: Array
     ) -> None:
-        """Assigns what the replicas' values are together."""
+        """Assign the values of all replicas together."""
 
-        def perform(brought: Sequence[Array]) -> list[None]:
-            self._update_all(how, self._aggregated(what, brought))
-            return [None] * len(brought)
+        def perform(values: Sequence[Array]) -> list[None]:
+            self._update_all(how, self._aggregated(what, values))
+            return [None] * len(values)
 
-        replica.meet(
-            f"{what} of variable {self.name!r}, aggregated by {self.aggregation.name}, "
-            f"with {describe_values([value])}",
-            perform,
-            value,
-        )
+        description = self._descriptions.get(what)
+        if description is None:
+            description = self._descriptions[what] = call_in_replicas(
+                f"{what} of variable {self.name!r}, aggregated by {self.aggregation.name}, "
+                f"with {describe_values([value])}"
+            )
+        replica.exchange(description, perform, value)
 
     def _aggregated(self, what: str, values: Sequence[Array]) -> Array:
-        combiner = self._team.combiner
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            [value] = combiner.first(values[:1])
+            [value] = self._replicas.combiner.first(values[:1])
         else:
-            op = ReduceOp.from_variable_aggregation(self.aggregation)
-            [value] = combiner.reduce(op, [values])
+            value = self._reduced(ReduceOp.from_variable_aggregation(self.aggregation), values)
         kept = value.astype(self.dtype, copy=False)
         if not np.can_cast(value.dtype, self.dtype, "same_kind") and not np.array_equal(kept, value):
             # On all clients, as all have the same value.
@@ -187,7 +191,7 @@ class DistributedVariable(Variable, DistributedValues):
             self._copies[:] = [self._updated(how, copy, value) for copy in self._copies]
 
     def _update_outside(self, what: str, how: Callable[[Array, Array], Array], value: Any) -> None:
-        """Assigns outside of replicas, where all clients must assign the same."""
+        """Assign outside of replicas, where all clients must assign the same."""
         summed = self._on_read and self.aggregation is VariableAggregation.SUM
         if summed and what != "assign":
             raise StrategyValueError(
@@ -218,17 +222,18 @@ class DistributedVariable(Variable, DistributedValues):
                 f"{len(self._copies)} replicas"
             )
         parts = [self._checked(what, part) for part in value.values]
-        self._team.agree(
+        self._replicas.agree(
             [f"{what} of variable {self.name!r} with {describe_values([part])}" for part in parts]
         )
         self._update_all(how, self._aggregated(what, parts))
 
     def _shares(self, value: Array) -> list[Array]:
-        """Returns a share of a value for each copy; those of all replicas add up to it."""
-        size = self._team.placement.size
+        """Return a share of a value for each copy; those of all replicas add up to it."""
+        size = self._replicas.placement.size
         if self.dtype.kind not in "iu":
             return [frozen((value / size).astype(self.dtype))] * len(self._copies)
         share, rest = np.divmod(value, size)
         return [
-            frozen((share + (replica.id < rest)).astype(self.dtype)) for replica in self._team.placement.local
+            frozen((share + (replica.id < rest)).astype(self.dtype))
+            for replica in self._replicas.placement.local
         ]

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dmesh.distribute import scopes
+from dmesh.distribute.agreement import call_in_replicas
+from dmesh.distribute.base import ExtendedBase, StrategyBase
 from dmesh.distribute.combining import Array, as_value, check_rank, describe_values
 from dmesh.distribute.distributed_variable import DistributedVariable
 from dmesh.distribute.options import CommunicationOptions
 from dmesh.distribute.reduce_op import ReduceOp, as_reduce_op
-from dmesh.distribute.team import Team
+from dmesh.distribute.replica_context import ReplicaContext
+from dmesh.distribute.replicas import Replicas
+from dmesh.distribute.steps import SoloStep, ThreadedStep
 from dmesh.distribute.values import DistributedValues, Mirrored, regroup, select_replica
 from dmesh.errors import StrategyTypeError, StrategyValueError
 from dmesh.structure import flatten, rebuild
 
-if TYPE_CHECKING:
-    from dmesh.distribute.interfaces import StrategyInterface
-
 __all__ = ["StrategyExtended"]
 
 
-class StrategyExtended:
-    """More of a strategy, for those who build on strategies.
+class StrategyExtended(ExtendedBase):
+    """Part of a strategy for libraries that build on strategies.
 
     Args:
         strategy: The strategy.
-        team: Its replicas.
+        replicas: Its replicas.
     """
 
-    def __init__(self, strategy: StrategyInterface, team: Team) -> None:
+    def __init__(self, strategy: StrategyBase, replicas: Replicas) -> None:
         self._strategy = strategy
-        self.team = team
-        """The replicas, and how they work together."""
+        self.replicas = replicas
 
     # -- members -------------------------------------------------------------------------------
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The first device of each replica, on all clients, by replica."""
-        return tuple(replica.devices[0] for replica in self.team.placement.replicas)
+        return tuple(replica.devices[0] for replica in self.replicas.placement.replicas)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -52,28 +52,62 @@ class StrategyExtended:
     @property
     def num_hosts(self) -> int:
         """Number of clients that have replicas."""
-        return self.team.placement.num_clients
+        return self.replicas.placement.num_clients
 
     @property
     def num_replicas_per_host(self) -> int:
         """Number of replicas of each client."""
-        return self.team.local_size
+        return self.replicas.local_size
 
     @property
     def allows_input_per_replica(self) -> bool:
         """True if each replica may have an input pipeline of its own; see `InputReplicationMode`."""
         devices = self.worker_devices
-        return self.team.placement.num_clients == 1 and not any("device:TPU:" in name for name in devices)
+        return self.replicas.placement.num_clients == 1 and not any("device:TPU:" in name for name in devices)
 
     # -- running ------------------------------------------------------------------------------------
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs a function as every replica; see `Strategy.run`."""
+        """Run a function as every replica; see `Strategy.run`."""
         scopes.require_cross_replica(self._strategy)
-        with scopes.Scope(self._strategy):
-            return regroup(self.team.run(self._strategy, fn, args, dict(kwargs or {})))
+        replicas = self.replicas
+        local = replicas.placement.local
+        if len(local) > 1:
+            return regroup(self._call_in_threads(fn, args, kwargs or {}))
+        if args or kwargs:
+            replicas.check_parts((args, kwargs))
+            args, kwargs = select_replica(0, (list(args), dict(kwargs or {})))
+        step = SoloStep(local, replicas.agreement)
+        return step.run(self._body(ReplicaContext(self._strategy, local[0], 0, step), fn, args, kwargs or {}))
+
+    def _call_in_threads(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """Run a function as each replica of this client, and return their results."""
+        replicas = self.replicas
+        replicas.check_parts((args, kwargs))
+        local = replicas.placement.local
+        step = ThreadedStep(local, replicas.agreement, replicas.timeout)
+        bodies = []
+        for index, replica in enumerate(local):
+            own_args, own_kwargs = select_replica(index, (list(args), dict(kwargs)))
+            context = ReplicaContext(self._strategy, replica, index, step)
+            bodies.append(self._body(context, fn, own_args, own_kwargs))
+        return step.run(bodies)
+
+    def _body(
+        self, context: ReplicaContext, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[[], Any]:
+        frame = scopes.Frame(self._strategy, context)
+
+        def body() -> Any:
+            result = scopes.call_in(frame, fn, args, kwargs)
+            context.require_finished()
+            return result
+
+        return body
 
     # -- combining ----------------------------------------------------------------------------------
 
@@ -84,14 +118,14 @@ class StrategyExtended:
         destinations: Any = None,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Reduces a value over all replicas.
+        """Reduce a value over all replicas.
 
         Args:
             reduce_op: SUM or MEAN.
             value: A distributed value.
-            destinations: Where the result is wanted: a variable, or the name of a device. Every client has it
+            destinations: Variable, or name of a device, that needs the result. Every client has it
                 in any case.
-            options: How large and for how long.
+            options: Size and time limit of the exchanges.
 
         Raises:
             StrategyTypeError: `destinations` is a list.
@@ -106,7 +140,7 @@ class StrategyExtended:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduces several values at once; see `reduce_to`."""
+        """Reduce several values at once; see `reduce_to`."""
         scopes.require_cross_replica(self._strategy)
         op = as_reduce_op(reduce_op)
         CommunicationOptions.check(options)
@@ -116,7 +150,7 @@ class StrategyExtended:
         return self._reduce_many(op, [value for value, _ in value_destination_pairs], options)
 
     def reduce_values(self, op: ReduceOp, value: Any) -> Any:
-        """Reduces each distributed value of a nested structure over all replicas."""
+        """Reduce each distributed value of a nested structure over all replicas."""
         return rebuild(value, self._reduce_many(op, flatten(value), None))
 
     def _reduce_many(
@@ -131,25 +165,23 @@ class StrategyExtended:
             else:
                 columns[position] = [as_value(part, f"reduce {op.value}") for part in parts]
         if columns:
-            what = f"reduce {op.value}"
-            self.team.agree(
-                [
-                    f"{what} of {describe_values(of_replica)}"
-                    for of_replica in zip(*columns.values(), strict=True)
-                ]
-            )
-            reduced = self.team.combiner.reduce(op, list(columns.values()), options)
+            combiner = self.replicas.combiner
+            compiled = [
+                combiner.reduction(op, list(own), options) for own in zip(*columns.values(), strict=True)
+            ]
+            self.replicas.agree([f"reduce {op.value} of {reduction.values}" for reduction, _ in compiled])
+            reduced = combiner.reduce(compiled[0][0], [arrays for _, arrays in compiled], options)
             for position, array in zip(columns, reduced, strict=True):
                 results[position] = array
         return results
 
     def _parts(self, value: Any) -> Sequence[Any] | None:
-        """Returns what each replica of this client has of a value; None of one that is not distributed."""
+        """Return the parts of a value that this client's replicas have; None if it is not distributed."""
         if isinstance(value, DistributedValues):
-            self.team.check_parts(value)
+            self.replicas.check_parts(value)
             return value.values
         # What the only replica of a client returns is not wrapped.
-        return (value,) if self.team.local_size == 1 else None
+        return (value,) if self.replicas.local_size == 1 else None
 
     def _reduce_plain(self, op: ReduceOp, value: Any) -> Any:
         if op is ReduceOp.MEAN or (np.isscalar(value) and value == 0):
@@ -160,7 +192,7 @@ class StrategyExtended:
         )
 
     def gather_values(self, value: Any, axis: int) -> Any:
-        """Puts the replicas' parts of each distributed value of a nested structure one behind the other."""
+        """Put the replicas' parts of each distributed value of a nested structure one behind the other."""
         columns = []
         for leaf in flatten(value):
             parts = self._parts(leaf)
@@ -172,16 +204,16 @@ class StrategyExtended:
             columns.append([as_value(part, "gather") for part in parts])
         for array in (array for column in columns for array in column):
             check_rank(array, axis, "gather")
-        self.team.agree(
+        self.replicas.agree(
             [
                 f"gather along axis {axis} of {describe_values(of_replica, axis)}"
                 for of_replica in zip(*columns, strict=True)
             ]
         )
-        return rebuild(value, self.team.combiner.gather(columns, axis))
+        return rebuild(value, self.replicas.combiner.gather(columns, axis))
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Mirrored:
-        """Gives all replicas the value that the first client has.
+        """Give all replicas the value that the first client has.
 
         Args:
             tensor: The value; of the same shape and dtype on all clients.
@@ -190,8 +222,8 @@ class StrategyExtended:
         del destinations
         scopes.require_cross_replica(self._strategy)
         array = as_value(tensor, "broadcast_to").copy()
-        [first] = self.team.from_first([array], "broadcast_to")
-        return Mirrored([first] * self.team.local_size)
+        [first] = self.replicas.from_first([array], "broadcast_to")
+        return Mirrored([first] * self.replicas.local_size)
 
     # -- variables ----------------------------------------------------------------------------------
 
@@ -203,20 +235,20 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Updates each copy of a variable by itself.
+        """Update each copy of a variable by itself.
 
-        In a replica, all replicas must call it, and their arguments are brought together first.
+        In a replica, all replicas must call it, and their arguments are collected first.
 
         Args:
             var: The variable.
-            fn: Called as `fn(var, *args, **kwargs)` for each copy of this client: what it reads and assigns
-                is that copy, and of distributed arguments it gets that replica's part.
+            fn: Called as `fn(var, *args, **kwargs)` for each copy of this client: it reads and assigns
+                that copy, and of distributed arguments it gets that replica's part.
             args: More arguments of `fn`.
             kwargs: And those by name.
-            group: Whether the caller needs nothing of what `fn` returns.
+            group: True if the results of `fn` are not needed.
 
         Returns:
-            None if `group`, otherwise what `fn` returned for each copy.
+            None if `group`, otherwise the result of `fn` for each copy.
 
         Raises:
             StrategyValueError: The variable is not one of this strategy's.
@@ -226,7 +258,7 @@ class StrategyExtended:
         replica = scopes.frame().replica
         if replica is not None and replica.strategy is self._strategy and scopes.has_strategy():
 
-            def merged(strategy: StrategyInterface, *merged_args: Any, **merged_kwargs: Any) -> Any:
+            def merged(strategy: StrategyBase, *merged_args: Any, **merged_kwargs: Any) -> Any:
                 return self._update(var, fn, merged_args, merged_kwargs, group)
 
             return replica.merge_call(merged, args, kwargs)
@@ -242,7 +274,7 @@ class StrategyExtended:
         group: bool,
     ) -> Any:
         returned = []
-        for index in range(self.team.local_size):
+        for index in range(self.replicas.local_size):
             own_args, own_kwargs = select_replica(index, (list(args), kwargs))
             with scopes.entered(scopes.Frame(self._strategy, None, index)):
                 returned.append(fn(var, *own_args, **own_kwargs))
@@ -250,7 +282,7 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: DistributedVariable) -> Iterator[None]:
-        """Creates variables where another one is. All of a strategy's are in the same place: on all replicas.
+        """Create variables where another one is: all of a strategy's variables are on all replicas.
 
         Raises:
             StrategyValueError: It is not one of this strategy's variables.
@@ -263,15 +295,15 @@ class StrategyExtended:
         yield
 
     def variable_created_in_scope(self, v: object) -> bool:
-        """Returns whether an object is a variable that was created in the strategy's scope."""
+        """Return whether an object is a variable that was created in the strategy's scope."""
         return getattr(v, "distribute_strategy", None) is self._strategy
 
     def read_var(self, v: DistributedVariable) -> Array:
-        """Returns a variable's value for all replicas; that of one that is combined on read is combined."""
+        """Return a variable's value for all replicas; that of one that is combined on read is combined."""
         return v.read_value()
 
     def create_variable(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DistributedVariable:
-        """Creates a variable on all replicas; see `dmesh.Variable` for the arguments.
+        """Create a variable on all replicas; see `dmesh.Variable` for the arguments.
 
         In a replica, all replicas must do so, and get the same variable.
         """
@@ -279,26 +311,26 @@ class StrategyExtended:
         if replica is None:
             return DistributedVariable(self._strategy, *args, **kwargs)
 
-        def perform(brought: Sequence[Any]) -> list[DistributedVariable]:
+        def perform(values: Sequence[Any]) -> list[DistributedVariable]:
             with scopes.entered(scopes.Frame(self._strategy)):
-                first_args, first_kwargs = brought[0]
-                return [DistributedVariable(self._strategy, *first_args, **first_kwargs)] * len(brought)
+                first_args, first_kwargs = values[0]
+                return [DistributedVariable(self._strategy, *first_args, **first_kwargs)] * len(values)
 
-        name = kwargs.get("name", "Variable")
-        created: DistributedVariable = replica.meet(f"creation of variable {name!r}", perform, (args, kwargs))
+        description = call_in_replicas(f"creation of variable {kwargs.get('name', 'Variable')!r}")
+        created: DistributedVariable = replica.exchange(description, perform, (args, kwargs))
         return created
 
     def value_container(self, value: Any) -> Any:
-        """Returns the distributed object that a replica's part belongs to; replicas see variables whole."""
+        """Return the distributed object that a replica's part belongs to; replicas see variables whole."""
         return value
 
     # -- logical devices ----------------------------------------------------------------------------
 
     @contextmanager
     def experimental_logical_device(self, logical_device_id: int) -> Iterator[None]:
-        """Places the computations of a block on one of the logical devices of each replica.
+        """Place the computations of a block on one of the logical devices of each replica.
 
-        NumPy computes all of them on the host; what is checked is that there is such a device.
+        NumPy computes all of them on the host; only the number of the device is checked.
 
         Raises:
             StrategyValueError: There is not.
@@ -307,7 +339,7 @@ class StrategyExtended:
         yield
 
     def check_logical_device(self, logical_device_id: int, what: str) -> None:
-        """Refuses a logical device that replicas do not have.
+        """Refuse a logical device that replicas do not have.
 
         Raises:
             StrategyValueError: They do not have it.
@@ -324,4 +356,4 @@ class StrategyExtended:
     @property
     def num_logical_devices(self) -> int:
         """Number of logical devices of each replica."""
-        return len(self.team.placement.replicas[0].devices)
+        return len(self.replicas.placement.replicas[0].devices)

@@ -9,8 +9,8 @@ from dmesh.distribute.cluster_resolver.joined import cluster_of_this_process
 from dmesh.distribute.extended import StrategyExtended
 from dmesh.distribute.options import CommunicationOptions
 from dmesh.distribute.placement import Placement, Replica
+from dmesh.distribute.replicas import Replicas, require_initialized_clients
 from dmesh.distribute.strategy import Strategy
-from dmesh.distribute.team import Team, require_initialized_clients
 from dmesh.errors import StrategyTypeError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class _Extended(StrategyExtended):
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The device of each replica of this client, by replica."""
-        return tuple(replica.devices[0] for replica in self.team.placement.local)
+        return tuple(replica.devices[0] for replica in self.replicas.placement.local)
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -35,9 +35,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     replicas of this one.
 
     Args:
-        cluster_resolver: What the clients were found with, for `strategy.cluster_resolver`. Default: what
-            this process's cluster was found with, or a resolver that knows it.
-        communication_options: How values are exchanged, unless a call says otherwise.
+        cluster_resolver: Resolver that found the clients, for `strategy.cluster_resolver`. Default: the one
+            of this process's cluster.
+        communication_options: Options of exchanges, unless a call has its own.
 
     Raises:
         NotInitializedError: There are other clients, and they have not met yet.
@@ -65,9 +65,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         ]
         replicas = tuple(Replica(number, owner, (name,)) for number, (owner, name) in enumerate(devices))
         super().__init__(
-            Team(Placement(replicas, client, num_clients), communication_options),
+            Replicas(Placement(replicas, client, num_clients), communication_options),
             cluster_of_this_process() if cluster_resolver is None else cluster_resolver,
         )
 
-    def _extend(self, team: Team) -> StrategyExtended:
-        return _Extended(self, team)
+    def _extend(self, replicas: Replicas) -> StrategyExtended:
+        return _Extended(self, replicas)

@@ -85,7 +85,7 @@ class CommunicationOptions:
 
     @staticmethod
     def check(options: object) -> None:
-        """Refuses what are no options.
+        """Refuse an object of another type.
 
         Raises:
             StrategyTypeError: They are none.

@@ -54,17 +54,23 @@ class Placement:
         """This client's replicas, by id."""
         return self.of_client(self.client)
 
+    @cached_property
+    def consecutive(self) -> bool:
+        """True if the replicas of each client have consecutive numbers, in the order of the clients."""
+        clients = [replica.client for replica in self.replicas]
+        return clients == sorted(clients)
+
     @property
     def size(self) -> int:
         """Number of replicas."""
         return len(self.replicas)
 
     def of_client(self, client: int) -> tuple[Replica, ...]:
-        """Returns the replicas that a client computes, by id."""
+        """Return the replicas that a client computes, by id."""
         return tuple(replica for replica in self.replicas if replica.client == client)
 
     def describe(self, ids: Sequence[int]) -> str:
-        """Names replicas and where they are, such as `replicas 4-7 (client 1)`."""
+        """Name replicas and where they are, such as `replicas 4-7 (client 1)`."""
         clients = sorted({self.replicas[number].client for number in ids})
         word = "replica" if len(ids) == 1 else "replicas"
         where = "client" if len(clients) == 1 else "clients"
@@ -72,7 +78,7 @@ class Placement:
 
 
 def ids_text(ids: Sequence[int]) -> str:
-    """Writes numbers with ranges, such as `0, 2-4`."""
+    """Write numbers with ranges, such as `0, 2-4`."""
     runs: list[list[int]] = []
     for number in sorted(ids):
         if runs and number == runs[-1][-1] + 1:

@@ -24,7 +24,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Returns the reduction that an aggregation stands for.
+        """Return the reduction that an aggregation stands for.
 
         Raises:
             StrategyValueError: It stands for none.
@@ -66,7 +66,7 @@ class VariableAggregation(enum.Enum):
 
 
 def as_reduce_op(op: ReduceOp | str) -> ReduceOp:
-    """Returns a reduction, of which also the name in any case may be given.
+    """Return a reduction, of which also the name in any case may be given.
 
     Raises:
         StrategyTypeError: It is neither.

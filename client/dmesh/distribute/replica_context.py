@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dmesh.distribute import scopes
-from dmesh.distribute.combining import Combiner, as_value, check_rank, describe_values
+from dmesh.distribute.agreement import Description, call_in_replicas
+from dmesh.distribute.base import ReplicaBase, StrategyBase
+from dmesh.distribute.combining import as_value, check_rank, describe_values
 from dmesh.distribute.options import CommunicationOptions
+from dmesh.distribute.pending_reduction import PENDING_BYTES, Buckets, PendingReduction
 from dmesh.distribute.placement import Replica
 from dmesh.distribute.reduce_op import ReduceOp, as_reduce_op
-from dmesh.distribute.steps import Meeting
+from dmesh.distribute.steps import Perform, Step
 from dmesh.distribute.values import regroup, select_replica
-from dmesh.errors import StrategyError
-from dmesh.structure import flatten, outline, rebuild
-
-if TYPE_CHECKING:
-    from dmesh.distribute.interfaces import StrategyInterface
-    from dmesh.distribute.steps import Step
+from dmesh.errors import StrategyError, StrategyTypeError
+from dmesh.structure import flatten, is_nested, outline, rebuild
 
 __all__ = ["ReplicaContext"]
 
 
-class ReplicaContext:
+class ReplicaContext(ReplicaBase):
     """One replica, as the function that it runs sees itself; `get_replica_context()` returns it.
 
     Args:
-        strategy: Whose replica it is.
-        replica: Which one.
+        strategy: Strategy of the replica.
+        replica: Number and devices of the replica.
         index: Its position among those of this client.
         step: The call of `run` that it belongs to; None for the only replica of the default strategy.
     """
 
-    def __init__(self, strategy: StrategyInterface, replica: Replica, index: int, step: Step | None) -> None:
+    __slots__ = ("_pending", "_replica", "_step")
+
+    def __init__(self, strategy: StrategyBase, replica: Replica, index: int, step: Step | None) -> None:
         self.strategy = strategy
-        """The strategy whose replica it is."""
-        self._replica = replica
         self.index = index
-        """Its position among the replicas of this client."""
+        self._replica = replica
         self._step = step
+        self._pending: PendingReduction | None = None
 
     @property
     def replica_id_in_sync_group(self) -> int:
@@ -63,7 +63,7 @@ class ReplicaContext:
         )
 
     def __enter__(self) -> None:
-        """Makes a block belong to this replica, which it must do already.
+        """Make a block belong to this replica, which it must do already.
 
         Raises:
             StrategyError: The caller is not this replica.
@@ -73,18 +73,18 @@ class ReplicaContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves it."""
+        """Leave it."""
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Reduces values over all replicas; every replica gets the result.
+        """Reduce values over all replicas; every replica gets the result.
 
         Args:
             reduce_op: SUM or MEAN.
             value: An array or number, or a nested structure of such; with the same outline, shapes and dtypes
                 on all replicas.
-            options: How large and for how long; the same on all clients.
+            options: Size and time limit of the exchanges; the same on all clients.
 
         Returns:
             A like structure of arrays, which cannot be written to: replicas of one client share them.
@@ -95,20 +95,75 @@ class ReplicaContext:
             StrategyError: The caller is not this replica.
         """
         op = as_reduce_op(reduce_op)
+        if options is not None:
+            CommunicationOptions.check(options)
+        self._require_own()
+        combiner = self.strategy.extended.replicas.combiner
+        reduction, arrays = combiner.reduction(op, value, options)
+
+        def perform(values: Sequence[Any]) -> list[Any]:
+            return [combiner.reduce(reduction, values, options)] * len(values)
+
+        reduced = self.exchange(reduction.description, perform, arrays)
+        return reduction.rebuild(value, reduced)
+
+    def begin_all_reduce(
+        self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
+    ) -> PendingReduction:
+        """Begin an all-reduce whose arrays are handed over one by one, while this replica goes on computing.
+
+        Arrays travel in buckets, from the last one to the first: hand them over in that order, as gradients
+        become ready. All replicas must call it, and `result()` of its result. A replica has one such
+        reduction at a time.
+
+        ```python
+        pending = dmesh.distribute.get_replica_context().begin_all_reduce("MEAN", like=weights)
+        for layer in reversed(range(len(weights))):
+            pending.put(layer, gradient_of(layer))  # travels while the next one is computed
+        gradients = pending.result()
+        ```
+
+        Args:
+            reduce_op: SUM or MEAN.
+            like: List, tuple or dict of arrays with the shapes and dtypes of those to come, such as the
+                weights; the same on all replicas.
+            options: Size of the buckets (`bytes_per_pack`; 0 for 4 MB), and limit of each exchange.
+
+        Returns:
+            An object with `put(key, array)` and `result()`.
+
+        Raises:
+            ReplicaError: As for `all_reduce`.
+            StrategyTypeError: `like` is no list, tuple or dict of arrays.
+            StrategyError: The caller is not this replica, or has begun another reduction.
+        """
+        op = as_reduce_op(reduce_op)
         CommunicationOptions.check(options)
         self._require_own()
-        what = f"all_reduce {op.value}"
-        arrays = [as_value(leaf, what) for leaf in flatten(value)]
-        return self._exchange(
-            what,
-            value,
-            arrays,
-            describe_values(arrays),
-            lambda combiner, columns: combiner.reduce(op, columns, options),
-        )
+        if self._pending is not None:
+            raise StrategyError(f"begin_all_reduce was called before result() of {self._pending!r}")
+        if not isinstance(like, list | tuple | Mapping) or any(
+            is_nested(leaf) for leaf in (like.values() if isinstance(like, Mapping) else like)
+        ):
+            raise StrategyTypeError(
+                f"begin_all_reduce needs a list, tuple or dict of arrays, got {type(like).__name__} "
+                f"{outline(like):.200}"
+            )
+        replicas = self.strategy.extended.replicas
+        combiner = replicas.combiner
+        limit = combiner.bytes_per_pack(options) or PENDING_BYTES
+        reduction = combiner.compiled("begin_all_reduce", op, like, limit)[0]
+
+        def perform(values: Sequence[Any]) -> list[Any]:
+            timeout, group = combiner.timeout(options), replicas.overlapping()
+            return [Buckets(combiner, reduction, len(values), group, timeout)] * len(values)
+
+        buckets = self.exchange(reduction.description, perform, None)
+        self._pending = PendingReduction(buckets, self.index, like, self.exchange, self._finish)
+        return self._pending
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Puts the values of all replicas one behind the other; every replica gets the result.
+        """Concatenate the values of all replicas; every replica gets the result.
 
         Args:
             value: An array, or a nested structure of such; along `axis` the replicas' lengths may differ.
@@ -127,18 +182,19 @@ class ReplicaContext:
         arrays = [as_value(leaf, "all_gather") for leaf in flatten(value)]
         for array in arrays:
             check_rank(array, axis, "all_gather")
-        return self._exchange(
-            f"all_gather along axis {axis}",
-            value,
-            arrays,
-            describe_values(arrays, axis),
-            lambda combiner, columns: combiner.gather(columns, axis),
-        )
+        combiner = self.strategy.extended.replicas.combiner
+
+        def perform(values: Sequence[Any]) -> list[Any]:
+            return [combiner.gather(list(zip(*values, strict=True)), axis)] * len(values)
+
+        nested = "" if outline(value) == "*" else f" in {outline(value)}"
+        text = f"all_gather along axis {axis} of {describe_values(arrays, axis)}{nested}"
+        return rebuild(value, self.exchange(call_in_replicas(text), perform, arrays))
 
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Waits for all replicas, and calls a function once on each client, outside of the replicas.
+        """Wait for all replicas, and call a function once on each client, outside of the replicas.
 
         Args:
             merge_fn: Called with the strategy, and then the arguments of all replicas: `PerReplica` values
@@ -147,7 +203,7 @@ class ReplicaContext:
             kwargs: And those by name.
 
         Returns:
-            This replica's part of what `merge_fn` returned.
+            This replica's part of the result of `merge_fn`.
 
         Raises:
             ReplicaError: As for `all_reduce`.
@@ -159,45 +215,40 @@ class ReplicaContext:
             with scopes.entered(scopes.Frame(strategy)):
                 return merge_fn(strategy, *args, **(kwargs or {}))
 
-        def perform(brought: Sequence[Any]) -> list[Any]:
-            merged_args, merged_kwargs = regroup(list(brought))
+        def perform(values: Sequence[Any]) -> list[Any]:
+            merged_args, merged_kwargs = regroup(list(values))
             with scopes.entered(scopes.Frame(strategy)):
                 merged = merge_fn(strategy, *merged_args, **merged_kwargs)
-            return [select_replica(index, merged) for index in range(len(brought))]
+            return [select_replica(index, merged) for index in range(len(values))]
 
         name = getattr(merge_fn, "__qualname__", type(merge_fn).__name__)
         own = (tuple(args), dict(kwargs or {}))
-        return self.meet(f"merge_call of {name} with {outline(own)}", perform, own)
+        return self.exchange(call_in_replicas(f"merge_call of {name} with {outline(own)}"), perform, own)
 
     # -- for the rest of the package ----------------------------------------------------------------
 
+    def require_finished(self) -> None:
+        """Refuse to end a step with a reduction under way.
+
+        Raises:
+            StrategyError: There is one.
+        """
+        if self._pending is not None:
+            raise StrategyError(f"the replica returned before result() of {self._pending!r}")
+
+    def _finish(self) -> None:
+        self._pending = None
+
     def require_running(self) -> None:
-        """Refuses to go on if the step has failed without this replica; see `Step.require_running`."""
+        """Refuse to go on if the step has failed without this replica; see `Step.require_running`."""
         if self._step is not None:
             self._step.require_running()
 
-    def meet(self, text: str, perform: Callable[[Sequence[Any]], Sequence[Any]], brought: Any) -> Any:
-        """Waits for all replicas at something of this package's; see `Meeting`."""
+    def exchange(self, description: Description, perform: Perform, value: Any) -> Any:
+        """Wait for all replicas in a call of this package's; see `Step.exchange`."""
         if self._step is None:
-            return perform([brought])[0]
-        return self._step.meet(self.index, Meeting(text, perform, brought))
-
-    def _exchange(
-        self,
-        what: str,
-        value: Any,
-        arrays: list[Any],
-        description: str,
-        combine: Callable[[Combiner, list[Any]], list[Any]],
-    ) -> Any:
-        combiner = self.strategy.extended.team.combiner
-
-        def perform(brought: Sequence[list[Any]]) -> list[Any]:
-            results = combine(combiner, [list(column) for column in zip(*brought, strict=True)])
-            return [results] * len(brought)
-
-        nested = "" if outline(value) == "*" else f" in {outline(value)}"
-        return rebuild(value, self.meet(f"{what} of {description}{nested}", perform, arrays))
+            return perform((value,))[0]
+        return self._step.exchange(self.index, description, perform, value)
 
     def _require_own(self) -> None:
         here = scopes.frame()

@@ -19,7 +19,7 @@ class ReplicaThreads:
     """Threads that do one piece of work after the other, each piece at once in a thread of its own.
 
     Args:
-        idle_seconds: How long a thread waits for more work before it ends.
+        idle_seconds: Seconds after which an idle thread ends.
     """
 
     def __init__(self, idle_seconds: float = 5.0) -> None:
@@ -27,15 +27,15 @@ class ReplicaThreads:
         self.forget()
 
     def forget(self) -> None:
-        """Begins without threads, as in a child process: those there were have stayed in the parent."""
+        """Begin without threads, as in a child process: those there were have stayed in the parent."""
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[tuple[Work, str]]] = []
 
     def start(self, work: Work, name: str) -> None:
-        """Begins a piece of work in a thread that does nothing else meanwhile.
+        """Begin a piece of work in a thread that does nothing else meanwhile.
 
         Args:
-            work: What to do; raises nothing.
+            work: Function to call; it raises nothing.
             name: Of the thread, as long as it does it.
         """
         with self._lock:
@@ -54,7 +54,7 @@ class ReplicaThreads:
                     if inbox in self._idle:
                         self._idle.remove(inbox)
                         return
-                continue  # somebody has just taken it, and is about to put something in
+                continue  # another thread has just taken it, and is about to put work in
             work()
             del work  # and with it what the step has used
             threading.current_thread().name = "dmesh-replica-idle"

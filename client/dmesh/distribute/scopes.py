@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from dmesh.distribute.base import ReplicaBase, StrategyBase
 from dmesh.errors import StrategyError
-
-if TYPE_CHECKING:
-    from dmesh.distribute.interfaces import ReplicaInterface, StrategyInterface
 
 __all__ = [
     "Frame",
     "Scope",
+    "call_in",
     "default_frame",
     "entered",
     "experimental_set_strategy",
@@ -28,23 +27,25 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Frame:
     """Strategy and replica that the code of a thread belongs to."""
 
-    strategy: StrategyInterface
+    strategy: StrategyBase
     """The strategy in whose scope it is."""
-    replica: ReplicaInterface | None = None
+    replica: ReplicaBase | None = None
     """The replica that it is; None where it is for all replicas."""
     update: int | None = None
     """Copy of a variable that it updates, by position among this client's; see `extended.update`."""
 
 
 _frame: ContextVar[Frame | None] = ContextVar("dmesh_distribute_frame", default=None)
-_set_globally: ContextVar[StrategyInterface | None] = ContextVar("dmesh_distribute_strategy", default=None)
+_set_globally: ContextVar[StrategyBase | None] = ContextVar("dmesh_distribute_strategy", default=None)
 _make_default: Callable[[], Frame] | None = None
+_default: Frame | None = None
 
-_S = TypeVar("_S", bound="StrategyInterface")
+_S = TypeVar("_S", bound=StrategyBase)
+_T = TypeVar("_T")
 
 
 def set_default(make: Callable[[], Frame]) -> None:
@@ -58,8 +59,11 @@ def set_default(make: Callable[[], Frame]) -> None:
 
 def default_frame() -> Frame:
     """Return the frame of code outside of all scopes: the only replica of the default strategy."""
-    assert _make_default is not None
-    return _make_default()
+    global _default
+    if _default is None:
+        assert _make_default is not None
+        _default = _make_default()
+    return _default
 
 
 def frame() -> Frame:
@@ -69,6 +73,15 @@ def frame() -> Frame:
         return inner
     strategy = _set_globally.get()
     return default_frame() if strategy is None else Frame(strategy)
+
+
+def call_in(inner: Frame, function: Callable[..., _T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _T:
+    """Call a function in a frame."""
+    token = _frame.set(inner)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _frame.reset(token)
 
 
 @contextmanager
@@ -92,7 +105,7 @@ class Scope(Generic[_S]):
         self._tokens: list[Token[Frame | None]] = []
 
     def __enter__(self) -> _S:
-        """Enters the scope. That of the default strategy changes nothing: code in it is its only replica.
+        """Enter the scope. That of the default strategy changes nothing: code in it is its only replica.
 
         Raises:
             StrategyError: Another strategy's scope is around, or this is a replica.
@@ -106,7 +119,7 @@ class Scope(Generic[_S]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves it."""
+        """Leave it."""
         if not self._tokens:
             raise StrategyError("this scope was left more often than entered")
         _frame.reset(self._tokens.pop())
@@ -125,7 +138,7 @@ def in_cross_replica_context() -> bool:
     return frame().replica is None
 
 
-def experimental_set_strategy(strategy: StrategyInterface | None) -> None:
+def experimental_set_strategy(strategy: StrategyBase | None) -> None:
     """Make a strategy the current one of this thread from here on, as if the rest were in its scope.
 
     Args:
@@ -142,7 +155,7 @@ def experimental_set_strategy(strategy: StrategyInterface | None) -> None:
     _set_globally.set(strategy)
 
 
-def require_cross_replica(strategy: StrategyInterface, instead: str = "") -> None:
+def require_cross_replica(strategy: StrategyBase, instead: str = "") -> None:
     """Refuse callers that are in a replica, or in another strategy's scope.
 
     Args:
@@ -165,6 +178,6 @@ def require_cross_replica(strategy: StrategyInterface, instead: str = "") -> Non
     assert here.replica is not None
     raise StrategyError(
         instead
-        or f"replica {here.replica.replica_id_in_sync_group} called what is for code outside of replicas: "
+        or f"replica {here.replica.replica_id_in_sync_group} called a method for code outside of replicas: "
         "use dmesh.distribute.get_replica_context().merge_call()"
     )

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dmesh.collectives.reduction import resolve
 from dmesh.distribute import input as inputs
 from dmesh.distribute import scopes
-from dmesh.distribute.combining import Array, as_value, frozen
+from dmesh.distribute.base import StrategyBase
+from dmesh.distribute.combining import as_value, finish_along, sum_along
 from dmesh.distribute.extended import StrategyExtended
 from dmesh.distribute.input_dataset import DistributedDataset
 from dmesh.distribute.input_options import InputContext, InputOptions, ValueContext
 from dmesh.distribute.input_workers import InputWorkers
 from dmesh.distribute.options import RunOptions
 from dmesh.distribute.reduce_op import ReduceOp, as_reduce_op
-from dmesh.distribute.team import Team
+from dmesh.distribute.replicas import Replicas
 from dmesh.distribute.values import DistributedValues, PerReplica
 from dmesh.errors import StrategyTypeError, StrategyValueError
-from dmesh.structure import flatten, is_nested, map_structure
+from dmesh.structure import flatten, is_nested, map_structure, rebuild
 
 if TYPE_CHECKING:
     from dmesh.distribute.cluster_resolver.base import ClusterResolver
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 __all__ = ["Strategy"]
 
 
-class Strategy:
+class Strategy(StrategyBase):
     """Replicas on one or several clients that train in step.
 
     All clients make the same strategies and call the same methods in the same order. Each runs its own
     replicas; variables that are created in the strategy's scope exist on all of them and are kept in sync.
 
     Args:
-        team: The replicas.
+        replicas: The replicas.
         cluster_resolver: The resolver that found the clients, if known.
     """
 
-    def __init__(self, team: Team, cluster_resolver: ClusterResolver | None = None) -> None:
+    def __init__(self, replicas: Replicas, cluster_resolver: ClusterResolver | None = None) -> None:
         self._cluster_resolver = cluster_resolver
-        self._extended = self._extend(team)
+        self._extended = self._extend(replicas)
 
-    def _extend(self, team: Team) -> StrategyExtended:
-        return StrategyExtended(self, team)
+    def _extend(self, replicas: Replicas) -> StrategyExtended:
+        return StrategyExtended(self, replicas)
 
     def __repr__(self) -> str:
         clients = self._extended.num_hosts
@@ -65,13 +65,8 @@ class Strategy:
         """The resolver that found the clients; None if the strategy does without one."""
         return self._cluster_resolver
 
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas on all clients."""
-        return self._extended.team.placement.size
-
     def scope(self) -> scopes.Scope[Self]:
-        """Returns a block in which this is the current strategy: variables created in it are replicated.
+        """Return a block in which this is the current strategy: variables created in it are replicated.
 
         Entering it raises StrategyError in another strategy's scope.
         """
@@ -86,12 +81,12 @@ class Strategy:
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Runs a function as every replica, those of other clients included, and waits for all of them.
+        """Run a function as every replica, those of other clients included, and wait for all of them.
 
         Several replicas of a client run in threads of their own, at the same time.
 
         Args:
-            fn: The function; it may call what `get_replica_context()` returns.
+            fn: The function; it may use `get_replica_context()`.
             args: Its arguments. Of `DistributedValues` in them each replica gets its part.
             kwargs: And those by name.
             options: For compilers; NumPy has none.
@@ -125,12 +120,12 @@ class Strategy:
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Divides a dataset of global batches among all replicas.
+        """Divide a dataset of global batches among all replicas.
 
         Args:
             dataset: A `dmesh.data.Dataset`, or anything else that yields structures of NumPy arrays each time
                 it is iterated. Every element is a batch for all replicas together.
-            options: How it is distributed.
+            options: Options of the distribution.
 
         Returns:
             What yields a distributed value in each step, for `run`.
@@ -145,11 +140,11 @@ class Strategy:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Distributes the datasets that a function makes: one for each client, of batches for one replica.
+        """Distribute the datasets that a function makes: one for each client, of batches for one replica.
 
         Args:
             dataset_fn: Is called once, with an `InputContext`.
-            options: How they are distributed.
+            options: Options of the distribution.
 
         Returns:
             What yields a distributed value in each step, for `run`.
@@ -164,11 +159,11 @@ class Strategy:
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Returns `distribute_datasets_from_function(dataset_fn, options)`: its former name."""
+        """Return `distribute_datasets_from_function(dataset_fn, options)`: its former name."""
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Returns the distributed value that a function makes, called once for each replica of this client.
+        """Return the distributed value that a function makes, called once for each replica of this client.
 
         Args:
             value_fn: Takes a `ValueContext`, returns the replica's value or structure of values.
@@ -176,7 +171,7 @@ class Strategy:
         Raises:
             ArgumentTypeError: It is no function.
         """
-        placement = self._extended.team.placement
+        placement = self._extended.replicas.placement
         mine = iter(placement.local)
 
         def of_next(context: ValueContext) -> Any:
@@ -188,12 +183,12 @@ class Strategy:
         )
 
     def _input_workers(self) -> InputWorkers:
-        team = self._extended.team
+        replicas = self._extended.replicas
         return InputWorkers(
-            num_workers=team.placement.num_clients,
-            worker_index=0 if team.group is None else team.group.rank,
-            replicas_per_worker=team.local_size,
-            group=team.group,
+            num_workers=replicas.placement.num_clients,
+            worker_index=0 if replicas.group is None else replicas.group.rank,
+            replicas_per_worker=replicas.local_size,
+            group=replicas.group,
             in_replica=lambda: scopes.has_strategy() and not scopes.in_cross_replica_context(),
             allow_per_replica=self._extended.allows_input_per_replica,
         )
@@ -201,7 +196,7 @@ class Strategy:
     # -- combining ----------------------------------------------------------------------------------
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Reduces what replicas returned to one value; all clients get it.
+        """Reduce the replicas' results to one value; all clients get it.
 
         Args:
             reduce_op: SUM or MEAN.
@@ -222,19 +217,20 @@ class Strategy:
         if axis is None:
             return self._extended.reduce_values(op, value)
         axes = tuple(axis) if isinstance(axis, list | tuple) else (axis,)
-        totals = self._of_parts(lambda part: _sum(as_value(part, "reduce"), axes), value)
+        totals = self._of_parts(lambda part: sum_along(op, as_value(part, "reduce"), axes), value)
+        dtypes = [as_value(_value_of(leaf, 0), "reduce").dtype for leaf in flatten(value)]
+        counts: Any = [1] * len(dtypes)
         if op is ReduceOp.SUM:
-            return self._extended.reduce_values(op, totals)
-        counts = self._of_parts(lambda part: np.prod([np.shape(part)[one] for one in axes], dtype=int), value)
-        if not self._is_plain(value):
-            totals, counts = self._extended.reduce_values(ReduceOp.SUM, (totals, counts))
-        return map_structure(
-            lambda total, count: frozen(
-                np.divide(total, count).astype(resolve("mean", total.dtype).result, copy=False)
-            ),
-            totals,
-            counts,
-        )
+            totals = self._extended.reduce_values(op, totals)
+        else:
+            counts = self._of_parts(
+                lambda part: np.prod([np.shape(part)[one] for one in axes], dtype=int), value
+            )
+            if not self._is_plain(value):
+                totals, counts = self._extended.reduce_values(ReduceOp.SUM, (totals, counts))
+            counts = flatten(counts)
+        leaves = zip(dtypes, flatten(totals), counts, strict=True)
+        return rebuild(value, [finish_along(op, dtype, total, count) for dtype, total, count in leaves])
 
     def _of_parts(self, function: Callable[[Any], Any], value: Any) -> Any:
         return map_structure(
@@ -251,7 +247,7 @@ class Strategy:
         return several and not any(isinstance(leaf, DistributedValues) for leaf in flatten(value))
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Puts what replicas returned one behind the other, in the order of the replicas; all clients get it.
+        """Concatenate the replicas' results, in the order of the replicas; all clients get the whole.
 
         Args:
             value: A `PerReplica` value, or a nested structure of such.
@@ -270,29 +266,21 @@ class Strategy:
         return self._extended.gather_values(value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the values of this client's replicas, in their order.
+        """Return the values of this client's replicas, in their order.
 
         Args:
-            value: What `run` returned. Of a nested structure each replica's is returned; a value that is not
+            value: Result of `run`. Of a nested structure each replica's is returned; a value that is not
                 distributed as `(value,)`.
         """
         if isinstance(value, DistributedValues):
             return value.values
         if not is_nested(value):
             return (value,)
-        self._extended.team.check_parts(value)
+        self._extended.replicas.check_parts(value)
         return tuple(
             map_structure(lambda leaf: _value_of(leaf, index), value)  # noqa: B023 -- called at once
             for index in range(self._extended.num_replicas_per_host)
         )
-
-
-def _sum(part: Array, axes: tuple[Any, ...]) -> Array:
-    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in axes)
-    if not whole or len({one % part.ndim for one in axes if -part.ndim <= one < part.ndim}) < len(axes):
-        wanted = axes[0] if len(axes) == 1 else axes
-        raise StrategyValueError(f"reduce got axis {wanted!r:.200} for an array of {part.ndim} dimensions")
-    return np.asarray(np.sum(part, axis=axes))
 
 
 def _value_of(leaf: Any, index: int) -> Any:

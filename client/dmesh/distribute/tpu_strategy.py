@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 
 from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.distribute.placement import Placement, Replica
+from dmesh.distribute.replicas import Replicas, require_initialized_clients
 from dmesh.distribute.strategy import Strategy
-from dmesh.distribute.team import Team, require_initialized_clients
 from dmesh.errors import StrategyError, StrategyTypeError, StrategyValueError, TpuNotFoundError
 from dmesh.runtime import context
 from dmesh.tpu.device_assignment import DeviceAssignment
@@ -41,9 +41,9 @@ class TPUStrategy(Strategy):
     that has them: to place an array on one, or to split it among them, is checked and changes nothing.
 
     Args:
-        tpu_cluster_resolver: What the TPU system was found with; kept for `cluster_resolver`.
-        experimental_device_assignment: Which cores compute which replica.
-        experimental_spmd_xla_partitioning: Whether a compiler would place the parts of each replica; arrays
+        tpu_cluster_resolver: Resolver that found the TPU system; kept for `cluster_resolver`.
+        experimental_device_assignment: Assignment of cores to replicas.
+        experimental_spmd_xla_partitioning: True if a compiler would place the parts of each replica; arrays
             are not assigned to logical devices one by one then.
 
     Raises:
@@ -78,16 +78,16 @@ class TPUStrategy(Strategy):
                 "making a TPUStrategy"
             )
         self._spmd = bool(experimental_spmd_xla_partitioning)
-        super().__init__(Team(_placement(topology, assignment)), tpu_cluster_resolver)
+        super().__init__(Replicas(_placement(topology, assignment)), tpu_cluster_resolver)
 
     # -- logical devices -------------------------------------------------------------------------------------
 
     def experimental_assign_to_logical_device(self, tensor: T, logical_device_id: int) -> T:
-        """Notes that a value is computed on one of the logical devices of each replica.
+        """Note that a value is computed on one of the logical devices of each replica.
 
         Args:
             tensor: The value.
-            logical_device_id: Which one.
+            logical_device_id: Number of the device.
 
         Returns:
             The value itself.
@@ -104,7 +104,7 @@ class TPUStrategy(Strategy):
         return tensor
 
     def experimental_split_to_logical_devices(self, tensor: A, partition_dimensions: Sequence[int]) -> A:
-        """Notes that an array is split among the logical devices of each replica.
+        """Note that an array is split among the logical devices of each replica.
 
         Args:
             tensor: The array.
@@ -139,12 +139,12 @@ class TPUStrategy(Strategy):
         return tensor
 
     def experimental_replicate_to_logical_devices(self, tensor: T) -> T:
-        """Notes that a value is on all logical devices of each replica; returns the value itself."""
+        """Note that a value is on all logical devices of each replica; returns the value itself."""
         return tensor
 
 
 def _placement(topology: Topology, assignment: DeviceAssignment | None) -> Placement:
-    """Returns who computes which replica."""
+    """Return the placement of the replicas on clients."""
     if assignment is not None and assignment.topology != topology:
         raise StrategyValueError(
             f"the device assignment is for {assignment.topology!r}, but the initialized TPU system is "
@@ -162,16 +162,16 @@ def _placement(topology: Topology, assignment: DeviceAssignment | None) -> Place
         else assignment.core_assignment
     )
     replicas = []
-    for number, places in enumerate(cores):
-        owners = [topology.task_ordinal_at_coordinates(place) for place in places]
+    for number, coordinates in enumerate(cores):
+        owners = [topology.task_ordinal_at_coordinates(core) for core in coordinates]
         if len(set(owners)) > 1:
             raise StrategyValueError(
                 f"replica {number} has cores of the clients {sorted(set(owners))}; a replica is computed by "
                 "one client. Choose another computation_shape, or have fewer clients"
             )
         names = [
-            DeviceSpec(job, 0, owner, "TPU", topology.tpu_device_ordinal_at_coordinates(place)).to_string()
-            for owner, place in zip(owners, places, strict=True)
+            DeviceSpec(job, 0, owner, "TPU", topology.tpu_device_ordinal_at_coordinates(core)).to_string()
+            for owner, core in zip(owners, coordinates, strict=True)
         ]
         replicas.append(Replica(number, owners[0], tuple(names)))
     return Placement(tuple(replicas), client, num_clients)

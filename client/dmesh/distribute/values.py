@@ -1,4 +1,4 @@
-"""Values with a part for each replica: what goes into `Strategy.run`, and what comes out of it.
+"""Values with a part for each replica: arguments and results of `Strategy.run`.
 
 A client holds the parts of its own replicas, in the order of their ids; the other clients hold theirs.
 """
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.distribute.acting import ActsAsArray
+from dmesh.distribute.array_operators import ArrayOperators
 from dmesh.errors import StrategyTypeError, StrategyValueError
 from dmesh.structure import flatten, map_structure, outline, rebuild
 
@@ -34,7 +34,7 @@ class DistributedValues:
             raise StrategyValueError(f"a {type(self).__name__} needs a value for each replica, got none")
 
     def part(self, index: int) -> Any:
-        """Returns what the replica of that index, among this client's, gets to see."""
+        """Return the part of a replica, by its position among this client's."""
         return self.values[index]
 
     @property
@@ -59,16 +59,16 @@ class PerReplica(DistributedValues):
         )
 
 
-class Mirrored(ActsAsArray, DistributedValues):
+class Mirrored(ArrayOperators, DistributedValues):
     """Values that are the same on all replicas; they can be used as the array that they are."""
 
     def read_value(self) -> NDArray[Any]:
-        """Returns the value."""
+        """Return the value."""
         return np.asarray(self._values[0])
 
 
 def select_replica(index: int, structure: Any) -> Any:
-    """Returns what one replica gets of a nested structure: of each distributed value its part.
+    """Return a nested structure for one replica, with its part of each distributed value.
 
     Args:
         index: Of the replica, among those of this client.
@@ -81,12 +81,12 @@ def select_replica(index: int, structure: Any) -> Any:
 
 
 def regroup(structures: Sequence[Any]) -> Any:
-    """Returns one nested structure of distributed values, made of the replicas' structures.
+    """Return one nested structure of distributed values, made of the replicas' structures.
 
     The value of a single replica stays bare, and so do None and a distributed value that all replicas return.
 
     Args:
-        structures: What each replica of this client returned, in the order of their ids.
+        structures: Result of each replica of this client, in the order of their ids.
 
     Raises:
         StrategyValueError: The structures differ.

@@ -6,20 +6,18 @@ import math
 import threading
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from dmesh.devices.device import DeviceSpec, this_client
 from dmesh.distribute import scopes
-from dmesh.distribute.acting import ActsAsArray
+from dmesh.distribute.array_operators import ArrayOperators
+from dmesh.distribute.base import StrategyBase
 from dmesh.distribute.combining import Array, as_value, frozen
 from dmesh.distribute.reduce_op import VariableAggregation, VariableSynchronization
 from dmesh.errors import StrategyTypeError, StrategyValueError
-
-if TYPE_CHECKING:
-    from dmesh.distribute.interfaces import StrategyInterface
 
 __all__ = ["Variable"]
 
@@ -33,7 +31,7 @@ class _Replicated(ABCMeta):
         return super().__call__(*args, **kwargs)
 
 
-class Variable(ActsAsArray, metaclass=_Replicated):
+class Variable(ArrayOperators, metaclass=_Replicated):
     """An array that is assigned to as a whole. NumPy takes it wherever it takes an array.
 
     In a strategy's scope this makes a `DistributedVariable`: one that exists on all replicas, has the value
@@ -42,12 +40,12 @@ class Variable(ActsAsArray, metaclass=_Replicated):
 
     Args:
         initial_value: The first value, or a function without arguments that returns it.
-        trainable: Whether it is one of the parameters of a model; True unless it is combined on read.
+        trainable: True for a parameter of a model; by default, unless it is combined on read.
         name: For messages.
         dtype: Of the elements; that of the initial value if None.
         constraint: Applied by optimizers to each new value; kept for them.
-        synchronization: When the copies of replicas are brought together.
-        aggregation: How.
+        synchronization: Time at which the copies of replicas are combined.
+        aggregation: Operation that combines them.
 
     Raises:
         StrategyValueError: An argument cannot be.
@@ -91,7 +89,7 @@ class Variable(ActsAsArray, metaclass=_Replicated):
         self._aggregation = aggregation
         self._lock = threading.Lock()
 
-    # -- what it is ---------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -125,7 +123,7 @@ class Variable(ActsAsArray, metaclass=_Replicated):
         return math.prod(self._shape)
 
     @property
-    def distribute_strategy(self) -> StrategyInterface:
+    def distribute_strategy(self) -> StrategyBase:
         """The strategy in whose scope it was created."""
         return scopes.default_frame().strategy
 
@@ -153,7 +151,7 @@ class Variable(ActsAsArray, metaclass=_Replicated):
         return f"<Variable {self._name!r} {self.dtype}{list(self.shape)}: {self._value!r}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Values are never written to: what copies do not share is which value they have, and the lock.
+        # Values are never written to, so copies share them. Each copy has a lock of its own.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, _lock=threading.Lock())
         return twin
@@ -161,21 +159,21 @@ class Variable(ActsAsArray, metaclass=_Replicated):
     # -- reading ------------------------------------------------------------------------------------
 
     def read_value(self) -> Array:
-        """Returns the value; it cannot be written to, and later assignments do not change it."""
+        """Return the value; it cannot be written to, and later assignments do not change it."""
         return self._value
 
     def value(self) -> Array:
-        """Returns the value, as `read_value` does."""
+        """Return the value, as `read_value` does."""
         return self.read_value()
 
     def numpy(self) -> Array:
-        """Returns a copy of the value, which may be written to."""
+        """Return a copy of the value, which may be written to."""
         return self.read_value().copy()
 
     # -- assigning ----------------------------------------------------------------------------------
 
     def assign(self, value: ArrayLike) -> Self:
-        """Gives it another value of the same shape.
+        """Give it another value of the same shape.
 
         Returns:
             The variable.
@@ -188,12 +186,12 @@ class Variable(ActsAsArray, metaclass=_Replicated):
         return self
 
     def assign_add(self, delta: ArrayLike) -> Self:
-        """Adds to it; see `assign`."""
+        """Add to it; see `assign`."""
         self._update("assign_add", np.add, delta)
         return self
 
     def assign_sub(self, delta: ArrayLike) -> Self:
-        """Subtracts from it; see `assign`."""
+        """Subtract from it; see `assign`."""
         self._update("assign_sub", np.subtract, delta)
         return self
 
@@ -203,7 +201,7 @@ class Variable(ActsAsArray, metaclass=_Replicated):
             self._value = self._updated(how, self._value, checked)
 
     def _checked(self, what: str, value: Any) -> Array:
-        """Returns a value that may be assigned, in the variable's dtype."""
+        """Return a value that may be assigned, in the variable's dtype."""
         array = as_value(value, f"{what} of variable {self._name!r}")
         if array.shape != self.shape:
             raise StrategyValueError(
@@ -217,7 +215,7 @@ class Variable(ActsAsArray, metaclass=_Replicated):
         return array.astype(self.dtype, copy=False)
 
     def _updated(self, how: Callable[[Array, Array], Array], old: Array, value: Array) -> Array:
-        """Returns the new value, in memory of its own: whoever has read the old one keeps it."""
+        """Return the new value, in memory of its own: the old one may be in use."""
         return frozen(np.asarray(how(old, value)).astype(self.dtype, copy=False))
 
 

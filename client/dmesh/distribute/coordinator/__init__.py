@@ -19,8 +19,9 @@ else:
 dmesh.shutdown_accelerator_system()
 ```
 
-- `cluster_coordinator`: hands functions to workers, and collects what they return.
-- `dispatch`: which worker runs which function. Pure decisions: no threads, clocks or messages.
+- `cluster_coordinator`: schedules functions on workers, and collects their results.
+- `channel`: messages between the coordinator and the workers.
+- `dispatch`: assignment of functions to workers. Pure decisions: no threads, clocks or messages.
 - `remote_values`: results that are not there yet, and iterators that each worker has for itself.
 - `messages`: functions, arguments, results and errors as bytes.
 - `worker`: runs the functions.
@@ -34,7 +35,7 @@ as the process that has set them:
   two stay, as does
 - `state/closed`: number of the latest one that was closed.
 - `from/WORKER/INCARNATION/ready`: the worker can run functions.
-- `from/WORKER/INCARNATION/result`: what the latest one returned.
+- `from/WORKER/INCARNATION/result`: the result of the latest one.
 - `to/WORKER/INCARNATION/host`: the coordinator's client id and number; deleted when it is gone.
 - `to/WORKER/INCARNATION/call`: the function to run.
 - `to/WORKER/INCARNATION/end`: there will be no more.

@@ -1,9 +1,8 @@
-"""Hands functions to the workers of a cluster, and collects what they return."""
+"""Coordinator of a cluster: schedules functions on the workers, and collects their results."""
 
 from __future__ import annotations
 
 import itertools
-import queue
 import secrets
 import threading
 import time
@@ -16,7 +15,8 @@ from dmesh.collectives.objects import Serializer
 from dmesh.coordination.activity import TRACKER
 from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.members import Member
-from dmesh.coordination.waiting import Bell, Worker
+from dmesh.coordination.waiting import Bell
+from dmesh.distribute.coordinator.channel import Channel
 from dmesh.distribute.coordinator.dispatch import Assignment, Closure, Dispatch, WorkerId
 from dmesh.distribute.coordinator.messages import Encoding, decode_error
 from dmesh.distribute.coordinator.remote_values import (
@@ -29,22 +29,16 @@ from dmesh.errors import (
     CoordinatorUnavailableError,
     DMeshError,
     FunctionCancelledError,
-    KeyExistsError,
     PeerLostError,
     StrategyError,
     StrategyTypeError,
-    StrategyValueError,
 )
 from dmesh.structure import map_structure
 
 __all__ = ["ClusterCoordinator"]
 
-PREFIX = "dmesh/coordinator/"
 MOST_QUEUED = 100_000
 """Functions that may wait; `schedule` waits while there are as many."""
-_AGAIN = 1.0
-"""Seconds until the coordination service is asked again after it was away."""
-_LONGEST_SLEEP = 3600.0
 
 
 class ClusterCoordinator:
@@ -61,7 +55,7 @@ class ClusterCoordinator:
     on another one: at least once, and maybe more often. If it raises, the next call of `schedule`, `join` or
     `done` raises that, and functions that wait are cancelled.
 
-    Functions and what they take and return are small messages of the coordination service (1 MiB, unless it
+    Functions, arguments and results are small messages of the coordination service (1 MiB, unless it
     is set otherwise): they say which files to read, say, and large arrays go through files or collectives.
 
     Args:
@@ -86,27 +80,15 @@ class ClusterCoordinator:
         # Not those of an earlier coordinator, whose functions a worker may still run.
         self._numbers = itertools.count(secrets.randbits(48))
         self._fatal: BaseException | None = None
-        """What has ended it before it was closed."""
+        """Error that ended it before it was closed."""
         self._closed = False
-        self._outgoing: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        try:
-            self._agent.key_value_set(f"{PREFIX}state/host", str(self._client), ephemeral=True)
-        except KeyExistsError:
-            host = self._agent.key_value_try_get(f"{PREFIX}state/host", encoding="utf-8")
-            raise StrategyValueError(
-                f"client {host} is the coordinator of this cluster already; close() that one first"
-            ) from None
-        self._number = self._agent.key_value_increment(f"{PREFIX}state/made")
-        self._agent.key_value_set(f"{PREFIX}state/client", str(self._client), allow_overwrite=True)
-        there = self._agent.key_value_list(f"{PREFIX}from/")
-        self._watch = self._agent.watch(f"{PREFIX}from/", there.revision + 1)
-        self._receiver = Worker(lambda: self._receive(dict(there)), "dmesh-coordinator-receive")
-        self._sender = Worker(self._send, "dmesh-coordinator-send")
-        self._receiver.start()
-        self._sender.start()
+        self._channel = Channel(
+            self._agent, self._on_ready, self._on_gone, self._on_result, on_failure=self._fail
+        )
+        self._channel.start()
         self._agent.add_departure_listener(self._on_departure)
 
-    # What users call ----------------------------------------------------------------------------------------
+    # Public methods ----------------------------------------------------------------------------------------
 
     @property
     def strategy(self) -> Any:
@@ -128,7 +110,7 @@ class ClusterCoordinator:
         """Have a worker run a function; return at once.
 
         Args:
-            fn: A function at the top level of the program or of a module that the workers were told; any that
+            fn: A function at the top level of the program or of a module that the workers name; any that
                 the serializer encodes, if there is one.
             args: Its arguments. An iterator of a per-worker dataset is replaced by the worker's own.
             kwargs: Its keyword arguments.
@@ -190,7 +172,7 @@ class ClusterCoordinator:
             val: A `RemoteValue`, or a structure (list, tuple, dict) with some.
 
         Returns:
-            The same structure with what the functions returned; other values as they are.
+            The same structure with the results of the functions; other values as they are.
 
         Raises:
             RemoteFunctionError: A function has failed.
@@ -206,7 +188,7 @@ class ClusterCoordinator:
                 may ask for `experimental_get_current_worker_index()`.
 
         Returns:
-            An object whose iterator is an argument for `schedule`. A worker that takes the place of a lost
+            An object whose iterator is an argument for `schedule`. A worker that replaces a lost
             one begins at the beginning.
 
         Raises:
@@ -216,23 +198,13 @@ class ClusterCoordinator:
         return PerWorkerDataset(lambda: PerWorkerValue(secrets.token_hex(8), payload))
 
     def close(self) -> None:
-        """Tell the workers that there is nothing more to do, and cancel what waits. Idempotent."""
+        """End the workers, and cancel functions that wait. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = self._dispatch.draining = True
         self._cancel(FunctionCancelledError("the coordinator was closed before it was run"))
-        self._outgoing.put(None)
-        self._sender.join(_LONGEST_SLEEP)
-        self._watch.close()
-        if self._fatal is None:
-            # Before the workers are listed: one that comes later finds that it is closed.
-            self._agent.key_value_set(f"{PREFIX}state/closed", str(self._number), allow_overwrite=True)
-            self._agent.key_value_delete(f"{PREFIX}state/host")
-            for key in self._agent.key_value_list(f"{PREFIX}from/"):
-                worker, what = _sender_of(key)
-                if what == "ready":
-                    self._tell(worker, "end", b"1")
+        self._channel.close(in_order=self._fatal is None)
 
     def __enter__(self) -> Self:
         return self
@@ -253,7 +225,7 @@ class ClusterCoordinator:
             raise self._fatal
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until something holds, saying from time to time for whom."""
+        """Wait until a condition holds, announcing from time to time what is missing."""
         if condition():
             return True
         self._give_up_if_alone()
@@ -285,7 +257,7 @@ class ClusterCoordinator:
         return f"{where or 'no worker runs anything'}; {waiting} more functions are scheduled"
 
     def _raise_error(self) -> None:
-        """Raise the first error of a function, once nothing runs any more, and cancel what waits."""
+        """Raise the first error of a function, once no function runs any more, and cancel those that wait."""
         with self._lock:
             error, self._dispatch.error = self._dispatch.error, None
             if error is None:
@@ -328,7 +300,7 @@ class ClusterCoordinator:
             self._give_up_if_alone()
 
     def _give_up_if_alone(self) -> None:
-        """Fail if functions wait, and nobody is left who could run them."""
+        """Fail if functions wait, and no client is left to run them."""
         with self._lock:
             if self._closed or self._dispatch.workers or self._dispatch.idle:
                 return
@@ -358,17 +330,17 @@ class ClusterCoordinator:
                 f"{type(args).__name__} and {type(kwargs).__name__}"
             )
         items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        own = {place: item for place, item in items if isinstance(item, PerWorkerValue)}
+        own = {at: item for at, item in items if isinstance(item, PerWorkerValue)}
         payload = self._encoding.encode_call(
             fn,
-            [None if place in own else item for place, item in enumerate(args)],
-            {place: None if place in own else item for place, item in kwargs.items()},
+            [None if at in own else item for at, item in enumerate(args)],
+            {at: None if at in own else item for at, item in kwargs.items()},
         )
-        return payload, tuple((place, item.name, item.payload) for place, item in own.items())
+        return payload, tuple((at, item.name, item.payload) for at, item in own.items())
 
     def _begin(self, assignments: list[Assignment]) -> None:
         for worker, closure in assignments:
-            self._outgoing.put(lambda worker=worker, closure=closure: self._send_call(worker, closure))  # type: ignore[misc]
+            self._channel.later(lambda worker=worker, closure=closure: self._send_call(worker, closure))  # type: ignore[misc]
 
     def _send_call(self, worker: WorkerId, closure: Closure) -> None:
         message = {
@@ -379,64 +351,35 @@ class ClusterCoordinator:
             "resources": [list(resource) for resource in closure.resources],
         }
         try:
-            self._tell(worker, "call", encode(message))
+            self._channel.send(worker, "call", encode(message))
         except CoordinatorUnavailableError:
             raise
         except DMeshError as error:  # it is too large, say
             self._finish(worker, closure.number, None, error)
 
-    def _tell(self, worker: WorkerId, what: str, value: bytes) -> None:
-        key = f"{PREFIX}to/{worker.client}/{worker.incarnation}/{what}"
-        self._agent.key_value_set(key, value, allow_overwrite=True, ephemeral=True)
+    def _on_ready(self, worker: WorkerId) -> None:
+        with self._lock:
+            self._begin(self._dispatch.ready(worker))
+        self._bell.ring()
 
-    def _send(self) -> None:
-        """Send messages, on a thread: `schedule` waits for none."""
-        while (send := self._outgoing.get()) is not None:
-            try:
-                send()
-            except DMeshError as error:
-                self._fail(error)
+    def _on_gone(self, worker: WorkerId) -> None:
+        with self._lock:
+            self._begin(self._dispatch.gone(worker))
+        self._give_up_if_alone()
+        self._bell.ring()
 
-    def _receive(self, there: dict[str, bytes]) -> None:
-        """Take the workers' messages, on a thread."""
+    def _on_result(self, worker: WorkerId, message: bytes) -> None:
+        reply = decode(message)
         try:
-            for key, value in there.items():
-                self._on_message(key, value)
-            while not self._watch.closed:
-                try:
-                    for event in self._watch:
-                        self._on_message(event.key, event.value)
-                except CoordinatorUnavailableError:
-                    if self._bell.wait_for(lambda: self._closed, _AGAIN):
-                        return
-        except DMeshError as error:
-            self._fail(error)
-        except (KeyError, TypeError, ValueError) as error:
-            self._fail(StrategyError(f"a message under {PREFIX}from/ is from no worker: {error!r:.200}"))
-
-    def _on_message(self, key: str, value: bytes | None) -> None:
-        worker, what = _sender_of(key)
-        if what == "ready" and value is not None:
-            greeting = f"{self._client} {self._number}".encode()
-            self._outgoing.put(lambda: self._tell(worker, "host", greeting))
-            with self._lock:
-                self._begin(self._dispatch.ready(worker))
-        elif what == "ready":
-            with self._lock:
-                self._begin(self._dispatch.gone(worker))
-            self._give_up_if_alone()
-        elif value is not None:
-            told = decode(value)
-            try:
-                result = None if "error" in told else self._encoding.decode_value(told["value"])
-                error = None
-            except Exception as failure:  # noqa: BLE001 -- the serializer's, given to whoever wants the result
-                result, error = None, failure
-            self._finish(worker, told["number"], result, error or told.get("error"))
+            result = None if "error" in reply else self._encoding.decode_value(reply["value"])
+            error = None
+        except Exception as failure:  # noqa: BLE001 -- the serializer's; `fetch` raises it
+            result, error = None, failure
+        self._finish(worker, reply["number"], result, error or reply.get("error"))
         self._bell.ring()
 
     def _finish(self, worker: WorkerId, number: int, value: Any, error: Any) -> None:
-        """Take the outcome of a function: what it returned, or an error, or what was told about one."""
+        """Take the outcome of a function: its result, an error, or a worker's description of one."""
         with self._lock:
             closure, begun = self._dispatch.finished(worker, number)
             if closure is None:
@@ -450,9 +393,3 @@ class ClusterCoordinator:
             closure.result.set_value(value)
         else:
             closure.result.set_error(error)
-
-
-def _sender_of(key: str) -> tuple[WorkerId, str]:
-    """Return the worker that a message is from, and which message it is."""
-    client, incarnation, what = key.removeprefix(f"{PREFIX}from/").split("/")
-    return WorkerId(int(client), incarnation), what

@@ -1,7 +1,8 @@
-"""Which worker runs which function. Pure decisions: no threads, clocks or messages.
+"""Assignment of functions to workers. Pure decisions: no threads, clocks or messages.
 
-A worker runs one function at a time. What a lost worker ran is run by another one, before what waits. The
-first error of a function is kept, and raised by the next call of the program; then what waits is cancelled.
+A worker runs one function at a time. A lost worker's function is run by another one, before those that wait.
+The first error of a function is kept, and raised by the next call of the program; then those that wait are
+cancelled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 
 class Result(Protocol):
-    """Where the outcome of a function goes; see `remote_values.RemoteValue`."""
+    """Recipient of the outcome of a function; see `remote_values.RemoteValue`."""
 
     def set_value(self, value: object) -> None:
         """Take the result."""
@@ -27,12 +28,12 @@ class WorkerId(NamedTuple):
     client: int
     """Its client id."""
     incarnation: str
-    """Number of the process, which tells it from others at its place."""
+    """Number of the process, which distinguishes it from earlier ones of the client."""
 
 
 @dataclass(eq=False)
 class Closure:
-    """A function with its arguments, to be run by some worker."""
+    """Function with its arguments, to be run by a worker."""
 
     number: int
     """Its number, which no other function has."""
@@ -41,9 +42,9 @@ class Closure:
     payload: bytes
     """Function and arguments, encoded."""
     result: Result
-    """Where the outcome goes."""
+    """Recipient of the outcome."""
     resources: tuple[tuple[int | str, str, bytes], ...] = ()
-    """Arguments that the worker has itself: position or keyword, name, and what makes it."""
+    """Arguments that the worker has itself: position or keyword, name, and encoded function that makes it."""
 
 
 Assignment = tuple[WorkerId, Closure]
@@ -56,7 +57,7 @@ class Dispatch:
     queue: deque[Closure] = field(default_factory=deque)
     """Functions that no worker runs, in the order in which they will be."""
     workers: dict[WorkerId, Closure | None] = field(default_factory=dict)
-    """Workers that are there, with what each runs."""
+    """Workers that are present, with the function that each runs."""
     error: BaseException | None = None
     """The first error, until it is raised."""
     draining: bool = False
@@ -64,7 +65,7 @@ class Dispatch:
 
     @property
     def running(self) -> list[Assignment]:
-        """What is run, and where."""
+        """Functions that are run, and their workers."""
         return [(worker, closure) for worker, closure in self.workers.items() if closure is not None]
 
     @property
@@ -73,26 +74,26 @@ class Dispatch:
         return not self.queue and not self.running
 
     def submit(self, closure: Closure) -> list[Assignment]:
-        """Add a function; return what is to be begun."""
+        """Add a function; return the functions to begin."""
         self.queue.append(closure)
         return self._assign()
 
     def ready(self, worker: WorkerId) -> list[Assignment]:
-        """Note that a worker is there; return what is to be begun."""
+        """Note that a worker is present; return the functions to begin."""
         self.workers.setdefault(worker, None)
         return self._assign()
 
     def gone(self, worker: WorkerId) -> list[Assignment]:
-        """Note that a worker is gone; return what is to be begun by others."""
+        """Note that a worker is gone; return the functions to begin on others."""
         closure = self.workers.pop(worker, None)
         if closure is not None:
             self.queue.appendleft(closure)
         return self._assign()
 
     def finished(self, worker: WorkerId, number: int) -> tuple[Closure | None, list[Assignment]]:
-        """Note that a worker has run a function; return the function, and what is to be begun.
+        """Note that a worker has run a function; return the function, and those to begin.
 
-        The function is None if this is old news: of one that is not what the worker runs.
+        The function is None if the worker does not run it any more.
         """
         closure = self.workers.get(worker)
         if closure is None or closure.number != number:

@@ -1,7 +1,7 @@
 """Functions, arguments, results and errors as bytes, and back. Nothing is unpickled.
 
 Functions go by name, `MODULE:QUALNAME`, and a worker only runs those of its own program (`__main__`) and of
-the modules that it was told. Arguments and results are the plain values of `dmesh.collectives.send_object`.
+the modules that it names. Arguments and results are the plain values of `dmesh.collectives.send_object`.
 With `serializer=`, the program's own code encodes functions, arguments and results.
 """
 
@@ -32,7 +32,7 @@ _LONGEST_TRACEBACK = 50_000
 
 
 class Encoding:
-    """How one side makes bytes of functions and values.
+    """Encoding of functions and values as bytes, on either side.
 
     Args:
         serializer: The program's own; None for names and plain values.
@@ -120,7 +120,7 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def encode_error(error: BaseException) -> dict[str, str]:
-    """Return what is told about an error."""
+    """Return the description of an error."""
     kind = type(error)
     lines = "".join(traceback.format_exception(error))
     return {
@@ -130,9 +130,9 @@ def encode_error(error: BaseException) -> dict[str, str]:
     }
 
 
-def decode_error(what: str, client: int, told: Mapping[str, Any]) -> RemoteFunctionError:
-    """Return an error that says what a worker told, and also is the built-in error that it was there."""
-    kind, message, lines = (str(told.get(key, "")) for key in ("kind", "message", "traceback"))
+def decode_error(what: str, client: int, described: Mapping[str, Any]) -> RemoteFunctionError:
+    """Return a worker's error, which is also the built-in error that it was there."""
+    kind, message, lines = (str(described.get(key, "")) for key in ("kind", "message", "traceback"))
     short = kind.removeprefix("builtins.").removeprefix("dmesh.errors.")
     text = f"{what} failed on client {client}: {short}: {message}"
     error = _class_of(kind)(text, client, kind, lines)

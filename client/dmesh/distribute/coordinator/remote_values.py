@@ -27,7 +27,7 @@ class RemoteValue:
         self._error: BaseException | None = None
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Wait for the function to end, and return what it returned.
+        """Wait for the function to end, and return its result.
 
         Args:
             timeout: Seconds to wait; None for no limit.

@@ -1,4 +1,4 @@
-"""A task of a cluster that runs what the coordinator schedules, at the name of `tf.distribute.Server`."""
+"""Task of a cluster that runs scheduled functions, at the name of `tf.distribute.Server`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Server:
     ```
 
     Args:
-        server_or_cluster_def: The cluster, or what makes a `ClusterSpec`.
+        server_or_cluster_def: The cluster, or the argument of a `ClusterSpec`.
         job_name: Job of this process; the only one if None.
         task_index: Its index in that job; 0 if None and there is one task.
         protocol: `grpc` or None; there is no other.
         config: None: there is nothing to configure.
-        start: Whether to join the cluster now; otherwise `start` does.
+        start: True to join the cluster now; otherwise `start` does.
         modules: Modules whose functions may be run, as for `run_worker`.
         serializer: As for `run_worker`.
 

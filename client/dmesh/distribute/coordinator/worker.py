@@ -1,4 +1,4 @@
-"""Runs the functions that a `ClusterCoordinator` schedules."""
+"""Worker: runs the functions that a `ClusterCoordinator` schedules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmesh.coordination.agent import Agent
 from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.members import MemberState
 from dmesh.coordination.watches import KeyEvent, Watch
-from dmesh.distribute.coordinator.cluster_coordinator import PREFIX
+from dmesh.distribute.coordinator.channel import PREFIX
 from dmesh.distribute.coordinator.messages import Encoding, encode_error
 from dmesh.errors import CoordinationError, LimitExceededError, PeerLostError, StrategyError
 
@@ -52,20 +52,20 @@ def run_worker(*, modules: Iterable[str] = (), serializer: Serializer | None = N
     Raises:
         NotInitializedError: `dmesh.initialize_accelerator_system` has not been called.
         PeerLostError: The coordinator's client is lost. Under the restart policy `rejoin`, the worker waits
-            for the process that takes its place, and goes on.
+            for the process that replaces it, and goes on.
     """
     agent = current_agent()
-    place = f"{agent.identity.task.index}/{agent.identity.incarnation:016x}/"
+    own = f"{agent.identity.task.index}/{agent.identity.incarnation:016x}/"
     functions = _Functions(Encoding(serializer, modules))
-    with agent.watch(f"{PREFIX}to/{place}") as watch:
-        agent.key_value_set(f"{PREFIX}from/{place}ready", b"1", allow_overwrite=True, ephemeral=True)
+    with agent.watch(f"{PREFIX}to/{own}") as watch:
+        agent.key_value_set(f"{PREFIX}from/{own}ready", b"1", allow_overwrite=True, ephemeral=True)
         try:
             if not _has_come_and_gone(agent):
-                _serve(agent, watch, f"{PREFIX}from/{place}result", functions)
+                _serve(agent, watch, f"{PREFIX}from/{own}result", functions)
         finally:
             with contextlib.suppress(CoordinationError):  # it is gone with this process in any case
-                agent.key_value_delete(f"{PREFIX}from/{place}", is_prefix=True)
-                agent.key_value_delete(f"{PREFIX}to/{place}", is_prefix=True)
+                agent.key_value_delete(f"{PREFIX}from/{own}", is_prefix=True)
+                agent.key_value_delete(f"{PREFIX}to/{own}", is_prefix=True)
 
 
 _served: WeakKeyDictionary[Agent, int] = WeakKeyDictionary()
@@ -76,7 +76,7 @@ def _has_come_and_gone(agent: Agent) -> bool:
     """Return whether the coordinator that this process could work for has ended before.
 
     Raises:
-        PeerLostError: It is lost, and nobody takes its place.
+        PeerLostError: It is lost, and no process replaces it.
     """
     state = agent.key_value_list(f"{PREFIX}state/")
     made = int(state.get(f"{PREFIX}state/made", b"0"))
@@ -119,7 +119,7 @@ def _serve(agent: Agent, watch: Watch, result_key: str, functions: _Functions) -
 
 
 def _alone(agent: Agent) -> bool:
-    """Return whether nobody is left who could become the coordinator."""
+    """Return whether no other client is left to become the coordinator."""
     state = agent.cluster_state()
     mine = agent.identity.task.index
     return not (
@@ -133,7 +133,7 @@ def _has_left(agent: Agent, host: int) -> bool:
     """Return whether the coordinator's client has ended in good order; False to wait for another one.
 
     Raises:
-        PeerLostError: It is lost, and nobody takes its place.
+        PeerLostError: It is lost, and no process replaces it.
     """
     member = agent.member(host)
     if member.state is MemberState.LEFT:
@@ -169,7 +169,7 @@ class _Functions:
         self._iterators.clear()
 
     def run(self, event: KeyEvent) -> dict[str, Any]:
-        """Run a function; return the reply: what it returned, or what is told about its error."""
+        """Run a function; return the reply: its result, or a description of its error."""
         assert event.value is not None
         call = decode(event.value)
         token = _index.set(call["index"])

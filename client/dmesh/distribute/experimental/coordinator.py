@@ -1,4 +1,4 @@
-"""The former place of `dmesh.distribute.coordinator`."""
+"""Former name of `dmesh.distribute.coordinator`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Former names of strategies and options. Each says on use what to take in its place."""
+"""Former names of strategies and options. Each names its successor when it is used."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class TPUStrategy(CurrentTPUStrategy):
     """The former form of `dmesh.distribute.TPUStrategy`, which new programs should use.
 
     Args:
-        tpu_cluster_resolver: What the TPU system was found with.
-        device_assignment: Which cores compute which replica.
+        tpu_cluster_resolver: Resolver that found the TPU system.
+        device_assignment: Assignment of cores to replicas.
 
     Raises:
         TpuNotFoundError: As for `dmesh.distribute.TPUStrategy`, and so are the others.
@@ -46,7 +46,7 @@ class TPUStrategy(CurrentTPUStrategy):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Runs a function as every replica; the former name of `run`."""
+        """Run a function as every replica; the former name of `run`."""
         warnings.warn("experimental_run_v2 is deprecated: use run", DeprecationWarning, stacklevel=2)
         return self.run(fn, args, kwargs, options)
 
@@ -56,7 +56,7 @@ class MultiWorkerMirroredStrategy(CurrentMultiWorkerMirroredStrategy):
 
     Args:
         communication: A hint, as in `CommunicationOptions`.
-        cluster_resolver: What the clients were found with.
+        cluster_resolver: Resolver that found the clients.
 
     Raises:
         NotInitializedError: As for `dmesh.distribute.MultiWorkerMirroredStrategy`, and so are the others.

@@ -1,6 +1,6 @@
-"""What a training program does when one of its clients is about to be taken away.
+"""Checkpoints of a training program when one of its clients is about to be taken away.
 
-- `termination`: how that is learned, and what follows: `TerminationConfig`.
+- `termination`: detection of preemptions, and the reaction: `TerminationConfig`.
 - `checkpoint_handler`: all clients save at the same step, and end: `PreemptionCheckpointHandler`.
-- `watcher`: whether somebody has announced it: `PreemptionWatcher`.
+- `watcher`: announcements of preemptions: `PreemptionWatcher`.
 """

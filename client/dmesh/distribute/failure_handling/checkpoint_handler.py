@@ -51,20 +51,20 @@ class PreemptionCheckpointHandler:
 
     All clients make it, after `dmesh.initialize_accelerator_system`, and call `run` (or
     `save_checkpoint_if_preempted`) equally often. A client that receives SIGTERM, or whose
-    `termination_watcher_fn` returns True, tells the others; then all save before their next common step and
-    leave the cluster, and their processes end with exit code 75, or do what `exit_fn` says. Whatever starts
-    them again finds the checkpoint: it is restored when the handler is made.
+    `termination_watcher_fn` returns True, announces it to the others; then all save before their next common
+    step and leave the cluster, and their processes end with exit code 75, or do what `exit_fn` says.
+    The checkpoint is restored when they are started again and make the handler.
 
-    Of a `Checkpoint`, client 0 writes and reads the files, and the others get what it has read, so the
+    Of a `Checkpoint`, client 0 writes and reads the files, and sends their content to the others, so the
     directory needs to be there for client 0 only. A manager's `save` and `restore_or_initialize` are called
     on every client.
 
     Args:
-        cluster_resolver: What the clients were found with, as in TensorFlow; without influence.
+        cluster_resolver: Resolver that found the clients, as in TensorFlow; without influence.
         checkpoint_or_checkpoint_manager: A `dmesh.train.Checkpoint`; or a manager: an object with `save`, and
             perhaps `restore_or_initialize`, such as a `dmesh.train.CheckpointManager`.
         checkpoint_dir: Directory of a `Checkpoint`'s files, of which the latest is kept.
-        termination_config: How a preemption is noticed, and what follows.
+        termination_config: Detection of a preemption, and what follows.
 
     Raises:
         NotInitializedError: `dmesh.initialize_accelerator_system` has not been called.
@@ -97,9 +97,9 @@ class PreemptionCheckpointHandler:
         self._asked = False
         """True once this client, which will be taken away, has asked for the last checkpoint."""
         self._notice: tuple[float, bool] | None = None
-        """When somebody announced a preemption, and whether it was this client."""
+        """Time of the announcement of a preemption, and whether this client made it."""
         self._failure: BaseException | None = None
-        """What the termination watcher raised."""
+        """Exception that the termination watcher raised."""
         self._ended = threading.Event()
         self._restore()
         self._watch()
@@ -217,7 +217,7 @@ class PreemptionCheckpointHandler:
         grace = self._config.grace_period or 0.0
         if time.monotonic() >= self._notice[0] + grace - _STEPS_KEPT * self._average:
             self._asked = True
-            # On a thread of its own: steps go on until the others are told.
+            # On a thread of its own: steps go on until the others know.
             Worker(
                 lambda: self._announce("its grace period is almost over"), "dmesh-preemption-again"
             ).start()
@@ -232,7 +232,7 @@ class PreemptionCheckpointHandler:
             if self._is_chief:
                 self._manager.save_values(values, *args, **kwargs)
         try:
-            self._agent.barrier(_SAVED_BARRIER)  # nobody ends while another still writes
+            self._agent.barrier(_SAVED_BARRIER)  # no client ends while another still writes
         except BarrierError as error:
             announce(f"not all clients have saved: {error}")
 

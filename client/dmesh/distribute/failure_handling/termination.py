@@ -1,4 +1,4 @@
-"""How a program learns that its machine will be taken away, and what it does then."""
+"""Detection that a machine will be taken away, and the reaction of its program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a client of the cluster has said that it will be taken away."""
+"""Announcements of clients that they will be taken away."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """Which client will be taken away, and why; None as long as nobody has announced that."""
+        """Client that will be taken away, and the reason; None without an announcement."""
         with self._lock:
             return None if self._notice is None else str(self._notice)
 
@@ -50,7 +50,7 @@ class PreemptionWatcher:
             timeout: Seconds to wait; None for no limit.
 
         Returns:
-            Whether it is gone. True at once if nobody has announced anything.
+            Whether it is gone. True at once without an announcement.
         """
         with self._lock:
             if self._notice is None:

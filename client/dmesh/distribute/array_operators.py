@@ -1,4 +1,4 @@
-"""Objects that NumPy and Python take for the array that they hold."""
+"""Operators of objects that hold an array, which NumPy and Python use in place of the object."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 
 from dmesh.errors import StrategyTypeError
 
-__all__ = ["ActsAsArray"]
+__all__ = ["ArrayOperators"]
 
 
-class ActsAsArray(NDArrayOperatorsMixin):
-    """Something with a value that is an array, and with an array's operators."""
+class ArrayOperators(NDArrayOperatorsMixin):
+    """Base of objects that hold an array, and have its operators."""
 
     @abstractmethod
     def read_value(self) -> NDArray[Any]:
-        """Returns the array."""
+        """Return the array."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.read_value(), dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(target, ActsAsArray) for target in kwargs.get("out", ())):
+        if any(isinstance(target, ArrayOperators) for target in kwargs.get("out", ())):
             raise StrategyTypeError(
-                f"a {type(self).__name__} is not changed in place: variables have assign, assign_add and "
+                f"a {type(self).__name__} cannot be changed in place: variables have assign, assign_add and "
                 "assign_sub"
             )
-        plain = [item.read_value() if isinstance(item, ActsAsArray) else item for item in inputs]
+        plain = [item.read_value() if isinstance(item, ArrayOperators) else item for item in inputs]
         return getattr(ufunc, method)(*plain, **kwargs)
 
     def __format__(self, spec: str) -> str:
