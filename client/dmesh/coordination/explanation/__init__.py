@@ -7,15 +7,21 @@ server's REST API share it.
 from __future__ import annotations
 
 from dmesh.coordination.explanation.causes import Explanation, Suspect, Wait, explain, explain_in_steps
-from dmesh.coordination.explanation.text import describe, ranks_text, seconds_text
+from dmesh.coordination.explanation.text import ranks_text, seconds_text
+from dmesh.coordination.explanation.verdict import Evidence, Verdict, describe, judge, line_of, slowest
 
 __all__ = [
     "describe",
+    "Evidence",
     "explain",
     "explain_in_steps",
     "Explanation",
+    "judge",
+    "line_of",
     "ranks_text",
     "seconds_text",
+    "slowest",
     "Suspect",
+    "Verdict",
     "Wait",
 ]
