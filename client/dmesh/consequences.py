@@ -1,4 +1,4 @@
-"""Errors that follow from the failure of another client, by name: cause and consequence are told apart by them."""
+"""Names of the errors that follow from the failure of another client: they tell consequence from cause."""
 
 from __future__ import annotations
 

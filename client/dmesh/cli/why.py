@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Says what is wrong with a cluster: a headline, the culprit, and the evidence, one fact a line: the barrier or
-collective that it waits in, its number and arguments, since when, who is missing, their last calls, and the
-position of their main threads. After a failure: the rank with which it began, and those that followed. Clients
-report these with their heartbeats (every 3 s unless set otherwise), so the answer is at most that old; it says
-how old it is."""
+Says what is wrong with a cluster: a headline, the culprit, and the evidence, one fact a line. That is the
+barrier or collective that it waits in, its number and arguments, since when, who is missing, their last
+calls, and the position of their main threads; after a failure, the rank with which it began and those that
+followed. Clients report these with their heartbeats (every 3 s unless set otherwise), so the answer is at
+most that old; it says how old it is."""
 _EPILOG = """\
 exit code: 0 if nothing waits for long; 3 if something does; 1 if the server cannot be asked; 2 for a command
 line or an environment that cannot work."""

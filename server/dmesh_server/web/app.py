@@ -37,6 +37,7 @@ from dmesh_server.web.api import (
     keys,
     members,
     progress,
+    series,
     server,
     tasks,
     tokens,
@@ -55,6 +56,7 @@ from dmesh_server.web.overview import MOST_STREAMS, Overview
 from dmesh_server.web.pacer import Pacer, Steps
 from dmesh_server.web.pages import entered_page, login_page, status_page
 from dmesh_server.web.schemas import Status
+from dmesh_server.web.series import Recorder
 
 _STATIC = Path(__file__).parent / "static"
 _BEARER = HTTPBearer(auto_error=False, description="a token of the server; the gate in front asks for it")
@@ -184,7 +186,7 @@ def create_app(
         return answer
 
     checks = [Security(_BEARER), Depends(known_parameters_only)]
-    overview = Overview(runtime)
+    overview, recorder = Overview(runtime), Recorder(runtime, pacer)
     for resource in (
         clusters.router(runtime),
         declarations.router(runtime),
@@ -195,6 +197,7 @@ def create_app(
         barriers.router(runtime),
         collectives.router(runtime, pacer),
         progress.router(runtime, pacer),
+        series.router(runtime, recorder),
         keys.router(runtime),
         events.router(runtime),
         _stream(runtime, overview, access),
@@ -215,6 +218,7 @@ def create_app(
         logins,
         pacer,
         shedder or LoadShedder(runtime.now),
+        recorder,
         frozenset({metrics.PATH} if open_metrics else ()),
     )
 

@@ -1,7 +1,7 @@
 """Verdict on a cluster: a headline, the culprits, the members that stop because of them, and the evidence.
 
-The one place that decides what is wrong and who is to blame. `dmesh why`, the REST interface and the dashboard
-show what it says.
+The one place that decides what is wrong and who is to blame. `dmesh why`, the REST interface and the
+dashboard show what it says.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Evidence:
     """One fact behind a verdict."""
 
     label: str
-    """Kind of fact: `line`, `waits in`, `process`, `reason`, `last call`, `last progress`, `others`, `also`."""
+    """Kind of fact: `line`, `waits in`, `process`, `reason`, `last call`, `others`, `also` ..."""
     text: str
     """The fact."""
     brief: str = ""
@@ -113,7 +113,7 @@ def line_of(where: str) -> str:
 
 
 def slowest(groups: Collection[tuple[int, Group]]) -> tuple[int, float, float] | None:
-    """Return the rank that others wait for again and again, with its share of waiting and the next larger one.
+    """Return the rank that others wait for again and again, its share of waiting, and the next larger one.
 
     Whoever comes last waits for nobody. A verdict needs enough calls of all ranks, and a clear difference.
 
@@ -264,11 +264,12 @@ def _deadlock(first: Wait, explanation: Explanation, picture: Picture) -> Verdic
         Evidence("line", f"rank {one.rank}: {one.where}") for one in culprits[:MOST_NAMED] if one.where
     ]
     evidence += [*_what(first), *_also(explanation, first)]
+    chain = " → ".join(map(str, (*explanation.circle, explanation.circle[0])))
     return Verdict(
         "deadlock",
         "bad",
         f"{_names(culprits, picture)} wait for each other · {seconds_text(first.since)}",
-        f"Nothing will end this circle: ranks {' → '.join(map(str, (*explanation.circle, explanation.circle[0])))}",
+        f"Nothing will end this circle: ranks {chain}",
         first.since,
         culprits,
         tuple(sorted(victims)),
@@ -279,11 +280,11 @@ def _deadlock(first: Wait, explanation: Explanation, picture: Picture) -> Verdic
 def _forming(first: Wait, picture: Picture) -> Verdict:
     slots = len(picture.state.members) + len(picture.state.vacant)
     missing = len(first.suspects)
+    have = "has" if missing == 1 else "have"
     return Verdict(
         "forming",
         "idle" if first.since < _FORMING else "warn",
-        f"{missing} of {count_text(slots, 'client')} {'has' if missing == 1 else 'have'} not registered yet · "
-        f"{seconds_text(first.since)}",
+        f"{missing} of {count_text(slots, 'client')} {have} not registered yet · {seconds_text(first.since)}",
         since=first.since,
         evidence=(Evidence("missing", ranks_text([s.rank for s in first.suspects])),),
     )
