@@ -15,7 +15,7 @@ import uPlot from "./vendor/uplot.js";
 const SHAPES = {
   calls: { title: "Collectives a second", of: "cluster", field: "calls", says: (value) => `${value < 10 ? value.toFixed(1) : number(Math.round(value))}/s`, height: 110 },
   bytes: { title: "Bytes a second, all ranks", of: "cluster", field: "bytes", says: (value) => `${bytes(value)}/s`, height: 110 },
-  wait: { title: "Share of time that each rank waits", of: "cluster", field: "wait", says: (value) => `${Math.round(value * 100)} %`, height: 170, heat: true },
+  wait: { title: "Time that each rank waits (strong: all of it)", of: "cluster", field: "wait", says: (value) => `${Math.round(value * 100)} %`, height: 170, heat: true },
   pace: { title: "Time of a step, slowest rank", of: "cluster", field: "pace", says: precisely, height: 110 },
   silence: { title: "Age of the oldest heartbeat", of: "cluster", field: "silence", says: span, height: 110 },
   cpu: { title: "Server: processor", of: "server", field: "cpu", says: (value) => `${(value * 100).toFixed(1)} %`, height: 110 },
@@ -101,8 +101,8 @@ function makeChart(model, shape, name) {
         legend: { show: false },
         scales: { x: { time: true }, y: shape.heat ? { range: [0, rows], dir: -1 } : { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * 1.1 : 1] } },
         axes: [
-          { ...axis, values: (/** @type {any} */ _, /** @type {number[]} */ times) => times.map((one) => clock(one).slice(0, 5)), space: 60 },
-          { ...axis, size: AXIS, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((one) => (shape.heat ? (Number.isInteger(one) && one < rows ? ranksOf(one).replace(/^ranks? /, "") : "") : shape.says(one))), space: 28 },
+          { ...axis, values: (/** @type {any} */ _, /** @type {number[]} */ times) => times.map((one) => clock(one).slice(0, 5)), size: 24, space: 60 },
+          { ...axis, ...(shape.heat ? { grid: { show: false }, splits: () => middles(rows) } : {}), size: AXIS, values: (/** @type {any} */ _, /** @type {number[]} */ splits) => splits.map((one) => (shape.heat ? ranksOf(Math.floor(one)).replace(/^ranks? /, "") : shape.says(one))), space: 28 },
         ],
         series: [{}, { stroke: ink("ok"), width: 1.5, spanGaps: false, points: { show: false } }],
         hooks: {
@@ -125,13 +125,14 @@ function makeChart(model, shape, name) {
     const { ctx } = u;
     const [wide, high] = [Math.max(1, u.bbox.width / (WIDE / (model.read.series?.step ?? 5))), u.bbox.height / rows];
     for (const column of columns) {
-      const x = u.valToPos(column.t, "x", true) - wide;
-      if (x + wide < u.bbox.left) continue;
+      const end = Math.round(u.valToPos(column.t, "x", true));
+      const x = Math.max(u.bbox.left, Math.round(u.valToPos(column.t, "x", true) - wide));
+      if (end <= u.bbox.left) continue;
       for (let row = 0; row < rows; row += 1) {
         const share = shareAt(column, row);
         ctx.globalAlpha = share === null ? 0.25 : 0.1 + 0.9 * share;
         ctx.fillStyle = colour(share === null ? "line" : share > 0 ? "warn" : "ok");
-        ctx.fillRect(Math.max(x, u.bbox.left), u.bbox.top + row * high, wide + 0.5, Math.max(1, high - (high > 4 ? 1 : 0)));
+        ctx.fillRect(x, u.bbox.top + row * high, end - x, Math.max(1, high - (high > 4 ? 1 : 0)));
       }
     }
     ctx.globalAlpha = 1;
@@ -186,6 +187,12 @@ function makeChart(model, shape, name) {
   }
 
   return { node, update };
+}
+
+/** Rows that are labelled, at their middles: some eight of them. @param {number} rows */
+function middles(rows) {
+  const step = Math.ceil(rows / 8);
+  return Array.from({ length: Math.ceil(rows / step) }, (_, number) => number * step + 0.5);
 }
 
 /** @param {any} column @param {number} row */

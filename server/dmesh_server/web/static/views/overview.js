@@ -122,9 +122,11 @@ export function create(model) {
   }
 
   function showErrors() {
-    const bad = model.events.filter((one) => one.severity !== "info" && (one.cluster === "" || one.cluster === model.cluster)).slice(0, 6);
-    reconcile(errors, bad.length ? bad : [null], (one) => (one ? `${one.cursor}/${toneOf(model, one)}` : "none"), (one) => {
-      if (!one) return { node: el("li", {}, nothing("No recent problems.")), update: () => {} };
+    const bad = model.events.filter((one) => one.severity !== "info" && (one.cluster === "" || one.cluster === model.cluster));
+    // What follows from the culprit's end is said by the verdict already.
+    const own = bad.filter((one) => !(one.severity === "error" && toneOf(model, one) === "warn")).slice(0, 6);
+    reconcile(errors, own.length ? own : [null], (one) => (one ? `${one.cursor}/${toneOf(model, one)}` : "none"), (one) => {
+      if (!one) return { node: el("li", {}, nothing(model.events.length && bad.length ? "None but those that follow from the verdict." : "No recent problems.")), update: () => {} };
       const tone = toneOf(model, one);
       const link = el("a", { class: "quiet", href: linkTo("events", one.cluster || model.cluster, "event", one.cursor) }, el("time", {}, clock(one.time)));
       const item = el("li", { class: `tone-${tone}` }, el("span", { class: "sign", "aria-hidden": "true" }, tone === "bad" ? "✖" : "▲"), link, el("span", { class: "words" }, visible(one.message, 160)));
