@@ -1,4 +1,4 @@
-"""A server with its members in this process, on a thread of their own: a thousand of them are there at once."""
+"""A server with its members in this process, on a thread of their own: a thousand are there at once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def held_server(directory: Path) -> Iterator[Held]:
 def calls(
     rank: int, issued: int, size: int, *, waits_for: int | None = None, line: int = 11
 ) -> pb.ProgressReport:
-    """Returns a report of a rank that made so many calls, and waits in the last one if it waits for a rank."""
+    """Returns a report of a rank that made so many calls, and waits for another in the last one, or not."""
     waiting = waits_for is not None
     last = pb.CallRecord(
         group=7, sequence=issued, call="all_reduce(sum, float64, shape (20000,))", nbytes=160_000,
@@ -93,5 +93,5 @@ def calls(
     )  # fmt: skip
     return pb.ProgressReport(
         where=f"/home/me/late.py:{line} in step", operation="all_reduce", idle_ms=400, recent=[last],
-        groups=[group], loops=[pb.LoopProgress(name="train", unit="steps", done=issued, total=500, rate=12.5)],
+        groups=[group], loops=[pb.LoopProgress(name="train", unit="steps", done=issued, total=900, rate=9)],
     )  # fmt: skip

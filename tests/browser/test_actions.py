@@ -1,4 +1,4 @@
-"""What operators change from the dashboard: each after a confirmation, with an admin's token, and on record."""
+"""What operators change from the dashboard: after a confirmation, with an admin's token, and on record."""
 
 from __future__ import annotations
 

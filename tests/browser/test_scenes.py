@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
 from tests.browser.conftest import OpenPage
 from tests.browser.in_process import Held, calls, held_server
 from tests.e2e.clients import DEADLINE, Process, run_clients
@@ -114,6 +112,8 @@ def take(page: Page, name: str) -> None:
 
 def check_access(page: Page) -> None:
     """Asks axe-core whether everybody can use the page (WCAG 2.1, A and AA)."""
+    from axe_playwright_python.sync_playwright import Axe
+
     options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
     found = Axe().run(page, options=options).response["violations"]
     told = [(one["id"], [node["html"][:200] for node in one["nodes"]][:3]) for one in found]
@@ -217,6 +217,8 @@ def test_a_thousand_members(held: Held, every_look) -> None:
 def test_two_clusters(held: Held, every_look) -> None:
     for cluster in ("eval", "train"):
         held.do(lambda runtime, cluster=cluster: join_all(runtime, 4, cluster))
+    from playwright.sync_api import expect
+
     for _, page in every_look(held.web.url, wait="Nothing waits", token=held.web.tokens["viewer"]):
         assert page.locator("#cluster").input_value() == "eval"
         page.locator("section.card").get_by_role("link", name="train").click()

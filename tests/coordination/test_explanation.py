@@ -65,12 +65,12 @@ def test_the_rank_that_has_not_called_is_the_culprit_with_its_last_call_and_its_
         "late.py:12 train", "all_reduce #12 · float64 (4,)", "pid 12 · h2",
     ]  # fmt: skip
     assert facts(verdict)["last call"] == "#11, broadcast(root=0, int64, shape ())"
+    where = "collective #12 of group world, all_reduce(sum, float64, shape (4,)): ranks 0, 1 are there"
     assert describe(verdict).splitlines() == [
         "Rank 2 is holding up 2 ranks · 5.5 s",
         "  culprit        rank 2: /job:worker/task:2, host h2, pid 12",
         "  line           /x/late.py:12 in train",
-        "  waits in       collective #12 of group world, all_reduce(sum, float64, shape (4,)): "
-        "ranks 0, 1 are there",
+        f"  waits in       {where}",
         "  last call      #11, broadcast(root=0, int64, shape ())",
         "  last progress  5.5 s ago (reported 0.5 s ago)",
     ]

@@ -236,7 +236,7 @@ class Recorder:
             if group.counted > 0:
                 waited += calls * group.waited_us / group.counted / 1e6
             if group.last.state == _WAITING:
-                waited += max(0, group.last.waited_us) / 1e6
+                waited += max(0, group.last.waited_us, group.last.elapsed_us) / 1e6
         rank.share = max(0, min(254, round(254 * waited / seconds)))
 
 

@@ -52,7 +52,7 @@ export function lookOf(condition, blame = "") {
  * @param {string} condition
  */
 export function chip(condition) {
-  const node = el("span", {}, el("span", { class: "sign", "aria-hidden": "true" }), el("span"));
+  const node = el("span", {}, el("span", { class: "sign", "aria-hidden": "true" }), el("span", { class: "condition" }), el("span"));
   setChip(node, condition);
   return node;
 }
@@ -66,11 +66,13 @@ export function chip(condition) {
 export function setChip(node, condition, blame = "") {
   const key = `${condition}/${blame}`;
   if (node.dataset.look === key) return;
-  const [sign, word] = node.children;
+  const [sign, word, more] = node.children;
   const look = lookOf(condition, blame);
   node.className = `chip tone-${look.tone}`;
   node.dataset.look = key;
+  node.dataset.blame = blame;
   node.title = look.says;
   say(sign, look.sign);
-  say(word, blame ? `${condition} · ${BLAMES[blame].word}` : condition);
+  say(word, blame ? `${condition} · ` : condition);
+  say(more, blame ? BLAMES[blame].word : "");
 }
