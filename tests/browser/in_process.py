@@ -39,9 +39,13 @@ class Held:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(DEADLINE)
 
     def report(self, rank: int, report: pb.ProgressReport, cluster: str = "big") -> None:
-        """Let a member of `join_all` report."""
+        """Let a member of `join_all` report; returns when the server has it."""
         caller = Caller(cluster, Task("worker", rank), 1000 + rank)
-        self.loop.call_soon_threadsafe(self.web.runtime.progress.note, caller, report.SerializeToString())
+
+        async def note(runtime: Runtime) -> None:
+            runtime.progress.note(caller, report.SerializeToString())
+
+        self.do(note)
 
 
 @contextlib.contextmanager

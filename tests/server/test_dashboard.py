@@ -116,9 +116,16 @@ def test_scripts_are_small_and_say_what_they_are_for(path: Path) -> None:
     assert len(lines) <= 400
 
 
-def test_scripts_change_nothing() -> None:
+def test_scripts_change_nothing_but_what_an_operator_confirms() -> None:
+    changing = [
+        path.name for path in SCRIPTS if re.search(r"\bchange\b.* from \"\./api\.js\"", path.read_text())
+    ]
+    assert changing == ["actions.js"]
     for path in SCRIPTS:
-        assert re.search(r"method:|sendBeacon|XMLHttpRequest|\.submit\(|WebSocket", path.read_text()) is None
+        assert re.search(r"sendBeacon|XMLHttpRequest|\.submit\(|WebSocket", path.read_text()) is None
+        assert len(re.findall(r"\bfetch\(", path.read_text())) == (2 if path.name == "api.js" else 0)
+    asked = (STATIC / "actions.js").read_text()
+    assert asked.count("run:") - 1 == asked.count("return ask({") == 4, "each change asks first"
 
 
 @pytest.mark.parametrize(
