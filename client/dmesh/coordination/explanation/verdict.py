@@ -179,7 +179,7 @@ def _failed(gone: Wait, explanation: Explanation, picture: Picture) -> Verdict:
         "; ".join(parts),
         gone.since,
         culprits,
-        tuple(sorted({_task(one) for one in stopped} | waiting)),
+        _sorted({_task(one) for one in stopped} | waiting),
         tuple(evidence),
     )
 
@@ -250,7 +250,7 @@ def _waiting(first: Wait, explanation: Explanation, picture: Picture) -> Verdict
     else:
         headline = f"{names} {_is(culprits)} holding up {count_text(len(victims), 'rank')}{since}"
     return Verdict(
-        "waiting", "bad" if grave else "warn", headline, "", first.since, culprits, tuple(sorted(victims)),
+        "waiting", "bad" if grave else "warn", headline, "", first.since, culprits, _sorted(victims),
         tuple(evidence),
     )  # fmt: skip
 
@@ -272,7 +272,7 @@ def _deadlock(first: Wait, explanation: Explanation, picture: Picture) -> Verdic
         f"Nothing will end this circle: ranks {chain}",
         first.since,
         culprits,
-        tuple(sorted(victims)),
+        _sorted(victims),
         tuple(evidence),
     )
 
@@ -433,6 +433,10 @@ def _rank_of(one: Suspect) -> str:
 
 def _task(member: Member) -> Task:
     return Task(member.job, member.index)
+
+
+def _sorted(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    return tuple(sorted(tasks, key=lambda task: (task.job, task.index)))  # tasks themselves compare slowly
 
 
 def _is(many: Collection[object]) -> str:

@@ -108,6 +108,8 @@ class WhyView(BaseModel):
 class _Known:
     at: float
     verdict: Verdict
+    victims: dict[str, list[int]]
+    """Indices of the verdict's victims by job."""
     waiting: bool
     latest: int
 
@@ -144,9 +146,7 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
 
 
 def _view(cluster: str, known: _Known, now: float) -> WhyView:
-    verdict, victims = known.verdict, dict[str, list[int]]()
-    for task in verdict.victims[:_MOST_VICTIMS]:
-        victims.setdefault(task.job, []).append(task.index)
+    verdict = known.verdict
     return WhyView(
         cluster=cluster,
         kind=verdict.kind,
@@ -157,7 +157,7 @@ def _view(cluster: str, known: _Known, now: float) -> WhyView:
         since=None if verdict.since is None else round(verdict.since, 1),
         culprits=[_view_culprit(one) for one in verdict.culprits[:_MOST_NAMED]],
         culprits_total=len(verdict.culprits),
-        victims=victims,
+        victims=known.victims,
         evidence=[
             EvidenceView(label=fact.label, text=fact.text, brief=fact.brief) for fact in verdict.evidence
         ],
@@ -227,12 +227,14 @@ class _Reasons:
         steps, now, cluster = Steps(self._pacer), self._runtime.now(), asked.cluster
         picture = await self._picture(cluster, now, steps)
         explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
-        verdict = judge(explanation, picture)
+        verdict, victims = judge(explanation, picture), dict[str, list[int]]()
+        for task in verdict.victims[:_MOST_VICTIMS]:
+            victims.setdefault(task.job, []).append(task.index)
         await steps.pause()
         latest = max(
             (group.issued for one in picture.reports.values() for group in one.report.groups), default=0
         )
-        known = _Known(now, verdict, bool(explanation.waits), latest)
+        known = _Known(now, verdict, victims, bool(explanation.waits), latest)
         return known, freshness(len(picture.state.members), _FRESH)
 
     async def _picture(self, cluster: str, now: float, steps: Steps) -> _Picture:
