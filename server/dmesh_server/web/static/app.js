@@ -186,6 +186,9 @@ function start() {
     show();
   });
   tools.prepend(picker, light);
+  const box = /** @type {HTMLDetailsElement} */ (menu.parentElement);
+  document.addEventListener("click", (event) => !box.contains(/** @type {Node} */ (event.target)) && box.removeAttribute("open"));
+  document.addEventListener("keydown", (event) => event.key === "Escape" && box.removeAttribute("open"));
   menu.prepend(el("a", { href: linkTo("wall", "") }, "Wall screen"));
   header.after(banner, tabs, main);
   follows();

@@ -2,7 +2,7 @@
 
 import { colour } from "./canvas.js";
 import { card, nothing } from "./card.js";
-import { el, say } from "./dom.js";
+import { el, say, visible } from "./dom.js";
 import { bytes, clock, number, precisely, span } from "./format.js";
 import { linkTo, placeNow } from "./router.js";
 import { lookOf } from "./states.js";
@@ -65,6 +65,7 @@ function makeChart(model, shape, name) {
     let text = "–";
     if (column && shape.heat) text = over ? underCursor(column) : worst(column);
     else if (column && column[shape.field] !== null) text = shape.says(column[shape.field]);
+    if (column && shape.field === "pace" && column.done !== null) text += ` · ${visible(model.read.series?.loop ?? "", 24)} ${number(column.done)} done`;
     if (over && column) text = `${clock(column.t)} · ${text}`;
     say(value, text);
     holder.setAttribute("aria-label", `${shape.title}: ${text}`);
