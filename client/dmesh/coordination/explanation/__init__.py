@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dmesh.coordination.explanation.causes import Explanation, Suspect, Wait, explain, explain_in_steps
 from dmesh.coordination.explanation.text import ranks_text, seconds_text
-from dmesh.coordination.explanation.verdict import Evidence, Verdict, describe, judge, line_of, slowest
+from dmesh.coordination.explanation.verdict import (
+    Evidence,
+    Verdict,
+    describe,
+    judge,
+    judge_in_steps,
+    line_of,
+    slowest,
+)
 
 __all__ = [
     "describe",
@@ -17,6 +25,7 @@ __all__ = [
     "explain_in_steps",
     "Explanation",
     "judge",
+    "judge_in_steps",
     "line_of",
     "ranks_text",
     "seconds_text",

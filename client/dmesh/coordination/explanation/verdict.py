@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dmesh.consequences import error_name, follows
-from dmesh.coordination.explanation.causes import Explanation, Suspect, Wait
+from dmesh.coordination.explanation.causes import STRIDE as _STRIDE
+from dmesh.coordination.explanation.causes import Explanation, Steps, Suspect, Wait, finish
 from dmesh.coordination.explanation.picture import Group, Picture
 from dmesh.coordination.explanation.text import count_text, ranks_text, seconds_text
 from dmesh.coordination.members import DepartureCause, Member, MemberState, Task
@@ -80,12 +81,18 @@ def judge(explanation: Explanation, picture: Picture) -> Verdict:
         explanation: What the cluster waits for.
         picture: The cluster.
     """
+    return finish(judge_in_steps(explanation, picture))
+
+
+def judge_in_steps(explanation: Explanation, picture: Picture) -> Steps[Verdict]:
+    """Do the work of `judge` in steps, so that an event loop can run between them."""
     gone = next((wait for wait in explanation.waits if _is_loss(wait)), None)
     if gone is not None:
-        return _failed(gone, explanation, picture)
+        return (yield from _failed(gone, explanation, picture))
     first = _leading(explanation)
+    yield
     if first is None:
-        return _calm(picture)
+        return (yield from _calm(picture))
     if first.kind == "members":
         return _forming(first, picture)
     # Ranks that wait for each other's data in one call are no circle of calls.
@@ -149,18 +156,21 @@ def _leading(explanation: Explanation) -> Wait | None:
 # -- Failures
 
 
-def _failed(gone: Wait, explanation: Explanation, picture: Picture) -> Verdict:
+def _failed(gone: Wait, explanation: Explanation, picture: Picture) -> Steps[Verdict]:
     departed = (MemberState.LOST, MemberState.FAILED)
     members = {str(_task(one)): one for one in picture.state.members if one.state in departed}
-    roots = _first_failures(list(members.values()))
+    yield
+    roots = yield from _first_failures(list(members.values()))
     culprits = tuple(suspect for suspect in gone.suspects if suspect.task in roots)
     stopped = [member for task, member in members.items() if task not in roots]
+    yield
     waiting = _waiting_for(culprits, explanation, picture)
+    yield
     them = "it" if len(culprits) == 1 else "them"
     parts = []
     if stopped:
-        others = "1 other" if len(stopped) == 1 else f"{len(stopped)} others"
-        parts.append(f"{others} stopped because of {them}")
+        who = "1 other" if len(stopped) == 1 else f"{len(stopped)} others"
+        parts.append(f"{who} stopped because of {them}")
     if waiting:
         parts.append(f"{count_text(len(waiting), 'rank')} {_verb(waiting, 'wait')} for {them}")
     first = culprits[0]
@@ -171,7 +181,8 @@ def _failed(gone: Wait, explanation: Explanation, picture: Picture) -> Verdict:
         for one in culprits[:MOST_NAMED]
         if one.reason
     ]
-    evidence += [*_progress(first), *_reasons(stopped), *_also(explanation, gone)]
+    others = yield from _reasons(stopped)
+    evidence += [*_progress(first), *others, *_also(explanation, gone)]
     return Verdict(
         "failed",
         "bad",
@@ -184,21 +195,21 @@ def _failed(gone: Wait, explanation: Explanation, picture: Picture) -> Verdict:
     )
 
 
-def _first_failures(gone: Sequence[Member]) -> set[str]:
+def _first_failures(gone: Sequence[Member]) -> Steps[set[str]]:
     """Return the tasks whose failure is no consequence of another's.
 
     The members that ended because of others say so, and mostly name them.
     """
-    own = [member for member in gone if not follows(member.reason)] or list(gone)
-    if len(own) > 1:
-        named = Counter(
-            task
-            for member in gone
-            if follows(member.reason)
-            for task in {f"/job:{job}/task:{index}" for job, index in _TASK.findall(member.reason)}
-        )
-        own = [member for member in own if named[str(_task(member))]] or own
-    return {str(_task(member)) for member in own}
+    own, named = list[Member](), Counter[str]()
+    for number, member in enumerate(gone):
+        if not follows(member.reason):
+            own.append(member)
+        else:
+            named.update({f"/job:{job}/task:{index}" for job, index in _TASK.findall(member.reason)})
+        if number % _STRIDE == 0:
+            yield
+    own = own or list(gone)
+    return {str(_task(one)) for one in [one for one in own if named[str(_task(one))]] or own}
 
 
 def _fate(member: Member, count: int) -> str:
@@ -212,10 +223,12 @@ def _fate(member: Member, count: int) -> str:
     return member.reason if member.reason.startswith("exited with code ") else "failed"
 
 
-def _reasons(stopped: Iterable[Member]) -> list[Evidence]:
+def _reasons(stopped: Iterable[Member]) -> Steps[list[Evidence]]:
     """Return what the members said that stopped, once for each kind of error."""
     ranks, examples = defaultdict[str, list[int]](list), dict[str, str]()
-    for member in stopped:
+    for number, member in enumerate(stopped):
+        if number % _STRIDE == 0:
+            yield
         kind = error_name(member.reason) or member.reason
         ranks[kind].append(member.index)
         examples.setdefault(kind, member.reason)
@@ -290,28 +303,32 @@ def _forming(first: Wait, picture: Picture) -> Verdict:
     )
 
 
-def _calm(picture: Picture) -> Verdict:
+def _calm(picture: Picture) -> Steps[Verdict]:
     """Judge a cluster in which nothing waits for long."""
     there = sum(not member.state.departed for member in picture.state.members)
     if not there and picture.state.members:
         left = count_text(len(picture.state.members), "member")
         return Verdict("ended", "idle", f"Finished: {left} left in good order")
-    slow = _slow(picture)
+    yield
+    slow = yield from _slow(picture)
     if slow is not None:
         return slow
     headline = f"Nothing waits · {count_text(there, 'member')} {'is' if there == 1 else 'are'} there"
     return Verdict("healthy", "ok", headline)
 
 
-def _slow(picture: Picture) -> Verdict | None:
+def _slow(picture: Picture) -> Steps[Verdict | None]:
     """Judge a cluster in which one rank is usually the last one."""
     streams = defaultdict[tuple[int, int], list[tuple[Task, Group]]](list)
     present = {_task(one): one for one in picture.state.members if not one.state.departed}
-    for task, said in picture.reports.items():
+    for number, (task, said) in enumerate(picture.reports.items()):
+        if number % _STRIDE == 0:
+            yield
         if task in present:
             for group in said.report.groups:
                 streams[group.id, group.generation].append((task, group))
     for told in sorted(streams.values(), key=lambda told: -len(told)):
+        yield
         found = slowest([(number, group) for number, (_, group) in enumerate(told)])
         if found is None or len(told) < told[0][1].size:
             continue

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh.coordination.activity import Activity
-from dmesh.coordination.explanation import Suspect, Verdict, explain_in_steps, judge
+from dmesh.coordination.explanation import Suspect, Verdict, explain_in_steps, judge_in_steps
 from dmesh.coordination.members import BarrierStatus, DepartureCause, Liveness, MemberState
 from dmesh.coordination.members import ClusterState as SeenState
 from dmesh.coordination.members import Member as SeenMember
@@ -227,7 +227,8 @@ class _Reasons:
         steps, now, cluster = Steps(self._pacer), self._runtime.now(), asked.cluster
         picture = await self._picture(cluster, now, steps)
         explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
-        verdict, victims = judge(explanation, picture), dict[str, list[int]]()
+        verdict = await steps.through(judge_in_steps(explanation, picture))
+        victims = dict[str, list[int]]()
         for task in verdict.victims[:_MOST_VICTIMS]:
             victims.setdefault(task.job, []).append(task.index)
         await steps.pause()
