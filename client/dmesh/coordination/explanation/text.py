@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _NAMED = 8
 """Runs of ranks that a sentence names one by one."""
@@ -37,3 +37,13 @@ def seconds_text(seconds: float) -> str:
 def count_text(number: int, noun: str) -> str:
     """Return a number of things: `1 rank`, `5 ranks`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def be_text(many: Collection[object]) -> str:
+    """Return `is` for one thing, else `are`."""
+    return "is" if len(many) == 1 else "are"
+
+
+def verb_text(many: Collection[object], verb: str) -> str:
+    """Return a verb as it goes with so many things: `waits`, `wait`."""
+    return f"{verb}s" if len(many) == 1 else verb

@@ -14,12 +14,22 @@ from dataclasses import dataclass
 from dmesh.consequences import error_name, follows
 from dmesh.coordination.explanation.causes import STRIDE as _STRIDE
 from dmesh.coordination.explanation.causes import Explanation, Steps, Suspect, Wait, finish
+from dmesh.coordination.explanation.evidence import (
+    MOST_NAMED,
+    Evidence,
+    also,
+    last_call,
+    line_of,
+    position,
+    process,
+    progress,
+    state,
+    what,
+)
 from dmesh.coordination.explanation.picture import Group, Picture
-from dmesh.coordination.explanation.text import count_text, ranks_text, seconds_text
+from dmesh.coordination.explanation.text import be_text, count_text, ranks_text, seconds_text, verb_text
 from dmesh.coordination.members import DepartureCause, Member, MemberState, Task
 
-MOST_NAMED = 8
-"""Culprits, reasons and further waits that are described one by one."""
 GRAVE = 5.0
 """Seconds from which on a wait is a failure rather than a delay."""
 _FORMING = 60.0
@@ -28,9 +38,6 @@ _ENOUGH = 16
 """Calls that each rank must have reported before one is called slow."""
 
 _TASK = re.compile(r"/job:([A-Za-z0-9_.-]{1,128})/task:([0-9]{1,9})")
-_CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
-_SHAPE = re.compile(r"(?:.*, )?(\w+), shape (\(.*\))$", re.DOTALL)
-
 _VERBS = {
     DepartureCause.PROCESS_GONE: "killed",
     DepartureCause.DISCONNECTED: "disconnected",
@@ -38,18 +45,6 @@ _VERBS = {
     DepartureCause.NOT_BACK: "not back after the server's restart",
     DepartureCause.EVICTED: "evicted by an operator",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One fact behind a verdict."""
-
-    label: str
-    """Kind of fact: `line`, `waits in`, `process`, `reason`, `last call`, `others`, `also` ..."""
-    text: str
-    """The fact."""
-    brief: str = ""
-    """The same in a few words, to stand beside the headline; empty for a detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +109,6 @@ def describe(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def line_of(where: str) -> str:
-    """Return a position in a program in short: `late.py:8` for `/home/me/late.py:8 in train`."""
-    return where.partition(" in ")[0].replace("\\", "/").rpartition("/")[2]
-
-
 def slowest(groups: Collection[tuple[int, Group]]) -> tuple[int, float, float] | None:
     """Return the rank that others wait for again and again, its share of waiting, and the next larger one.
 
@@ -172,17 +162,17 @@ def _failed(gone: Wait, explanation: Explanation, picture: Picture) -> Steps[Ver
         who = "1 other" if len(stopped) == 1 else f"{len(stopped)} others"
         parts.append(f"{who} stopped because of {them}")
     if waiting:
-        parts.append(f"{count_text(len(waiting), 'rank')} {_verb(waiting, 'wait')} for {them}")
+        parts.append(f"{count_text(len(waiting), 'rank')} {verb_text(waiting, 'wait')} for {them}")
     first = culprits[0]
     line = f" · {line_of(first.where)}" if len(culprits) == 1 and first.where else ""
-    evidence = [*_position(first), *_last_call(first), *_process(first)]
+    evidence = [*position(first), *last_call(first), *process(first)]
     evidence += [
         Evidence("reason", f"{_rank_of(one)}{one.reason}" if len(culprits) > 1 else one.reason)
         for one in culprits[:MOST_NAMED]
         if one.reason
     ]
     others = yield from _reasons(stopped)
-    evidence += [*_progress(first), *others, *_also(explanation, gone)]
+    evidence += [*progress(first), *others, *also(explanation, gone)]
     return Verdict(
         "failed",
         "bad",
@@ -245,23 +235,22 @@ def _waiting(first: Wait, explanation: Explanation, picture: Picture) -> Verdict
     since = f" · {seconds_text(first.since)}"
     grave = first.since >= GRAVE or first.kind == "liveness"
     one = culprits[0] if culprits else None
-    evidence = [*(_position(one) if one else ()), *_what(first), *(_process(one) if one else ())]
+    evidence = [*(position(one) if one else ()), *what(first), *(process(one) if one else ())]
     if one is not None:
-        evidence += [*_state(one), *_last_call(one), *_progress(one)]
-    evidence += _also(explanation, first)
+        evidence += [*state(one), *last_call(one), *progress(one)]
+    evidence += also(explanation, first)
     names = _names(culprits, picture)
     if first.kind == "liveness":
         assert one is not None, "a wait for a member's liveness is about that member"
         headline = f"{names} is {one.state}" + (f" · {line_of(one.where)}" if one.where else since)
     elif not culprits:
         victims = {Task(_job(picture), rank) for rank in first.present}
-        headline = (
-            f"{count_text(len(victims), 'rank')} {_verb(victims, 'wait')}; nobody is known to be late{since}"
-        )
+        who = f"{count_text(len(victims), 'rank')} {verb_text(victims, 'wait')}"
+        headline = f"{who}; nobody is known to be late{since}"
     elif not victims:
-        headline = f"{names} {_verb(culprits, 'wait')} for data{since}"
+        headline = f"{names} {verb_text(culprits, 'wait')} for data{since}"
     else:
-        headline = f"{names} {_is(culprits)} holding up {count_text(len(victims), 'rank')}{since}"
+        headline = f"{names} {be_text(culprits)} holding up {count_text(len(victims), 'rank')}{since}"
     return Verdict(
         "waiting", "bad" if grave else "warn", headline, "", first.since, culprits, _sorted(victims),
         tuple(evidence),
@@ -276,7 +265,7 @@ def _deadlock(first: Wait, explanation: Explanation, picture: Picture) -> Verdic
     evidence = [
         Evidence("line", f"rank {one.rank}: {one.where}") for one in culprits[:MOST_NAMED] if one.where
     ]
-    evidence += [*_what(first), *_also(explanation, first)]
+    evidence += [*what(first), *also(explanation, first)]
     chain = " → ".join(map(str, (*explanation.circle, explanation.circle[0])))
     return Verdict(
         "deadlock",
@@ -347,69 +336,12 @@ def _slow(picture: Picture) -> Steps[Verdict | None]:
             "warn",
             f"Rank {task.index} is slower than the others · they wait {others:.0%} of their calls",
             culprits=(culprit,),
-            evidence=(share, *_position(culprit), *_process(culprit)),
+            evidence=(share, *position(culprit), *process(culprit)),
         )
     return None
 
 
-# -- Facts
-
-
-def _what(wait: Wait) -> list[Evidence]:
-    if wait.kind == "liveness":
-        return []
-    there = f"{ranks_text(wait.present)} {_is(wait.present)} there" if wait.present else "nobody is there yet"
-    brief = f"{wait.what}"
-    if match := _CALL.fullmatch(wait.call):
-        shape = _SHAPE.match(match[2])
-        arguments = f"{shape[1]} {shape[2]}" if shape else match[2]
-        brief = f"{match[1]} #{wait.sequence}" + (f" · {arguments}" if arguments else "")
-    return [Evidence("waits in", f"{wait.what}: {there}", brief)]
-
-
-def _position(one: Suspect) -> list[Evidence]:
-    if not one.where:
-        return []
-    _, _, function = one.where.partition(" in ")
-    return [Evidence("line", one.where, f"{line_of(one.where)} {function}".strip())]
-
-
-def _process(one: Suspect) -> list[Evidence]:
-    if one.state == "vacant":
-        return []
-    return [
-        Evidence("process", f"host {one.host or '?'}, pid {one.pid}", f"pid {one.pid} · {one.host or '?'}")
-    ]
-
-
-def _last_call(one: Suspect) -> list[Evidence]:
-    return [Evidence("last call", f"#{one.last_sequence}, {one.last}")] if one.last else []
-
-
-def _state(one: Suspect) -> list[Evidence]:
-    if one.state == "connected":
-        return []
-    return [Evidence("state", one.state + (f": {one.reason}" if one.reason else ""))]
-
-
-def _progress(one: Suspect) -> list[Evidence]:
-    if one.said is None or one.idle is None:
-        return [] if one.state == "vacant" else [Evidence("last progress", "it has reported none")]
-    told = f"{seconds_text(one.idle)} ago (reported {seconds_text(one.said)} ago)"
-    return [Evidence("last progress", told + (f", in {one.operation}" if one.operation else ""))]
-
-
-def _also(explanation: Explanation, main: Wait) -> list[Evidence]:
-    rest = [wait for wait in explanation.waits if wait is not main and wait.kind != "liveness"]
-    return [
-        Evidence(
-            "also",
-            f"{ranks_text(wait.present)} {_verb(wait.present, 'wait')} in {wait.what} "
-            f"for {ranks_text([one.rank for one in wait.suspects])}, {seconds_text(wait.since)}",
-        )
-        for wait in rest[:MOST_NAMED]
-        if wait.present
-    ]
+# -- Members
 
 
 def _waiting_for(culprits: Iterable[Suspect], explanation: Explanation, picture: Picture) -> set[Task]:
@@ -454,11 +386,3 @@ def _task(member: Member) -> Task:
 
 def _sorted(tasks: Iterable[Task]) -> tuple[Task, ...]:
     return tuple(sorted(tasks, key=lambda task: (task.job, task.index)))  # tasks themselves compare slowly
-
-
-def _is(many: Collection[object]) -> str:
-    return "is" if len(many) == 1 else "are"
-
-
-def _verb(many: Collection[object], verb: str) -> str:
-    return f"{verb}s" if len(many) == 1 else verb
