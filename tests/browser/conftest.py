@@ -63,7 +63,13 @@ def open_page(browser: Browser, token: str) -> Iterator[OpenPage]:
     complaints: list[str] = []
 
     def open_one(
-        url: str, view: str = "overview", *, log_in: bool = True, token: str | None = None, **options: object
+        url: str,
+        view: str = "overview",
+        *,
+        log_in: bool = True,
+        token: str | None = None,
+        fragment: bool = True,
+        **options: object,
     ) -> Page:
         context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))  # type: ignore[arg-type]
         context.add_init_script(_WATCH)
@@ -75,7 +81,8 @@ def open_page(browser: Browser, token: str) -> Iterator[OpenPage]:
         if log_in:
             page.fill("#token", token or own)
             page.click("button")
-        page.goto(f"{url}/#/{view}")
+        if fragment:
+            page.goto(f"{url}/#/{view}")
         pages.append(page)
         return page
 

@@ -77,3 +77,21 @@ def test_an_operator_cancels_a_barrier_and_deletes_a_key(held: Held, open_page: 
     page.get_by_role("button", name="Delete the key").click()  # the page remembers the token
     page.get_by_text("No such key").wait_for()
     assert audited(held) == [("cancel_barrier", "done"), ("delete_key", "done")]
+
+
+def test_a_wall_screen_logs_in_by_a_link_once_and_can_only_look(held: Held, open_page: OpenPage) -> None:
+    page = open_page(held.web.url, token=held.web.tokens["viewer"])
+    page.locator("summary[aria-label=Menu]").click()
+    page.get_by_role("button", name="Link for a wall screen").click()
+    page.get_by_label("Token of an admin").fill(held.web.tokens["admin"])
+    page.get_by_role("button", name="Make the link").click()
+    page.locator("dialog .result").wait_for()
+    link = page.locator("dialog .result").inner_text()
+    wall = open_page(link, log_in=False, fragment=False)
+    wall.wait_for_url("**/#/wall")
+    wall.get_by_text("Nothing waits · 3 members are there").wait_for()
+    assert wall.locator("main button:visible, nav:visible, main a:visible").count() == 0
+    again = open_page(link, log_in=False, fragment=False)
+    again.get_by_text("used already").wait_for()
+    assert audited(held) == [("create_login_link", "done")]
+    open_page.forgiven.append("401")  # type: ignore[attr-defined]

@@ -202,13 +202,14 @@ def test_a_thousand_members(held: Held, every_look) -> None:
         held.report(
             rank, calls(rank, 49 if rank == 417 else 50, 1000, waits_for=None if rank == 417 else 417)
         )
-    for _, page in every_look(
+    for look, page in every_look(
         held.web.url, wait=r"Rank 417 is holding up 999 ranks", token=held.web.tokens["viewer"]
     ):
         for view in ("members", "time", "collectives", "barriers", "mesh", "events", "keys", "overview"):
             page.click(f"nav >> [data-view={view}]")
             page.locator(f"nav a[aria-current=page][data-view={view}]").wait_for()
-            check_access(page)
+            if look.startswith("screen"):
+                check_access(page)
         assert page.locator("*").count() < 900
         took = page.evaluate("performance.getEntriesByName('dmesh-update').map((one) => one.duration)")
         assert sorted(took)[len(took) // 2] < 200, took

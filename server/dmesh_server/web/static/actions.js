@@ -52,14 +52,30 @@ export function endCluster(model) {
   });
 }
 
+/** Makes a link that logs a wall screen in, once, to look only. */
+export function wallLink() {
+  return ask({
+    title: "Link for a wall screen",
+    text: "It logs one browser in, once, within 10 minutes; that browser can look, and change nothing, for 30 days.",
+    verb: "Make the link",
+    keep: "Close",
+    run: async () => {
+      const answer = await change("POST", "login-links", {}, token);
+      return new URL(answer.path, location.origin).href;
+    },
+  });
+}
+
 /**
- * @param {{title: string, text: string, verb: string, reason?: boolean, run: (reason: string) => Promise<void>}} what
+ * @param {{title: string, text: string, verb: string, reason?: boolean, keep?: string, run: (reason: string) => Promise<any>}} what
+ *   `run` does it; if it returns a text, that is shown
  */
-function ask({ title, text, verb, reason, run }) {
+function ask({ title, text, verb, reason, keep = "Keep it", run }) {
   const secured = document.querySelector("form[action='/logout']") !== null;
   const why = /** @type {HTMLInputElement} */ (el("input", { name: "reason", maxLength: 1000, placeholder: "for all to read" }));
   const secret = /** @type {HTMLInputElement} */ (el("input", { type: "password", name: "token", autocomplete: "off", required: secured, value: token }));
   const problem = el("p", { class: "problem", role: "alert", hidden: true });
+  const result = el("code", { hidden: true, class: "result" });
   const go = /** @type {HTMLButtonElement} */ (el("button", { class: "danger", type: "submit" }, verb));
   const form = /** @type {HTMLFormElement} */ (
     el(
@@ -71,7 +87,8 @@ function ask({ title, text, verb, reason, run }) {
       secured ? el("label", {}, "Token of an admin", secret) : null,
       el("p", { class: "quiet" }, "The audit log keeps a line of it."),
       problem,
-      el("p", { class: "buttons" }, el("button", { type: "button", onclick: () => dialog.close() }, "Keep it"), go),
+      result,
+      el("p", { class: "buttons" }, el("button", { type: "button", onclick: () => dialog.close() }, keep), go),
     )
   );
   const dialog = /** @type {HTMLDialogElement} */ (el("dialog", { class: "sheet", "aria-label": title }, form));
@@ -80,8 +97,12 @@ function ask({ title, text, verb, reason, run }) {
     go.disabled = true;
     token = secret.value.trim().split(/\s+/)[0] ?? "";
     try {
-      await run(why.value);
-      dialog.close();
+      const done = await run(why.value);
+      if (typeof done !== "string") return dialog.close();
+      result.hidden = false;
+      say(result, done);
+      go.hidden = true;
+      getSelection()?.selectAllChildren(result);
     } catch (error) {
       problem.hidden = false;
       say(problem, visible(error instanceof Error ? error.message : String(error), 400));

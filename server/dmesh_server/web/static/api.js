@@ -35,6 +35,7 @@ export function inCluster(cluster, ...parts) {
  * @param {string} path below /api/v1/
  * @param {Record<string, string|number>} query
  * @param {string} token of an admin; empty if the server asks for none
+ * @returns {Promise<any>} the answer
  */
 export async function change(method, path, query, token) {
   const url = new URL(`/api/v1/${path}`, location.origin);
@@ -42,7 +43,7 @@ export async function change(method, path, query, token) {
   /** @type {Record<string, string>} */
   const headers = token ? { Accept: "application/json", Authorization: `Bearer ${token}` } : { Accept: "application/json" };
   const response = await fetch(url, { method, headers, cache: "no-store", redirect: "error", credentials: "omit" });
-  if (response.ok) return;
   const answer = await response.json().catch(() => null);
+  if (response.ok) return answer;
   throw new Error(answer?.status ?? `The server answered ${response.status}.`);
 }

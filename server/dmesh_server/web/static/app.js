@@ -1,5 +1,6 @@
 // The dashboard: puts the parts together. Everything that it shows is text of the server, of members, of people.
 
+import { wallLink } from "./actions.js";
 import { read, LoggedOut } from "./api.js";
 import { forgetColours } from "./canvas.js";
 import { openMember } from "./details.js";
@@ -189,7 +190,8 @@ function start() {
   const box = /** @type {HTMLDetailsElement} */ (menu.parentElement);
   document.addEventListener("click", (event) => !box.contains(/** @type {Node} */ (event.target)) && box.removeAttribute("open"));
   document.addEventListener("keydown", (event) => event.key === "Escape" && box.removeAttribute("open"));
-  menu.prepend(el("a", { href: linkTo("wall", "") }, "Wall screen"));
+  const secured = menu.querySelector("form") !== null;
+  menu.prepend(el("a", { href: linkTo("wall", "") }, "Wall screen"), ...(secured ? [el("button", { class: "quiet", onclick: wallLink }, "Link for a wall screen …")] : []));
   header.after(banner, tabs, main);
   follows();
   model.addEventListener("change", show);
