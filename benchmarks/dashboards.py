@@ -51,7 +51,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from clients import JOB, Client
+from simulated_clients import JOB, Client
 
 from dmesh.protocol import jobs_digest
 from dmesh.v1 import common_pb2 as common
@@ -67,7 +67,7 @@ PAUSE = 0.002
 PATIENCE = 120.0
 _ALL = ("tasks", "why")
 READ = (
-    _ALL,
+    (*_ALL, "progress", "series?after=1"),
     (*_ALL, "members?condition=FAILED&condition=LOST&condition=STUCK&condition=BLOCKED&limit=200"),
     (*_ALL, "collectives?members=32&recent=16&limit=4"),
 )
@@ -76,7 +76,7 @@ PERIOD = 4.0
 """Seconds between two times: the page reads large clusters half as often as small ones."""
 SERVER_EVERY = 3
 """Times after which a page reads facts of the server."""
-VIEWS = ("overview", "mesh", "members", "barriers", "collectives", "events", "keys")
+VIEWS = ("overview", "time", "mesh", "members", "barriers", "collectives", "events", "keys")
 TOLD = 8.0
 """Seconds after which all members have told of their progress."""
 SHOWN = 6.0
@@ -130,14 +130,20 @@ def report(index: int, size: int) -> pb.ProgressReport:
 
 def let_tell(client: Client, told: pb.ProgressReport) -> None:
     """Lets a client tell of its progress with each heartbeat."""
-    send = client._outgoing.put_nowait
+    attach = client._attach
 
-    def send_with_report(request: coordination_pb2.SessionRequest) -> None:
-        if request.WhichOneof("kind") == "heartbeat":
-            request.heartbeat.report.CopyFrom(told)
-        send(request)
+    async def attach_and_tell() -> None:
+        await attach()
+        send = client._outgoing.put_nowait
 
-    client._outgoing.put_nowait = send_with_report  # type: ignore[method-assign]
+        def send_with_report(request: coordination_pb2.SessionRequest | None) -> None:
+            if request is not None and request.WhichOneof("kind") == "heartbeat":
+                request.heartbeat.report.CopyFrom(told)
+            send(request)
+
+        client._outgoing.put_nowait = send_with_report  # type: ignore[method-assign]
+
+    client._attach = attach_and_tell  # type: ignore[method-assign]
 
 
 def simulate(address: str, count: int, end: Connection) -> None:

@@ -58,7 +58,7 @@ class AdminAction:
 
     cluster: str
     action: str
-    """`cancel_barrier`, `evict_member`, `delete_key`, `increment_key` or `restore_keys`."""
+    """`cancel_barrier`, `evict_member`, `end_cluster`, `delete_key`, `increment_key` or `restore_keys`."""
     target: str
     """Name of the barrier, member or key changed; of keys that were restored, how many."""
     task: Task | None

@@ -134,6 +134,10 @@ class GroupBrief(NamedTuple):
     ranks: tuple[int, ...]
     issued: int
     finished: int
+    counted: int
+    """Number of recent calls that the next two sum up."""
+    elapsed_us: int
+    waited_us: int
     failure: str
     last: CallBrief
     """The call under way, or the last one that is over."""
@@ -351,7 +355,8 @@ def _brief(message: pb.GroupProgress) -> GroupBrief:
         )
     return GroupBrief(
         message.id, message.generation, message.name[:_NAME], message.size, _ranks(message.ranks, _RANKS),
-        message.issued, message.finished, message.failure[:_TEXT], call,
+        message.issued, message.finished, message.counted, message.elapsed_us, message.waited_us,
+        message.failure[:_TEXT], call,
     )  # fmt: skip
 
 

@@ -79,8 +79,13 @@ def test_why_names_the_rank_that_sleeps_the_call_and_the_line(
         [suspect] = wait["suspects"]
         assert (suspect["rank"], suspect["last_sequence"], suspect["pid"]) == (2, 5, clients[2].pid)
         text = dmesh("why", "--after", "0.3").out
-        assert "in collective #6 of group world, all_reduce(sum, float64, shape (1000,))" in text
-        assert "rank 2 is missing" in text
+        assert "Rank 2 is holding up 3 ranks · " in text
+        assert (
+            "collective #6 of group world, all_reduce(sum, float64, shape (1000,)): ranks 0, 1, 3 are there"
+            in text
+        )
+        assert found["headline"].startswith("Rank 2 is holding up 3 ranks · ")
+        assert found["victims"] == [f"/job:worker/task:{rank}" for rank in (0, 1, 3)]
         assert f"late.py:{LATE_LINE} in train" in text
 
         def late() -> bool:

@@ -351,7 +351,7 @@ def test_a_brief_says_what_the_report_says() -> None:
     assert len(brief) == len(report.groups) == 32
     for one, group in zip(brief, report.groups, strict=True):
         assert one[:5] == (group.id, group.generation, group.name, group.size, group.ranks)
-        assert one[5:8] == (group.issued, group.finished, group.failure)
+        assert (one.issued, one.finished, one.failure) == (group.issued, group.finished, group.failure)
     told, call = brief[0].last, report.groups[0].last
     assert call is not None
     assert (told.sequence, told.call, told.age_us, told.pending) == (6, call.call, 4, True)

@@ -52,6 +52,24 @@ async def test_only_operators_issue_tokens_and_read_the_audit_log(web: Web, role
         assert (await http.get("/api/v1/audit")).status_code == 403
 
 
+async def test_a_link_for_a_wall_screen_logs_one_browser_in_to_look(web: Web) -> None:
+    async with web.client("admin") as operator, web.client("worker") as worker, web.client(None) as wall:
+        assert (await worker.post("/api/v1/login-links")).status_code == 403
+        old = (await operator.post("/api/v1/login-links")).json()["path"]
+        made = (await operator.post("/api/v1/login-links")).json()
+        assert (made["ttl"], old == made["path"]) == (600.0, False)
+        assert (await wall.get(old)).status_code == 401, "the next one has replaced it"
+        entered = await wall.get(made["path"])
+        assert (entered.status_code, "/#/wall" in entered.text) == (200, True)
+        assert "Max-Age=2592000" in entered.headers["set-cookie"]
+        assert (await wall.get("/api/v1/clusters")).status_code == 200
+        assert (await wall.get("/api/v1/tokens")).status_code == 401
+        assert (await wall.post("/api/v1/login-links")).status_code == 401
+        assert (await wall.get(made["path"])).status_code == 401, "it is good once"
+        [second, first] = (await operator.get("/api/v1/audit?action=create_login_link")).json()["entries"]
+        assert (first["outcome"], "the-viewer" in second["detail"]) == ("done", True)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

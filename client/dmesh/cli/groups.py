@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from dmesh.cli.observing import Picture
+from dmesh.coordination.explanation import slowest
 from dmesh.v1 import progress_pb2 as pb
 
 STATES = {
@@ -16,10 +17,6 @@ STATES = {
     pb.CALL_STATE_FAILED: "failed",
 }
 """Names of how far a call has come."""
-
-
-_ENOUGH = 16
-"""Calls of which each rank must have told before somebody is called a straggler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +67,7 @@ def _view(members: dict[int, pb.GroupProgress]) -> GroupView:
     latest = next(group for group in members.values() if group.issued == last)
     elapsed = sum(group.elapsed_us for group in members.values())
     waited = sum(group.waited_us for group in members.values())
+    slow = slowest(members.items())
     return GroupView(
         id=f"{latest.id:016x}",
         name=latest.name,
@@ -85,18 +83,8 @@ def _view(members: dict[int, pb.GroupProgress]) -> GroupView:
         call=latest.last.call,
         nbytes=latest.last.nbytes,
         waited_share=round(waited / elapsed, 4) if elapsed else None,
-        straggler=_straggler(members),
+        straggler=None if slow is None else slow[0],
     )
-
-
-def _straggler(members: dict[int, pb.GroupProgress]) -> int | None:
-    shares = {r: waited_share(g) for r, g in members.items() if g.counted >= _ENOUGH}
-    known = sorted((share, rank) for rank, share in shares.items() if share is not None)
-    if len(known) < max(2, len(members)):
-        return None
-    (least, rank), (next_least, _) = known[:2]
-    # Whoever comes last waits for nobody. With two ranks this needs a clear difference, as with many.
-    return rank if next_least > 0.2 and least < next_least / 2 else None
 
 
 def waited_share(group: pb.GroupProgress) -> float | None:

@@ -111,7 +111,7 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
     from dmesh.cli.groups import group_views
     from dmesh.cli.loops import loop_views
     from dmesh.cli.output import BAD_NEWS, tell, tell_json, tell_json_line, tell_table
-    from dmesh.coordination.explanation import describe, explain
+    from dmesh.coordination.explanation import describe, explain, judge
 
     picture = observer.look()
     counts, healthy = _health(picture)
@@ -131,7 +131,7 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
                 "epoch": picture.state.epoch,
                 "members": counts,
                 "barriers": len(picture.state.barriers),
-                "waits": describe(explanation, picture) if explanation.waits else None,
+                "waits": judge(explanation, picture).headline if explanation.waits else None,
                 "loops": [dataclasses.asdict(loop) for loop in loops],
                 "groups": [dataclasses.asdict(view) for view in views],
             }
@@ -145,7 +145,7 @@ def _show(observer: Observer, args: argparse.Namespace) -> int:
         f"Members: {there}. Epoch {picture.state.epoch}. {_barriers(picture)}"
     )
     if explanation.waits:
-        tell(describe(explanation, picture))
+        tell(describe(judge(explanation, picture)))
     for loop in loops:
         tell(loop.describe())
     if views:

@@ -1,4 +1,4 @@
-"""`dmesh why`: explains in one paragraph what a cluster waits for, and which members are missing."""
+"""`dmesh why`: names what a cluster waits for or failed of, the culprit, and the evidence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Says what a cluster waits for: in which barrier or collective, its number and arguments, since when, who is
-missing, their last calls, and the position of their main threads. Clients report these with their
-heartbeats (every 3 s unless set otherwise), so the answer is at most that old; it says how old it is."""
+Says what is wrong with a cluster: a headline, the culprit, and the evidence, one fact a line. That is the
+barrier or collective that it waits in, its number and arguments, since when, who is missing, their last
+calls, and the position of their main threads; after a failure, the rank with which it began and those that
+followed. Clients report these with their heartbeats (every 3 s unless set otherwise), so the answer is at
+most that old; it says how old it is."""
 _EPILOG = """\
 exit code: 0 if nothing waits for long; 3 if something does; 1 if the server cannot be asked; 2 for a command
 line or an environment that cannot work."""
@@ -45,15 +47,16 @@ def execute(args: argparse.Namespace) -> int:
     """
     from dmesh.cli.observing import Observer
     from dmesh.cli.output import BAD_NEWS, tell, tell_json
-    from dmesh.coordination.explanation import describe, explain
+    from dmesh.coordination.explanation import describe, explain, judge
 
     with Observer.of(args) as observer:
         picture = observer.look()
     explanation = explain(picture, args.after)
-    text = describe(explanation, picture)
+    verdict = judge(explanation, picture)
     if args.json:
-        found = dataclasses.asdict(explanation)
-        tell_json({"cluster": picture.cluster, "waiting": bool(explanation.waits), "text": text, **found})
+        found = dataclasses.asdict(verdict) | {"victims": [str(task) for task in verdict.victims]}
+        more = dataclasses.asdict(explanation)
+        tell_json({"cluster": picture.cluster, "waiting": bool(explanation.waits), **found, **more})
     else:
-        tell(text)
+        tell(f"{picture.cluster}: {describe(verdict)}")
     return BAD_NEWS if explanation.waits else 0

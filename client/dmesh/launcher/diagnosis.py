@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dmesh.consequences import LOST_SOMEBODY, WAITED_IN_VAIN
+
 _HEADER = "Traceback (most recent call last):"
 _GROUP_HEADER = "  + Exception Group " + _HEADER
 _NATIVE_HEADER = "Fatal Python error:"
@@ -23,22 +25,6 @@ _AFTER_EXCEPTION = 10
 _AFTER_NATIVE_HEADER = 60
 _TAIL = 5
 _LONGEST_LINE = 500
-
-_WAITED_IN_VAIN = frozenset(
-    {"BarrierTimeoutError", "CollectiveTimeoutError", "InitializationTimeoutError", "ReplicaTimeoutError"}
-)
-LOST_SOMEBODY = frozenset(
-    {
-        "BarrierCancelledError",
-        "BarrierError",
-        "CoordinatorUnavailableError",
-        "FencedError",
-        "PeerLostError",
-        "RemoteInputError",
-        "ReplicaError",
-    }
-)
-"""Errors of clients that have lost another one, or heard of its failure."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +149,9 @@ class Outcome:
             return Role.SUCCEEDED
         type_name = self.traceback.type_name if self.traceback is not None else ""
         if self.ended_by is not None:
-            own = type_name and type_name not in _WAITED_IN_VAIN | LOST_SOMEBODY
+            own = type_name and type_name not in WAITED_IN_VAIN | LOST_SOMEBODY
             return Role.ENDED_WHILE_FAILING if own else Role.ENDED_BY_LAUNCHER
-        if self.status > 0 and type_name in _WAITED_IN_VAIN:
+        if self.status > 0 and type_name in WAITED_IN_VAIN:
             return Role.WAITED_IN_VAIN
         if self.status > 0 and type_name in LOST_SOMEBODY:
             return Role.LOST_SOMEBODY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmesh.launcher.diagnosis import LOST_SOMEBODY
+from dmesh.consequences import LOST_SOMEBODY
 
 _HEADER = b"Traceback (most recent call last):"
 _OWN_ERROR = b"dmesh.errors."

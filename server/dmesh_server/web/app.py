@@ -37,6 +37,7 @@ from dmesh_server.web.api import (
     keys,
     members,
     progress,
+    series,
     server,
     tasks,
     tokens,
@@ -55,12 +56,15 @@ from dmesh_server.web.overview import MOST_STREAMS, Overview
 from dmesh_server.web.pacer import Pacer, Steps
 from dmesh_server.web.pages import entered_page, login_page, status_page
 from dmesh_server.web.schemas import Status
+from dmesh_server.web.series import Recorder
 
 _STATIC = Path(__file__).parent / "static"
 _BEARER = HTTPBearer(auto_error=False, description="a token of the server; the gate in front asks for it")
 """For the documentation: the gate has judged the token already."""
 _MAX_FORM = 16_384
 """Bytes of a login form."""
+_WALL_SECONDS = 30 * 86400.0
+"""Seconds until a wall screen must log in again."""
 _FORM_SECONDS = 10.0
 """Seconds until the form must have arrived: its sender has not shown a token yet."""
 
@@ -103,7 +107,7 @@ def create_app(
 
     audit_log = audit_log if audit_log is not None else AuditLog(None)
     app.state.audit = audit_log
-    logins, pacer = Logins(runtime.now), Pacer()
+    logins, pacer, wall_codes = Logins(runtime.now), Pacer(), LoginCodes(runtime.now)
     app.mount("/static", StaticFiles(directory=_STATIC))
 
     @app.get("/livez")
@@ -141,7 +145,9 @@ def create_app(
         code = request.query_params.get("code", "")
         if not code:
             return HTMLResponse(login_page())
-        token = None if codes is None else codes.redeem(code)
+        token, lifetime, start = None if codes is None else codes.redeem(code), logins.lifetime, "/"
+        if token is None:
+            token, lifetime, start = wall_codes.redeem(code), _WALL_SECONDS, "/#/wall"
         if token is None:
             access.refusals.note(
                 "unauthenticated", remote_of(request.scope), method="GET /login", reason="login code not open"
@@ -149,7 +155,7 @@ def create_app(
             return HTMLResponse(login_page("The link was used already, or is too old."), 401)
         logs.info("login_link_used", host=remote_of(request.scope))
         # Not a redirect: after a click in another site's page, browsers would not show the cookie there.
-        return admitted(request, token, HTMLResponse(entered_page()))
+        return admitted(request, token, HTMLResponse(entered_page(start)), lifetime)
 
     @app.post("/login", response_class=HTMLResponse)
     async def log_in(request: Request) -> Response:
@@ -165,12 +171,12 @@ def create_app(
                 fingerprint=verdict.shown or None, reason="token not accepted",
             )  # fmt: skip
             return HTMLResponse(login_page(verdict.problem), 401)
-        return admitted(request, verdict.token.value, RedirectResponse("/", 303))
+        return admitted(request, verdict.token.value, RedirectResponse("/", 303), logins.lifetime)
 
-    def admitted(request: Request, token: str, answer: Response) -> Response:
+    def admitted(request: Request, token: str, answer: Response, lifetime: float) -> Response:
         """Return the answer, with a cookie that stands for the token."""
         answer.set_cookie(
-            cookie_name(port_of(request.scope)), logins.enter(token), max_age=int(logins.lifetime),
+            cookie_name(port_of(request.scope)), logins.enter(token, lifetime), max_age=int(lifetime),
             httponly=True, samesite="strict", secure=request.url.scheme == "https",
         )  # fmt: skip
         return answer
@@ -184,7 +190,7 @@ def create_app(
         return answer
 
     checks = [Security(_BEARER), Depends(known_parameters_only)]
-    overview = Overview(runtime)
+    overview, recorder = Overview(runtime), Recorder(runtime, pacer)
     for resource in (
         clusters.router(runtime),
         declarations.router(runtime),
@@ -195,11 +201,12 @@ def create_app(
         barriers.router(runtime),
         collectives.router(runtime, pacer),
         progress.router(runtime, pacer),
+        series.router(runtime, recorder),
         keys.router(runtime),
         events.router(runtime),
         _stream(runtime, overview, access),
         server.router(runtime, facts or Facts()),
-        tokens.router(access),
+        tokens.router(access, wall_codes),
         audit.router(audit_log),
     ):
         app.include_router(resource, prefix="/api/v1", dependencies=checks)
@@ -215,6 +222,7 @@ def create_app(
         logins,
         pacer,
         shedder or LoadShedder(runtime.now),
+        recorder,
         frozenset({metrics.PATH} if open_metrics else ()),
     )
 

@@ -17,6 +17,7 @@ from dmesh_server.security.roles import API_PREFIX, PAGE_PATHS, PROBE_PATHS, rol
 from dmesh_server.security.shedding import LoadShedder
 from dmesh_server.web.logins import Logins
 from dmesh_server.web.pacer import LONGEST, Pacer
+from dmesh_server.web.series import Recorder
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -24,7 +25,7 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 _FILTERED_PATHS = PAGE_PATHS | {
-    "/api/v1/clusters", "/api/v1/declarations", "/api/v1/server", "/openapi.json",
+    "/api/v1/clusters", "/api/v1/declarations", "/api/v1/series", "/api/v1/server", "/openapi.json",
 }  # fmt: skip
 """Paths whose answers leave out what a token that is bound to clusters may not see."""
 _EVENT_PATHS = frozenset({"/api/v1/events", "/api/v1/errors"})
@@ -76,6 +77,7 @@ class HttpGate:
         logins: Logins,
         pacer: Pacer,
         shedder: LoadShedder,
+        recorder: Recorder,
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
         """Make a gate.
@@ -87,6 +89,7 @@ class HttpGate:
             logins: Knows whose cookie stands for which token.
             pacer: When requests with a token are answered.
             shedder: Bounds those without one.
+            recorder: Records time series while the application is served.
             open_paths: What may be read without a token, beside what always may.
         """
         self._app = app
@@ -96,6 +99,8 @@ class HttpGate:
         self._open_paths = open_paths
         self._pacer = pacer
         self._shedder = shedder
+        self.recorder = recorder
+        """Records time series while the application is served."""
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """Answer a request."""

@@ -36,12 +36,17 @@ class Logins:
         self._most = most
         self._open: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
-    def enter(self, token: str) -> str:
-        """Return the value of a new cookie that stands for an accepted token."""
+    def enter(self, token: str, lifetime: float | None = None) -> str:
+        """Return the value of a new cookie that stands for an accepted token.
+
+        Args:
+            token: The token.
+            lifetime: Seconds after which the browser must log in again; the usual ones if None.
+        """
         while len(self._open) >= self._most:
             self._open.popitem(last=False)
         value = secrets.token_urlsafe(32)
-        self._open[value] = (token, self._clock() + self.lifetime)
+        self._open[value] = (token, self._clock() + (self.lifetime if lifetime is None else lifetime))
         return value
 
     def token(self, header: str | None, port: int) -> str | None:

@@ -121,9 +121,13 @@ def login_page(problem: str = "") -> str:
     return _PAGES.get_template("login.html").render(problem=problem)
 
 
-def entered_page() -> str:
-    """Render the page that leads a browser on that a link has logged in."""
-    return _PAGES.get_template("entered.html").render()
+def entered_page(start: str = "/") -> str:
+    """Render the page that leads a browser on that a link has logged in.
+
+    Args:
+        start: Where it leads.
+    """
+    return _PAGES.get_template("entered.html").render(start=start)
 
 
 async def _section(views: ClusterViews, name: str, steps: Steps) -> ClusterSection:

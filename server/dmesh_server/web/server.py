@@ -46,6 +46,7 @@ class WebServer:
         """Bounds requests without a token, and the connections of hosts that send too many of them."""
         self.address = Address(address.host, self._sockets[0].getsockname()[1])
         self._server: _Server | None = None
+        self._app: HttpGate | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: HttpGate, tls: ServerTls | None = None) -> None:
@@ -68,6 +69,8 @@ class WebServer:
             server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
+        app.recorder.start()
+        self._app = app
         connections = Connections(self._limits, self.refusals, self.shedder, context, allowed)
         self._server = _Server(config, connections)
         self._task = asyncio.create_task(self._server.serve(self._sockets), name="dmesh-http")
@@ -79,6 +82,8 @@ class WebServer:
 
     async def stop(self) -> None:
         """End requests under way and close the port."""
+        if self._app is not None:
+            await self._app.recorder.stop()
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -10,7 +10,7 @@ from typing import TypeVar
 from dmesh.coordination.explanation.picture import Call, Group, Picture
 from dmesh.coordination.members import Liveness, Member, MemberState, Task
 
-_STRIDE = 100
+STRIDE = 100
 """Members examined in one step."""
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
@@ -89,13 +89,17 @@ def explain(picture: Picture, patience: float = 1.0) -> Explanation:
         picture: The cluster.
         patience: Seconds of waiting that need no explanation.
     """
-    work = explain_in_steps(picture, patience)
+    return finish(explain_in_steps(picture, patience))
+
+
+def finish(work: Steps[_T]) -> _T:
+    """Do work that yields between its steps, without a pause; return its result."""
     while True:
         try:
             next(work)
         except StopIteration as done:
-            explanation: Explanation = done.value
-            return explanation
+            result: _T = done.value
+            return result
 
 
 def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanation]:
@@ -110,7 +114,7 @@ def explain_in_steps(picture: Picture, patience: float = 1.0) -> Steps[Explanati
         suspects = {suspect.rank for suspect in wait.suspects}
         for number, rank in enumerate(wait.present):
             waiting_for[rank].update(suspects - {rank} if rank in suspects else suspects)
-            if number % _STRIDE == 0:
+            if number % STRIDE == 0:
                 yield
     # A suspect that waits for nobody is the cause; a suspect that waits itself is a consequence.
     ordered = sorted(waits, key=lambda wait: (_held_up(wait, waiting_for), -wait.since))
@@ -129,7 +133,7 @@ def _circle(waiting_for: dict[int, set[int]]) -> Steps[tuple[int, ...]]:
     for number, start in enumerate(sorted(waiting_for)):
         path: list[int] = []
         rank: int | None = start
-        if number % _STRIDE == 0:
+        if number % STRIDE == 0:
             yield
         while rank is not None and rank not in safe:
             if rank in path:
@@ -146,7 +150,7 @@ def _survey(picture: Picture) -> Steps[_Cluster]:
     members: dict[Task, Member] = {}
     for number, member in enumerate(picture.state.members):
         members[Task(member.job, member.index)] = member
-        if number % _STRIDE == 0:
+        if number % STRIDE == 0:
             yield
     slots = sorted({**members, **dict.fromkeys(picture.state.vacant)}, key=_order)
     yield
@@ -215,7 +219,7 @@ class _Cluster:
             if task.job == self.job and not self.members[task].state.departed:
                 for group in said.report.groups:
                     streams[group.id, group.generation][task.index] = group, said.age_ms / 1000
-            if number % _STRIDE == 0:
+            if number % STRIDE == 0:
                 yield
         waits: list[Wait] = []
         for by_rank in streams.values():
@@ -229,7 +233,7 @@ class _Cluster:
                 last = group.last
                 if last.sequence > finished:
                     waiting[rank] = group, last, age
-            if number % _STRIDE == 0:
+            if number % STRIDE == 0:
                 yield
         if not waiting:
             return []
@@ -272,7 +276,7 @@ class _Cluster:
         found: list[Suspect] = []
         for task in suspects:
             found.append(self._suspect(task, group_id))
-            if len(found) % (_STRIDE // 4) == 0:  # each takes longer
+            if len(found) % (STRIDE // 4) == 0:  # each takes longer
                 yield
         told = since if seen is None else seen
         return Wait(kind, what, group, sequence, call, since, told, tuple(sorted(present)), tuple(found))

@@ -76,6 +76,18 @@ class Group(Protocol):
         """Number of the last call that is over."""
 
     @property
+    def counted(self) -> int:
+        """Number of recent calls that the next two sum up."""
+
+    @property
+    def elapsed_us(self) -> int:
+        """Microseconds that they took."""
+
+    @property
+    def waited_us(self) -> int:
+        """Microseconds of these that they spent waiting for others."""
+
+    @property
     def failure(self) -> str:
         """Reason for which no call can be made any more; empty otherwise."""
 

@@ -7,10 +7,23 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from dmesh_server.core.errors import CoreError, ErrorKind
 from dmesh_server.core.model import ClusterSettings
 from dmesh_server.core.views import BarrierView, Summary
 from dmesh_server.runtime import Runtime
-from dmesh_server.web.api.answers import NAME, ClusterName, Limit, age, answer, hexadecimal, refusals
+from dmesh_server.web.api.answers import (
+    HEX,
+    NAME,
+    TEXT,
+    ClusterName,
+    Limit,
+    Operation,
+    age,
+    answer,
+    hexadecimal,
+    refusals,
+)
+from dmesh_server.web.api.operations import end
 from dmesh_server.web.gate import covers
 
 _MOST_VACANT = 100
@@ -146,6 +159,28 @@ def router(runtime: Runtime) -> APIRouter:
                 vacant_tasks=[str(task) for task in views.vacant(cluster, _MOST_VACANT)],
             )
         )
+
+    @routes.delete("/clusters/{cluster}", response_model=Operation, responses=refusals(404, 409))
+    async def end_cluster(
+        request: Request,
+        cluster: ClusterName,
+        incarnation: Annotated[str, Query(pattern=HEX, description="generation of the cluster to end")],
+        reason: Annotated[
+            str, Query(max_length=1000, pattern=TEXT, description="reason, for all to read")
+        ] = "",
+    ) -> Response:
+        """End a cluster: evict all its members. Needs the role `admin`.
+
+        The request names the generation, so that a repeated one never hits its successor.
+        """
+        current = hexadecimal(runtime.views.summary(cluster).incarnation)
+        if current != incarnation:
+            raise CoreError(
+                ErrorKind.CLUSTER_ENDING,
+                f"cluster {cluster!r} is not of generation {incarnation} any more: it is of {current}. Look "
+                "at it again before you end it.",
+            )
+        return answer(await end(runtime, request, cluster, f"{cluster} (generation {incarnation})", reason))
 
     return routes
 

@@ -17,7 +17,7 @@ from dmesh_server.core.events import (
     StopBarrier,
     WithdrawCluster,
 )
-from dmesh_server.core.model import Task
+from dmesh_server.core.model import Caller, Member, Task
 from dmesh_server.event_log import AdminAction
 from dmesh_server.runtime import Runtime
 from dmesh_server.telemetry import logs
@@ -26,6 +26,7 @@ from dmesh_server.web.api.audit import record
 from dmesh_server.web.gate import has_role
 
 A = TypeVar("A", Operated, KvIncremented)
+_AT_A_TIME = 100
 
 
 async def operate(
@@ -84,3 +85,41 @@ async def carry_out(
     if changed:
         runtime.event_log.note(AdminAction(cluster, action, target, task, asker(request)))
     return answer
+
+
+async def end(runtime: Runtime, request: Request, cluster: str, target: str, reason: str) -> Operation:
+    """Evict all members of a cluster; one line in the audit log and one event stand for all of them.
+
+    Args:
+        runtime: The server's runtime.
+        request: The HTTP request, for the operator's name.
+        cluster: The cluster.
+        target: The cluster and its generation, for people.
+        reason: Reason, for all to read.
+
+    Raises:
+        CoreError: It was refused.
+    """
+    if not has_role(request.scope, Role.ADMIN):
+        raise CoreError(ErrorKind.PERMISSION_DENIED, "end_cluster needs the role admin")
+    by, evicted = asker(request), 0
+    async with record(request, "end_cluster", target) as entry:
+        entry.detail = reason
+        for member in _present(runtime, cluster):
+            caller = Caller(cluster)
+            event = Evict(runtime.next_number(), caller, by, member.task, member.incarnation, reason)
+            evicted += (await runtime.request(event, Operated)).changed
+        entry.outcome = "done" if evicted else "unchanged"
+    logs.warning("admin_action", action="end_cluster", cluster=cluster, by=by, evicted=evicted, reason=reason)
+    if evicted:
+        runtime.event_log.note(AdminAction(cluster, "end_cluster", target, None, by))
+    return Operation(done=True, action="end_cluster", cluster=cluster, target=target)
+
+
+def _present(runtime: Runtime, cluster: str) -> list[Member]:
+    found = list[Member]()
+    place = 0
+    while some := runtime.views.holders(cluster, place, _AT_A_TIME):
+        found += [member for member in some if not member.state.departed]
+        place += len(some)
+    return found

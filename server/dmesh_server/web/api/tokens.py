@@ -15,6 +15,7 @@ from dmesh_server.security.issued_tokens import IssuedToken, IssuedTokens
 from dmesh_server.web.api.answers import AS_INTEGER, LARGEST, Name, answer, asker, refusals
 from dmesh_server.web.api.audit import record
 from dmesh_server.web.gate import token_of
+from dmesh_server.web.logins import LoginCodes
 
 _LONGEST_TTL = 100 * 366 * 86400.0
 _Bound = Annotated[int, Field(ge=0, le=LARGEST), AS_INTEGER]
@@ -99,11 +100,19 @@ class Revocation(BaseModel):
     revoked: bool = Field(description="false: there is no such token, or it was revoked before")
 
 
-def router(access: Access | None) -> APIRouter:
+class LoginLink(BaseModel):
+    """A link that logs one browser in, once, to look only."""
+
+    path: str = Field(description="path and query of the link, on this server")
+    ttl: float = Field(description="seconds after which the link is worth nothing")
+
+
+def router(access: Access | None, codes: LoginCodes) -> APIRouter:
     """Return the resource.
 
     Args:
         access: Accepts the tokens; None if nobody has to show one.
+        codes: One-time codes of links for wall screens.
     """
     routes = APIRouter(tags=["tokens"])
 
@@ -141,6 +150,23 @@ def router(access: Access | None) -> APIRouter:
             entry.outcome = "done" if found is not None else "unknown"
         checked.end_streams()
         return answer(Revocation(id=token_id, revoked=found is not None))
+
+    @routes.post("/login-links", response_model=LoginLink, responses=refusals())
+    async def issue_login_link(request: Request) -> Response:
+        """Issue a link for a wall screen. Needs the role `admin`, of all clusters.
+
+        It logs one browser in, to look only, with the token that may do the least; an earlier link is worth
+        nothing any more.
+        """
+        token = _checked(request, access).token_to_look()
+        if token is None:
+            raise CoreError(
+                ErrorKind.INVALID_ARGUMENT, "all tokens of the token file have expired: renew one"
+            )
+        async with record(request, "create_login_link", "wall screen") as entry:
+            entry.detail = f"logs in with {token.label}"
+            code = codes.issue(token.value)
+        return answer(LoginLink(path=f"/login?code={code}", ttl=codes.lifetime))
 
     return routes
 

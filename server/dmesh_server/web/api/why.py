@@ -1,4 +1,4 @@
-"""Explanation of a waiting cluster: the answer of `dmesh why`, worked out once for all viewers."""
+"""Verdict on a cluster: the answer of `dmesh why`, worked out once for all viewers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from dmesh.coordination.activity import Activity
-from dmesh.coordination.explanation import Explanation, describe, explain_in_steps
-from dmesh.coordination.members import BarrierStatus, Liveness, MemberState
+from dmesh.coordination.explanation import Suspect, Verdict, explain_in_steps, judge_in_steps
+from dmesh.coordination.members import BarrierStatus, DepartureCause, Liveness, MemberState
 from dmesh.coordination.members import ClusterState as SeenState
 from dmesh.coordination.members import Member as SeenMember
 from dmesh.coordination.members import Process as SeenProcess
@@ -34,19 +34,52 @@ _FRESH = 2.0
 _AT_A_TIME = 16
 """Members read in one step."""
 _MOST_NAMED = 32
+_MOST_VICTIMS = 5_000
 _MOST_KEPT = 16
 
 
+class CulpritView(BaseModel):
+    """A member with which the trouble began."""
+
+    task: str = Field(description="its task slot")
+    rank: int = Field(description="its client id")
+    host: str = Field(description="its host; empty for a vacant task slot")
+    pid: int = Field(description="process id on that host")
+    state: str = Field(description="`connected`, `lost`, `failed`, `blocked`, `stuck`, `vacant` ...")
+    where: str = Field(description="position of its main thread, `FILE:LINE in FUNCTION`; empty if unknown")
+
+
+class EvidenceView(BaseModel):
+    """One fact behind a verdict."""
+
+    label: str = Field(description="kind of fact, such as `line`, `waits in`, `reason` or `others`")
+    text: str = Field(description="the fact")
+    brief: str = Field(description="the same in a few words; empty for a detail")
+
+
 class WhyView(BaseModel):
-    """Explanation of a waiting cluster."""
+    """Verdict on a cluster: what is wrong, with whom it began, who stops because of it."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
                 {
-                    "cluster": "train", "waiting": True, "since": 7.4, "suspects": ["/job:worker/task:2"],
-                    "text": "Cluster 'train' has waited for 7.4 s in collective #6 of group world, "
-                    "all_reduce(sum, float64, shape (1000,)): ranks 0, 1, 3 are there, rank 2 is missing.",
+                    "cluster": "train", "kind": "waiting", "severity": "bad", "waiting": True, "since": 7.4,
+                    "headline": "Rank 2 is holding up 3 ranks · 7.4 s", "consequence": "",
+                    "culprits": [
+                        {
+                            "task": "/job:worker/task:2", "rank": 2, "host": "node7", "pid": 4711,
+                            "state": "connected", "where": "/home/me/train.py:31 in step",
+                        }
+                    ],
+                    "culprits_total": 1,
+                    "victims": {"worker": [0, 1, 3]},
+                    "evidence": [
+                        {
+                            "label": "line", "text": "/home/me/train.py:31 in step",
+                            "brief": "train.py:31 step",
+                        }
+                    ],
                     "latest": 6, "age": 0.3,
                 }
             ]
@@ -54,10 +87,19 @@ class WhyView(BaseModel):
     )  # fmt: skip
 
     cluster: str = Field(description="name of the cluster")
+    kind: str = Field(description="`failed`, `waiting`, `deadlock`, `slow`, `forming`, `ended` or `healthy`")
+    severity: str = Field(description="`bad`, `warn`, `ok` or `idle`")
+    headline: str = Field(description="who does what, since when")
+    consequence: str = Field(description="effect on the others; may be empty")
     waiting: bool = Field(description="true if it waits long enough to need an explanation")
-    text: str = Field(description="a paragraph: what it waits in, since when, who is missing, and where")
     since: float | None = Field(description="seconds it has waited; null if it does not wait")
-    suspects: list[str] = Field(description=f"members that block it, the first {_MOST_NAMED}")
+    culprits: list[CulpritView] = Field(description=f"members with which it began, the first {_MOST_NAMED}")
+    culprits_total: int = Field(description="number of these")
+    victims: dict[str, list[int]] = Field(
+        description="by job, the indices of the tasks that stopped or wait because of them; "
+        f"at most {_MOST_VICTIMS}"
+    )
+    evidence: list[EvidenceView] = Field(description="the most telling first")
     latest: int = Field(description="largest number of a collective that any member reported; 0 for none")
     age: float = Field(description="seconds since this was worked out")
 
@@ -65,9 +107,19 @@ class WhyView(BaseModel):
 @dataclass(frozen=True, slots=True)
 class _Known:
     at: float
-    explanation: Explanation
-    text: str
+    verdict: Verdict
+    victims: dict[str, list[int]]
+    """Indices of the verdict's victims by job."""
+    waiting: bool
     latest: int
+
+
+class _Asked(NamedTuple):
+    """A cluster, and what of it changes the answer at once."""
+
+    cluster: str
+    incarnation: int
+    unwell: tuple[int, ...]
 
 
 def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
@@ -78,27 +130,46 @@ def router(runtime: Runtime, pacer: Pacer) -> APIRouter:
         pacer: Schedules long work in steps.
     """
     routes = APIRouter(tags=["clusters"])
-    reasons: Shared[str, _Known] = Shared(runtime.now, _Reasons(runtime, pacer).find_out)
+    reasons: Shared[_Asked, _Known] = Shared(runtime.now, _Reasons(runtime, pacer).find_out)
 
     @routes.get("/clusters/{cluster}/why", response_model=WhyView, responses=refusals(404))
     async def show_why(cluster: ClusterName) -> Response:
-        """Explains what a cluster waits for, as `dmesh why` does; the answer may be some seconds old."""
-        runtime.views.version(cluster)  # refuses unknown clusters
-        known = await reasons.of(cluster)
-        first = next(iter(known.explanation.waits), None)
-        return answer(
-            WhyView(
-                cluster=cluster,
-                waiting=first is not None,
-                text=known.text,
-                latest=known.latest,
-                since=None if first is None else round(first.since, 1),
-                suspects=[] if first is None else [one.task for one in first.suspects[:_MOST_NAMED]],
-                age=age(runtime.now(), known.at),
-            )
+        """Explains what is wrong with a cluster, as `dmesh why` does; the answer may be some seconds old."""
+        summary = runtime.views.summary(cluster)  # refuses unknown clusters
+        unwell = tuple(
+            summary.members.get(condition, 0) for condition in ("FAILED", "LOST", "STUCK", "BLOCKED")
         )
+        known = await reasons.of(_Asked(cluster, summary.incarnation, unwell))
+        return answer(_view(cluster, known, runtime.now()))
 
     return routes
+
+
+def _view(cluster: str, known: _Known, now: float) -> WhyView:
+    verdict = known.verdict
+    return WhyView(
+        cluster=cluster,
+        kind=verdict.kind,
+        severity=verdict.severity,
+        headline=verdict.headline,
+        consequence=verdict.consequence,
+        waiting=known.waiting,
+        since=None if verdict.since is None else round(verdict.since, 1),
+        culprits=[_view_culprit(one) for one in verdict.culprits[:_MOST_NAMED]],
+        culprits_total=len(verdict.culprits),
+        victims=known.victims,
+        evidence=[
+            EvidenceView(label=fact.label, text=fact.text, brief=fact.brief) for fact in verdict.evidence
+        ],
+        latest=known.latest,
+        age=age(now, known.at),
+    )
+
+
+def _view_culprit(one: Suspect) -> CulpritView:
+    return CulpritView(
+        task=one.task, rank=one.rank, host=one.host, pid=one.pid, state=one.state, where=one.where
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +222,21 @@ class _Reasons:
         self._pacer = pacer
         self._kept: OrderedDict[str, _Members] = OrderedDict()
 
-    async def find_out(self, cluster: str) -> tuple[_Known, float]:
-        """Return an explanation and its lifetime in seconds."""
-        steps, now = Steps(self._pacer), self._runtime.now()
+    async def find_out(self, asked: _Asked) -> tuple[_Known, float]:
+        """Return a verdict and its lifetime in seconds."""
+        steps, now, cluster = Steps(self._pacer), self._runtime.now(), asked.cluster
         picture = await self._picture(cluster, now, steps)
         explanation = await steps.through(explain_in_steps(picture, _PATIENCE))
-        text = describe(explanation, picture)
+        verdict = await steps.through(judge_in_steps(explanation, picture))
+        victims = dict[str, list[int]]()
+        for task in verdict.victims[:_MOST_VICTIMS]:
+            victims.setdefault(task.job, []).append(task.index)
         await steps.pause()
         latest = max(
             (group.issued for one in picture.reports.values() for group in one.report.groups), default=0
         )
-        return _Known(now, explanation, text, latest), freshness(len(picture.state.members), _FRESH)
+        known = _Known(now, verdict, victims, bool(explanation.waits), latest)
+        return known, freshness(len(picture.state.members), _FRESH)
 
     async def _picture(self, cluster: str, now: float, steps: Steps) -> _Picture:
         """Return the input of an explanation, collected in steps that keep the event loop free."""
@@ -247,6 +322,8 @@ def _member(member: Member, now: float) -> SeenMember:
         reason=member.reason,
         liveness=Liveness[member.liveness.name],
         activity=None if activity is None else Activity(activity.operation, activity.age, activity.stack),
+        cause=DepartureCause[member.cause.name],
+        code=member.code,
     )
 
 

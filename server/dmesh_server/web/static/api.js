@@ -1,4 +1,4 @@
-// Asks the REST interface. Nothing here changes anything: there is no method but GET.
+// Asks the REST interface.
 
 export class LoggedOut extends Error {}
 
@@ -27,4 +27,23 @@ export async function read(path, query = {}) {
  */
 export function inCluster(cluster, ...parts) {
   return ["clusters", cluster, ...parts].map((part) => encodeURIComponent(part)).join("/");
+}
+
+/**
+ * Changes something; the caller has confirmed it.
+ * @param {string} method
+ * @param {string} path below /api/v1/
+ * @param {Record<string, string|number>} query
+ * @param {string} token of an admin; empty if the server asks for none
+ * @returns {Promise<any>} the answer
+ */
+export async function change(method, path, query, token) {
+  const url = new URL(`/api/v1/${path}`, location.origin);
+  for (const [name, value] of Object.entries(query)) if (value !== "") url.searchParams.append(name, String(value));
+  /** @type {Record<string, string>} */
+  const headers = token ? { Accept: "application/json", Authorization: `Bearer ${token}` } : { Accept: "application/json" };
+  const response = await fetch(url, { method, headers, cache: "no-store", redirect: "error", credentials: "omit" });
+  const answer = await response.json().catch(() => null);
+  if (response.ok) return answer;
+  throw new Error(answer?.status ?? `The server answered ${response.status}.`);
 }

@@ -1,13 +1,16 @@
 // The dashboard: puts the parts together. Everything that it shows is text of the server, of members, of people.
 
+import { wallLink } from "./actions.js";
 import { read, LoggedOut } from "./api.js";
 import { forgetColours } from "./canvas.js";
+import { openMember } from "./details.js";
 import { el, reconcile, say, visible } from "./dom.js";
-import { healthOf } from "./health.js";
 import { Model } from "./model.js";
 import { Reading } from "./reading.js";
+import { linkTo, placeNow } from "./router.js";
 import { Stream } from "./stream.js";
 import { startTheme } from "./theme.js";
+import { verdictOf } from "./verdict.js";
 import * as barriers from "./views/barriers.js";
 import * as collectives from "./views/collectives.js";
 import * as events from "./views/events.js";
@@ -15,18 +18,23 @@ import * as keys from "./views/keys.js";
 import * as members from "./views/members.js";
 import * as mesh from "./views/mesh.js";
 import * as overview from "./views/overview.js";
+import * as time from "./views/time.js";
+import * as wall from "./views/wall.js";
 
 /** @type {Record<string, {title: string, needs: string[], create: (model: Model, again: () => void) => {node: HTMLElement, update: () => void}}>} */
-const VIEWS = { overview, mesh, members, barriers, collectives, events, keys };
+const VIEWS = { overview, time, members, collectives, barriers, mesh, events, keys };
+/** Views without a tab. */
+const HIDDEN = { wall };
+const ALL = { ...VIEWS, ...HIDDEN };
 const PAST = 1000;
 const MEASURES = 200;
 
 const model = new Model();
 /** @type {Map<string, {node: HTMLElement, update: () => void}>} */
 const made = new Map();
-const open = () => (location.hash.slice(2).split("/")[0] in VIEWS ? location.hash.slice(2).split("/")[0] : "overview");
+const open = () => (placeNow().view in ALL ? placeNow().view : "overview");
 
-const reading = new Reading(model, () => [...new Set([...VIEWS[open()].needs, "why", "tasks", "server"])], () => stream.open());
+const reading = new Reading(model, () => [...new Set([...ALL[open()].needs, "why", "tasks", "server"])], () => stream.open());
 const stream = new Stream({
   clusters: (told) => model.setClusters(told.clusters, told.gone),
   happened: (event) => {
@@ -44,10 +52,10 @@ const stream = new Stream({
 
 const banner = el("p", { class: "banner", role: "alert", hidden: true });
 const light = el("span", { class: "light", role: "status" });
-const picker = /** @type {HTMLSelectElement} */ (el("select", { id: "cluster", "aria-label": "Cluster", onchange: () => model.look(picker.value) }));
+const picker = /** @type {HTMLSelectElement} */ (el("select", { id: "cluster", "aria-label": "Cluster", onchange: () => (location.hash = linkTo(open(), picker.value)) }));
 const tabs = el(
   "nav",
-  { class: "tabs", "aria-label": "Views" },
+  { class: "tabs", "aria-label": "Views", onscroll: showMore },
   ...Object.entries(VIEWS).map(([path, view]) => el("a", { href: `#/${path}`, "data-view": path }, view.title, el("span", { class: "badge", hidden: true }))),
 );
 const main = el("main", { id: "view", tabindex: -1 });
@@ -75,7 +83,7 @@ function update() {
   const path = open();
   let view = made.get(path);
   if (!view) {
-    view = VIEWS[path].create(model, () => reading.soon());
+    view = ALL[path].create(model, () => reading.soon());
     made.set(path, view);
   }
   if (view.node.parentNode !== main) main.replaceChildren(view.node);
@@ -85,9 +93,39 @@ function update() {
   reconcile(picker, names, (one) => one, (one) => ({ node: el("option", { value: one }, visible(one, 60)), update: () => {} }));
   picker.value = model.cluster;
   picker.hidden = names.length === 0;
-  const health = healthOf(model);
-  document.title = `${health.sign} ${model.cluster ? `${visible(model.cluster, 40)}: ${health.word}` : "dmesh"}`;
+  const verdict = verdictOf(model);
+  document.title = `${verdict.sign} ${model.cluster ? `${visible(model.cluster, 40)}: ${visible(verdict.headline, 80)}` : "dmesh"}`;
+  document.body.classList.toggle("wall", path === "wall");
   view.update();
+  showMember();
+}
+
+/** Opens the member that the address names, once; closing it leads back. */
+let shown = "";
+function showMember() {
+  const place = placeNow();
+  const wanted = place.kind === "member" && model.cluster ? `${model.cluster}/${place.value}` : "";
+  if (wanted === shown) return;
+  shown = wanted;
+  for (const sheet of /** @type {NodeListOf<HTMLDialogElement>} */ (document.querySelectorAll("dialog.member"))) sheet.close();
+  const match = /^(.*):(\d+)$/.exec(place.value);
+  if (!wanted || !match) return;
+  const slot = { task: `/job:${match[1]}/task:${match[2]}`, job: match[1], index: Number(match[2]) };
+  void openMember(model, slot, () => {
+    if (shown === wanted) location.hash = linkTo(open(), model.cluster);
+  });
+}
+
+/** Shows at its edges that there are more tabs than fit. */
+function showMore() {
+  tabs.classList.toggle("more-left", tabs.scrollLeft > 4);
+  tabs.classList.toggle("more-right", tabs.scrollLeft + tabs.clientWidth < tabs.scrollWidth - 4);
+}
+
+/** Looks at the cluster that the address names, as soon as there is one of that name. */
+function follows() {
+  model.wanted = placeNow().cluster;
+  if (model.clusters.has(model.wanted)) model.look(model.wanted);
 }
 
 function showConnection() {
@@ -110,6 +148,8 @@ function showTabs(path) {
   const badges = { barriers: model.summary?.barriers ?? 0 };
   for (const tab of /** @type {NodeListOf<HTMLElement>} */ (tabs.querySelectorAll("a"))) {
     const view = tab.dataset.view ?? "";
+    const href = linkTo(view, model.cluster);
+    if (tab.getAttribute("href") !== href) tab.setAttribute("href", href);
     if (view === path) {
       if (!tab.hasAttribute("aria-current")) tabs.scrollTo({ left: tab.offsetLeft - tabs.offsetLeft - 40 });
       tab.setAttribute("aria-current", "page");
@@ -118,6 +158,7 @@ function showTabs(path) {
     badge.hidden = !badges[view];
     say(badge, badges[view] || "");
   }
+  showMore();
 }
 
 /** Reads what happened before the page was opened, and then follows. */
@@ -139,19 +180,29 @@ async function follow() {
 function start() {
   const header = document.getElementById("top");
   const tools = document.getElementById("tools");
-  if (!header || !tools) return;
-  startTheme(tools, () => {
+  const menu = document.getElementById("menu");
+  if (!header || !tools || !menu) return;
+  startTheme(menu, () => {
     forgetColours();
     show();
   });
   tools.prepend(picker, light);
+  const box = /** @type {HTMLDetailsElement} */ (menu.parentElement);
+  document.addEventListener("click", (event) => !box.contains(/** @type {Node} */ (event.target)) && box.removeAttribute("open"));
+  document.addEventListener("keydown", (event) => event.key === "Escape" && box.removeAttribute("open"));
+  const secured = menu.querySelector("form") !== null;
+  menu.prepend(el("a", { href: linkTo("wall", "") }, "Wall screen"), ...(secured ? [el("button", { class: "quiet", onclick: wallLink }, "Link for a wall screen …")] : []));
   header.after(banner, tabs, main);
+  follows();
   model.addEventListener("change", show);
   model.addEventListener("cluster", () => reading.soon());
+  let before = open();
   window.addEventListener("hashchange", () => {
+    follows();
     reading.soon();
     show();
-    main.focus({ preventScroll: true });
+    if (open() !== before) main.focus({ preventScroll: true });
+    before = open();
   });
   window.addEventListener("resize", show);
   window.addEventListener("pagehide", () => stream.close());

@@ -2,6 +2,8 @@
 
 import { lookOf } from "./states.js";
 
+/** @typedef {import("./states.js").Blame} Blame */
+
 /** @typedef {{context: CanvasRenderingContext2D, width: number, height: number}} Sheet */
 
 /** Size of a cell from which on it is written into. */
@@ -62,9 +64,10 @@ export function sheet(canvas, width, height) {
  * @param {number} y
  * @param {number} size
  * @param {string} condition
+ * @param {Blame} blame
  */
-export function drawSlot(context, x, y, size, condition) {
-  const { tone } = lookOf(condition);
+export function drawSlot(context, x, y, size, condition, blame) {
+  const { tone } = lookOf(condition, blame);
   const inset = size >= 8 ? 1 : 0.5;
   const side = size - 2 * inset;
   const [left, top] = [x + inset, y + inset];
@@ -72,7 +75,7 @@ export function drawSlot(context, x, y, size, condition) {
   context.fillStyle = context.strokeStyle = colour(tone);
   context.beginPath();
   context.roundRect(left, top, side, side, radius);
-  if (HOLLOW.has(condition)) {
+  if (HOLLOW.has(condition) && !blame) {
     context.lineWidth = 1.25;
     context.setLineDash(condition === "VACANT" || condition === "UNKNOWN" ? [2, 2] : []);
     context.stroke();
@@ -81,7 +84,7 @@ export function drawSlot(context, x, y, size, condition) {
     return;
   }
   context.fill();
-  if (side < 7 || condition === "CONNECTED") return;
+  if (side < 7 || (condition === "CONNECTED" && !blame)) return;
   context.strokeStyle = context.fillStyle = colour("ground");
   context.lineWidth = Math.max(1.5, side / 9);
   const [a, b] = [side * 0.28, side * 0.72];
@@ -92,7 +95,7 @@ export function drawSlot(context, x, y, size, condition) {
     context.moveTo(left + b, top + a);
     context.lineTo(left + a, top + b);
     context.stroke();
-  } else if (condition === "STUCK") {
+  } else if (blame === "late" || (condition === "STUCK" && !blame)) {
     context.moveTo(left + side / 2, top + a);
     context.lineTo(left + b, top + side / 2);
     context.lineTo(left + side / 2, top + b);
@@ -131,8 +134,8 @@ export class SlotMap {
     this.size = 0;
     this.cursor = -1;
     this.hint = "";
-    /** @type {Set<number>} places that others wait for */
-    this.marked = new Set();
+    /** @type {(place: number) => Blame} what a verdict makes of a place */
+    this.blameAt = () => "";
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.point(-1));
     this.canvas.addEventListener("click", (event) => this.choose(this.at(event)));
@@ -178,7 +181,7 @@ export class SlotMap {
     context.textBaseline = "middle";
     for (const { x, y, place } of this.cells) {
       const condition = conditionAt(place);
-      if (condition !== "CONNECTED" && !HOLLOW.has(condition)) continue; // it has a shape in its place
+      if (this.blameAt(place) || (condition !== "CONNECTED" && !HOLLOW.has(condition))) continue; // it has a shape in its place
       context.fillStyle = colour(condition === "CONNECTED" ? "ground" : "quiet");
       context.fillText(labelOf(place), x + this.size / 2, y + this.size / 2, this.size - 4);
     }
@@ -201,13 +204,8 @@ export class SlotMap {
     this.again = () => {
       const { context } = sheet(this.canvas, width, height);
       around?.(context);
-      for (const { x, y, place } of cells) drawSlot(context, x, y, size, conditionAt(place));
+      for (const { x, y, place } of cells) drawSlot(context, x, y, size, conditionAt(place), this.blameAt(place));
       if (labelOf && size >= LABELLED) this.label(context, conditionAt, labelOf);
-      for (const { x, y } of cells.filter(({ place }) => this.marked.has(place))) {
-        context.strokeStyle = colour("warn");
-        context.lineWidth = 3;
-        context.strokeRect(x + 1.5, y + 1.5, size - 3, size - 3);
-      }
       const chosen = cells[this.cursor];
       if (chosen) {
         context.strokeStyle = colour("text");

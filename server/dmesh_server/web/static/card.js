@@ -28,3 +28,11 @@ export function tile(label) {
   const node = el("div", { class: "tile" }, el("span", { class: "tile-label" }, label), value, note);
   return { node, value, note };
 }
+
+/**
+ * The head of a table.
+ * @param {string[]} titles
+ */
+export function head(titles) {
+  return el("thead", {}, el("tr", {}, ...titles.map((one) => (one ? el("th", { scope: "col" }, one) : el("td", {})))));
+}

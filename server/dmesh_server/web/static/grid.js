@@ -232,3 +232,22 @@ function coordinates(axes, device) {
   }
   return found;
 }
+
+/**
+ * Names the ranks beside a device on each axis, as a ring: "batch 0 and 4, model 2 and 3".
+ * @param {Grid} grid @param {number} device @param {any} slots
+ */
+export function neighbours({ axes, owners }, device, slots) {
+  const at = coordinates(axes, device);
+  let stride = owners.length;
+  return axes
+    .map((axis, n) => {
+      stride /= axis.size;
+      if (axis.size < 2) return "";
+      const beside = [axis.size - 1, 1].map((step) => owners[device + (((at[n] + step) % axis.size) - at[n]) * stride]);
+      const ranks = [...new Set(beside)].map((owner) => (owner < 0 ? "unknown" : `rank ${taskAt(slots, owner).index}`));
+      return `on ${visible(axis.name, 24)}: ${ranks.join(" and ")}`;
+    })
+    .filter(Boolean)
+    .join(", ");
+}

@@ -1,5 +1,6 @@
 // What the page knows: the clusters, the one that is looked at, what the server said of it, and how fresh that is.
 
+import { Columns } from "./columns.js";
 import { conditionOf, CONDITIONS } from "./states.js";
 import { Heartbeats } from "./heartbeats.js";
 
@@ -28,6 +29,41 @@ export class Model extends EventTarget {
     /** @type {Set<string>} */
     this.eventIds = new Set();
     this.heartbeats = new Heartbeats();
+    this.columns = new Columns();
+    this.load = new Columns();
+    /** @type {string} the cluster that the address names; empty for none */
+    this.wanted = "";
+    /** @type {{why: any, tasks: any, found: Map<number, import("./states.js").Blame>}} */
+    this.judged = { why: null, tasks: null, found: new Map() };
+  }
+
+  /**
+   * What the server's verdict makes of task slots, by place.
+   * @returns {Map<number, import("./states.js").Blame>}
+   */
+  get blames() {
+    const { why, tasks } = this.read;
+    if (this.judged.why === why && this.judged.tasks === tasks) return this.judged.found;
+    /** @type {Map<number, import("./states.js").Blame>} */
+    const found = new Map();
+    if (why && tasks) {
+      const bad = why.severity === "bad";
+      for (const [job, ranks] of Object.entries(bad ? why.victims : {})) {
+        const start = placeOf(tasks, `/job:${job}/task:0`);
+        if (start >= 0) for (const rank of ranks) found.set(start + rank, "victim");
+      }
+      for (const one of why.culprits) found.set(placeOf(tasks, one.task), bad ? "culprit" : "late");
+    }
+    this.judged = { why, tasks, found };
+    return found;
+  }
+
+  /**
+   * @param {string} task
+   * @returns {import("./states.js").Blame}
+   */
+  blameOf(task) {
+    return this.read.tasks ? this.blames.get(placeOf(this.read.tasks, task)) ?? "" : "";
   }
 
   /** Tells whoever shows it that something is new. */
@@ -51,7 +87,8 @@ export class Model extends EventTarget {
       this.untold.delete(one.name);
     }
     for (const one of gone) this.clusters.delete(one);
-    if (!this.clusters.has(this.cluster)) this.look(this.first());
+    if (this.wanted && this.clusters.has(this.wanted)) this.look(this.wanted);
+    else if (!this.clusters.has(this.cluster)) this.look(this.first());
     this.changed();
   }
 
@@ -73,6 +110,7 @@ export class Model extends EventTarget {
     this.cluster = cluster;
     this.read = { server: this.read.server };
     this.heartbeats = new Heartbeats();
+    this.columns = new Columns();
     this.dispatchEvent(new Event("cluster"));
     this.changed();
   }
@@ -84,6 +122,8 @@ export class Model extends EventTarget {
   took(resource, answer) {
     this.read[resource] = answer;
     if (resource === "tasks" && answer) this.heartbeats.note(answer);
+    if (resource === "series" && answer) this.columns.add(answer);
+    if (resource === "load" && answer) this.load.add(answer);
     this.changed();
   }
 

@@ -23,8 +23,13 @@ const RESOURCES = {
   progress: { every: 1, read: (model) => read(inCluster(model.cluster, "progress")) },
   topology: { every: 3, read: (model) => read(inCluster(model.cluster, "topology"), { limit: 200 }) },
   keys: { every: 3, read: (model) => read(inCluster(model.cluster, "keys"), { prefix: model.read.prefix ?? "", limit: model.read.mostKeys ?? 100 }) },
+  series: { every: 2, read: (model) => read(inCluster(model.cluster, "series"), { after: model.columns.last }) },
+  load: { every: 2, read: (model) => read("series", { after: model.load.last }) },
   server: { every: 3, read: () => read("server") },
 };
+
+/** What is read of the server, also while it has no cluster. */
+const SERVERS = new Set(["server", "load"]);
 
 export class Reading {
   /**
@@ -74,7 +79,7 @@ export class Reading {
     this.busy = true;
     this.lastAt = performance.now();
     const cluster = this.model.cluster;
-    const resources = this.needs().filter((one) => (cluster || one === "server") && (due(one) || this.model.read[one] === undefined));
+    const resources = this.needs().filter((one) => (cluster || SERVERS.has(one)) && (due(one) || this.model.read[one] === undefined));
     try {
       const answers = await Promise.all(resources.map((one) => RESOURCES[one].read(this.model)));
       if (cluster === this.model.cluster) {

@@ -21,8 +21,8 @@ export class Rows {
     this.inner = el("div", { class: "rows-inner", role: "rowgroup" });
     const heads = columns.map((column) => el("span", { role: "columnheader", class: column.class }, column.title));
     const head = el("div", { class: "rows-head row", role: "row", "aria-rowindex": 1 }, ...heads);
-    this.scroller = el("div", { class: "rows-scroll", role: "presentation", tabindex: 0 }, el("div", { class: "rows-top", role: "rowgroup" }, head), this.inner);
-    this.node = el("div", { class: "rows", role: "table", "aria-label": label, "aria-colcount": columns.length }, this.scroller);
+    this.scroller = el("div", { class: "rows-scroll", role: "table", "aria-label": label, "aria-colcount": columns.length, tabindex: 0 }, el("div", { class: "rows-top", role: "rowgroup" }, head), this.inner);
+    this.node = el("div", { class: "rows" }, this.scroller);
     this.scroller.addEventListener("scroll", () => this.show(), { passive: true });
     this.scroller.style.setProperty("--row", `${height}px`);
   }
@@ -30,7 +30,7 @@ export class Rows {
   /** @param {any[]} items */
   set(items) {
     this.items = items;
-    this.node.setAttribute("aria-rowcount", String(items.length + 1));
+    this.scroller.setAttribute("aria-rowcount", String(items.length + 1));
     this.inner.style.height = `${items.length * this.height}px`;
     this.show();
   }

@@ -11,7 +11,7 @@ const KEY = "dmesh-theme";
  */
 export function startTheme(parent, changed) {
   let chosen = stored();
-  const [sign, word] = [el("span", { "aria-hidden": "true" }), el("span", { class: "wide-only" })];
+  const [sign, word] = [el("span", { "aria-hidden": "true" }), el("span", {})];
   const button = el("button", { class: "quiet", onclick: next }, sign, word);
 
   function next() {
@@ -28,8 +28,7 @@ export function startTheme(parent, changed) {
     if (chosen === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = chosen;
     say(sign, { auto: "◐", light: "☀", dark: "☾" }[chosen] ?? "");
-    say(word, ` ${chosen}`);
-    button.setAttribute("aria-label", `Colours: ${chosen}`);
+    say(word, ` Colours: ${chosen}`);
     changed();
   }
 

@@ -3,6 +3,8 @@
 import { nothing } from "../card.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
 import { counted, span } from "../format.js";
+import { cancelBarrier } from "../actions.js";
+import { linkTo, showLinked } from "../router.js";
 import { chip, setChip } from "../states.js";
 
 export const title = "Barriers";
@@ -17,24 +19,30 @@ export function create(model) {
   function update() {
     const page = model.read.barriers;
     const items = page?.barriers ?? [];
-    reconcile(list, items.length ? items : [null], (/** @type {any} */ one) => (one ? `${one.name}#${one.instance}` : "none"), makeBarrier);
+    reconcile(list, items.length ? items : [null], (/** @type {any} */ one) => (one ? `${one.name}#${one.instance}` : "none"), (one) => makeBarrier(model, one));
+    showLinked(list, "barrier");
     say(more, page && page.total > items.length ? `and ${counted(page.total - items.length, "younger barrier")}` : "");
   }
 
   return { node, update };
 }
 
-/** @param {any} first */
-function makeBarrier(first) {
-  if (!first) return { node: el("section", { class: "card" }, nothing("No barrier is under way: nobody waits in one.")), update: () => {} };
+/** @param {import("../model.js").Model} model @param {any} first */
+function makeBarrier(model, first) {
+  if (!first) return { node: el("section", { class: "card" }, nothing("No barrier is under way.")), update: () => {} };
   const missing = el("ul", { class: "missing" });
   const head = el("p", { class: "missing-head" });
   const bar = el("progress", { class: "progress" });
   const [there, since, deadline] = ["", "", ""].map(() => el("span", {}));
   const node = el(
     "section",
-    { class: "card barrier", "data-barrier": visible(first.name) },
-    el("h2", {}, name(first.name), el("small", {}, ` use ${first.instance}`)),
+    { class: "card barrier", "data-barrier": visible(first.name), "data-item": `${first.name}@${first.instance}` },
+    el(
+      "header",
+      { class: "card-head" },
+      el("h2", {}, el("a", { href: linkTo("barriers", model.cluster, "barrier", `${first.name}@${first.instance}`) }, name(first.name)), el("small", {}, ` use ${first.instance}`)),
+      el("button", { class: "quiet", onclick: () => cancelBarrier(model, first) }, "Cancel …"),
+    ),
     head,
     missing,
     el("div", { class: "progress-line" }, bar, there),
@@ -44,9 +52,9 @@ function makeBarrier(first) {
     node,
     /** @param {any} barrier */
     update(barrier) {
-      say(head, barrier.missing_count ? `Missing: ${counted(barrier.missing_count, "task")}` : "All are there; it passes now.");
+      say(head, barrier.missing_count ? `${counted(barrier.missing_count, "task")} missing` : "All are there; it passes now.");
       const rest = barrier.missing_count - barrier.missing.length;
-      reconcile(missing, rest > 0 ? [...barrier.missing, { task: "", rest }] : barrier.missing, (one) => one.task, makeMissing);
+      reconcile(missing, rest > 0 ? [...barrier.missing, { task: "", rest }] : barrier.missing, (one) => one.task, (one) => makeMissing(model, one));
       bar.max = barrier.participants;
       bar.value = barrier.arrived;
       bar.setAttribute("aria-label", "arrived");
@@ -57,8 +65,8 @@ function makeBarrier(first) {
   };
 }
 
-/** @param {any} first */
-function makeMissing(first) {
+/** @param {import("../model.js").Model} model @param {any} first */
+function makeMissing(model, first) {
   if (!first.task) {
     const node = el("li", { class: "quiet" });
     return { node, update: (/** @type {any} */ one) => say(node, `and ${one.rest} more`) };
@@ -66,15 +74,21 @@ function makeMissing(first) {
   const state = chip("CONNECTED");
   const facts = el("span", { class: "quiet" });
   const why = el("span", { class: "reason" });
-  const node = el("li", { "data-task": visible(first.task) }, state, el("strong", {}, name(first.task)), facts, why);
+  const node = el("li", { "data-task": visible(first.task) }, state, el("a", { href: memberLink(model.cluster, first.task) }, name(first.task)), facts, why);
   return {
     node,
     /** @param {any} one */
     update(one) {
-      setChip(state, one.condition);
+      setChip(state, one.condition, model.blameOf(one.task));
       const seen = one.last_seen_age === null ? "never registered" : `host ${visible(one.host, 60)}, pid ${one.pid}, last seen ${span(one.last_seen_age)} ago`;
       say(facts, seen);
       say(why, visible(one.reason, 300));
     },
   };
+}
+
+/** @param {string} cluster @param {string} task */
+function memberLink(cluster, task) {
+  const match = /^\/job:(.*)\/task:(\d+)$/.exec(task);
+  return linkTo("barriers", cluster, "member", match ? `${match[1]}:${match[2]}` : "");
 }

@@ -1,20 +1,18 @@
-// Collectives: when each rank worked and when it waited, and who keeps the others waiting.
+// Collectives: when each rank moved data and when it waited.
 
-import { card, nothing } from "../card.js";
+import { card, head, nothing } from "../card.js";
 import { colour, sheet } from "../canvas.js";
 import { el, reconcile, say, visible } from "../dom.js";
 import { bytes, counted, number, precisely, rankOf, span } from "../format.js";
-import { chip, setChip } from "../states.js";
-import { head } from "./overview.js";
+import { linkTo, showLinked } from "../router.js";
+import { chip, lookOf, setChip } from "../states.js";
+import { verdictOf } from "../verdict.js";
 
 export const title = "Collectives";
 export const needs = ["timeline"];
 
 const OVER = new Set(["DONE", "FAILED", "UNKNOWN"]);
-/** Seconds of waiting that are nothing to be explained. */
-const PATIENCE = 1;
-/** Calls of which a rank must have told before it is called a straggler. */
-const ENOUGH = 16;
+const COLUMNS = ["rank", "state", "at", "last call", "bytes", "wait / transfer", "main thread"];
 const LANE = 20;
 const LABEL = 74;
 const SHARE = { width: 96, height: 10 };
@@ -28,7 +26,8 @@ export function create(model) {
   function update() {
     const page = model.read.timeline;
     if (!page) return;
-    reconcile(list, page.groups.length ? page.groups : [null], (/** @type {any} */ one) => (one ? `${one.id}/${one.generation}` : "none"), (one) => (one ? makeGroup() : { node: el("section", { class: "card" }, nothing("No member has told of a collective yet. They tell with their heartbeats, every few seconds.")), update: () => {} }));
+    reconcile(list, page.groups.length ? page.groups : [null], (/** @type {any} */ one) => (one ? `${one.id}/${one.generation}` : "none"), (one) => (one ? makeGroup(model) : { node: el("section", { class: "card" }, nothing("No collective has been reported yet. Members report with their heartbeats, every few seconds.")), update: () => {} }));
+    showLinked(list, "collective");
     const parts = [];
     if (page.total > page.groups.length) parts.push(`${counted(page.total - page.groups.length, "smaller group")} not shown`);
     if (page.unknown) parts.push(`${counted(page.unknown, "member")} told nothing`);
@@ -38,12 +37,15 @@ export function create(model) {
   return { node, update };
 }
 
-function makeGroup() {
+/** @param {import("../model.js").Model} model */
+function makeGroup(model) {
   const [what, slow, scale, rest] = ["h2", "p", "p", "p"].map((tag) => el(tag, {}));
+  const link = el("a", {});
+  what.append(link);
   const canvas = /** @type {HTMLCanvasElement} */ (el("canvas", { role: "img", "aria-label": "when each rank worked and when it waited; the table below has the numbers" }));
   const key = el("p", { class: "quiet key" }, swatch("ok", "moves data"), swatch("warn", "waits for others (hatched)"), swatch("bad", "failed"));
   const body = el("tbody", {});
-  const table = el("div", { class: "wide" }, el("table", { class: "ranks" }, head(["rank", "state", "at", "last call", "bytes", "wait / transfer", "where its main thread stands"]), body));
+  const table = el("div", { class: "wide" }, el("table", { class: "ranks" }, head(COLUMNS), body));
   scale.className = rest.className = "quiet";
   const node = card("", slow, canvas, scale, key, table, rest);
   node.firstElementChild?.replaceWith(what);
@@ -51,39 +53,19 @@ function makeGroup() {
     node,
     /** @param {any} group */
     update(group) {
-      say(what, `${visible(group.name || group.id)} · ${counted(group.size, "rank")} · call #${number(group.latest)}`);
-      const { tasks, tone, text } = verdictOf(group);
-      slow.className = `stragglers tone-${tone}`;
-      say(slow, text);
-      const waited = new Set(tasks);
-      drawTimeline(canvas, scale, group, waited, node.clientWidth - 34);
-      reconcile(body, group.members, (/** @type {any} */ one) => one.task, () => makeRank());
-      for (const row of body.children) row.classList.toggle("straggler", waited.has(/** @type {HTMLElement} */ (row).dataset.task ?? ""));
+      node.dataset.item = group.id;
+      link.setAttribute("href", linkTo("collectives", model.cluster, "collective", group.id));
+      say(link, `${visible(group.name || group.id)} · ${counted(group.size, "rank")} · call #${number(group.latest)}`);
+      const verdict = verdictOf(model);
+      const concerned = group.members.some((/** @type {any} */ one) => model.blameOf(one.task));
+      slow.hidden = !concerned;
+      slow.className = `stragglers tone-${verdict.tone}`;
+      say(slow, concerned ? `${verdict.sign} ${visible(verdict.headline, 200)}` : "");
+      drawTimeline(model, canvas, scale, group, node.clientWidth - 34);
+      reconcile(body, group.members, (/** @type {any} */ one) => one.task, () => makeRank(model));
       say(rest, group.reported > group.members.length ? `and ${counted(group.reported - group.members.length, "rank")} further ahead` : "");
     },
   };
-}
-
-/**
- * Who keeps the others waiting: now, or again and again. Members tell at different moments, so that some are always
- * behind others; only a wait that was long when it was told of counts, and shares of many calls.
- * @param {any} group
- * @returns {{tasks: string[], tone: string, text: string}}
- */
-function verdictOf(group) {
-  const held = group.members.some((/** @type {any} */ one) => one.last && !OVER.has(one.last.state) && one.last.elapsed >= PATIENCE);
-  if (held && group.stragglers.length) {
-    return { tasks: group.stragglers, tone: "bad", text: `✕ The others wait for ${group.stragglers.map(rankOf).join(", ")}` };
-  }
-  const known = group.members
-    .filter((/** @type {any} */ one) => one.counted >= ENOUGH && one.waited + one.transferred > 0)
-    .map((/** @type {any} */ one) => ({ task: one.task, share: one.waited / (one.waited + one.transferred) }))
-    .sort((/** @type {any} */ a, /** @type {any} */ b) => a.share - b.share);
-  // Whoever comes last waits for nobody. This needs a clear difference, and word of all of them.
-  if (known.length >= 2 && known.length === group.reported && known[1].share > 0.2 && known[0].share < known[1].share / 2) {
-    return { tasks: [known[0].task], tone: "warn", text: `▲ ${rankOf(known[0].task)} is mostly the last one: it waited ${Math.round(100 * known[0].share)} % of its recent calls, the others ${Math.round(100 * known[1].share)} % or more` };
-  }
-  return { tasks: [], tone: "ok", text: "● Nobody keeps the others waiting" };
 }
 
 /** @param {string} tone @param {string} text */
@@ -91,19 +73,24 @@ function swatch(tone, text) {
   return el("span", { class: "ink-key" }, el("span", { class: `swatch ink-${tone}${tone === "warn" ? " hatched" : ""}`, "aria-hidden": "true" }), text);
 }
 
-function makeRank() {
+/** @param {import("../model.js").Model} model */
+function makeRank(model) {
   const state = chip("CONNECTED");
   const [rank, at, size, where] = ["", "number", "number", "where"].map((kind) => el("td", { class: kind }));
   const call = el("td", { class: "words" });
   const share = /** @type {HTMLCanvasElement} */ (el("canvas", { role: "img" }));
   const shareText = el("small", { class: "quiet" });
-  const node = el("tr", {}, rank, el("td", {}, state), at, call, size, el("td", { class: "number" }, share, shareText), where);
+  const cells = [rank, el("td", {}, state), at, call, size, el("td", { class: "number" }, share, shareText), where];
+  cells.forEach((cell, column) => (cell.dataset.column = COLUMNS[column]));
+  const node = el("tr", {}, ...cells);
   return {
     node,
     /** @param {any} one */
     update(one) {
       node.dataset.task = one.task;
-      setChip(state, one.condition);
+      const blame = model.blameOf(one.task);
+      node.dataset.tone = blame ? lookOf(one.condition, blame).tone : "";
+      setChip(state, one.condition, blame);
       say(rank, rankOf(visible(one.task)));
       rank.title = visible(one.task);
       say(at, `#${number(one.issued)}`);
@@ -123,16 +110,16 @@ function makeRank() {
       const percent = all ? `${Math.round((100 * one.waited) / all)} % waited` : "unknown";
       share.setAttribute("aria-label", percent);
       say(shareText, percent);
-      say(where, one.where ? `${visible(one.where, 100)}; got on ${span(one.idle)} ago` : "unknown");
+      say(where, one.where ? `${visible(one.where, 100)}; last progress ${span(one.idle)} ago` : "unknown");
     },
   };
 }
 
 /**
- * @param {HTMLCanvasElement} canvas @param {HTMLElement} scale @param {any} group @param {Set<string>} slow
+ * @param {import("../model.js").Model} model @param {HTMLCanvasElement} canvas @param {HTMLElement} scale @param {any} group
  * @param {number} wide
  */
-function drawTimeline(canvas, scale, group, slow, wide) {
+function drawTimeline(model, canvas, scale, group, wide) {
   const width = Math.max(280, wide || 280);
   /** @type {any[]} */
   const ranks = [...group.members].sort((a, b) => indexOf(a.task) - indexOf(b.task));
@@ -147,8 +134,9 @@ function drawTimeline(canvas, scale, group, slow, wide) {
   context.textBaseline = "middle";
   ranks.forEach((one, lane) => {
     const y = lane * LANE + 2;
-    context.fillStyle = colour(slow.has(one.task) ? "bad" : "quiet");
-    context.fillText(`${slow.has(one.task) ? "✕ " : ""}${rankOf(one.task)}`, 0, y + LANE / 2);
+    const blame = model.blameOf(one.task);
+    context.fillStyle = colour(blame ? lookOf(one.condition, blame).tone : "quiet");
+    context.fillText(`${blame ? `${lookOf(one.condition, blame).sign} ` : ""}${rankOf(one.task)}`, 0, y + LANE / 2);
     context.fillStyle = colour("line");
     context.fillRect(LABEL, y + LANE - 1, width - LABEL, 1);
     for (const call of one.recent) {

@@ -1,9 +1,9 @@
 // Keys: names and sizes. Values may be secrets of the job, and are not here.
 
-import { nothing } from "../card.js";
-import { el, name, reconcile, say } from "../dom.js";
+import { deleteKey } from "../actions.js";
+import { head, nothing } from "../card.js";
+import { el, name, reconcile, say, visible } from "../dom.js";
 import { bytes, counted, number } from "../format.js";
-import { head } from "./overview.js";
 
 export const title = "Keys";
 export const needs = ["keys"];
@@ -20,7 +20,7 @@ export function create(model, again) {
     "div",
     { class: "view" },
     el("div", { class: "toolbar" }, prefix, total),
-    el("section", { class: "card" }, el("div", { class: "wide" }, el("table", { class: "keys" }, head(["key", "size", "revision", "made at"]), body)), empty, more),
+    el("section", { class: "card" }, el("div", { class: "wide" }, el("table", { class: "keys" }, head(["key", "size", "revision", "made at", ""]), body)), empty, more),
     el("p", { class: "quiet" }, "Values are shown to admins only: dmesh kv get KEY."),
   );
 
@@ -42,10 +42,12 @@ export function create(model, again) {
     empty.hidden = page.keys.length > 0;
     more.hidden = page.next === null || page.keys.length >= 1000;
     reconcile(body, page.keys, (/** @type {any} */ one) => one.key, (one) => {
+      let current = one;
       const cells = [0, 0, 0].map(() => el("td", { class: "number" }));
       return {
-        node: el("tr", {}, el("td", {}, name(one.key)), ...cells),
+        node: el("tr", {}, el("td", {}, name(one.key)), ...cells, el("td", {}, el("button", { class: "quiet", "aria-label": `Delete ${visible(one.key)}`, onclick: () => deleteKey(model, current) }, "Delete …"))),
         update(now) {
+          current = now;
           [bytes(now.size), number(now.revision), number(now.create_revision)].forEach((text, column) => say(cells[column], text));
         },
       };

@@ -1,16 +1,16 @@
 // Members, those in trouble first, each with its heartbeat strip.
 
 import { colour, sheet } from "../canvas.js";
-import { openMember } from "../details.js";
 import { el, reconcile, say, visible } from "../dom.js";
 import { counted, number, span } from "../format.js";
 import { ABSENT, LOOKS } from "../heartbeats.js";
 import { countSlots, taskAt } from "../model.js";
+import { goToMember } from "../router.js";
 import { Rows } from "../rows.js";
 import { chip, conditionOf, lookOf, ORDER, setChip } from "../states.js";
 
 /** @typedef {import("../model.js").Model} Model */
-/** @typedef {{place: number, condition: string, task: string, job: string, index: number, host: string, pid: number, silence: number, devices: number, reason: string}} Item */
+/** @typedef {{place: number, condition: string, task: string, job: string, index: number, host: string, pid: number, silence: number, devices: number, reason: string, label: string, blame: import("../states.js").Blame}} Item */
 
 export const title = "Members";
 export const needs = ["tasks", "troubles"];
@@ -31,7 +31,7 @@ export function create(model) {
     label: "Members",
     columns: [
       { title: "state", class: "c-state" },
-      { title: "task", class: "c-task" },
+      { title: "rank", class: "c-task" },
       { title: "host", class: "c-host" },
       { title: "pid", class: "c-pid" },
       { title: "devices", class: "c-devices" },
@@ -51,7 +51,7 @@ export function create(model) {
     const present = ORDER.filter((one) => counts[one] || wanted.has(one));
     reconcile(chips, present.map((one) => ({ one, many: counts[one] ?? 0 })), ({ one }) => one, ({ one }) => {
       const count = el("b", {});
-      const button = el("button", { class: `filter tone-${lookOf(one).tone}`, onclick: () => toggle(one) }, el("span", { class: "sign", "aria-hidden": "true" }, lookOf(one).sign), one, count);
+      const button = el("button", { class: `filter tone-${lookOf(one).tone}`, onclick: () => toggle(one) }, one, count);
       return {
         node: button,
         update({ many }) {
@@ -88,6 +88,7 @@ function itemsOf(model) {
   /** @type {Map<string, string>} */
   const reasons = new Map((model.read.troubles?.members ?? []).map((/** @type {any} */ one) => [one.task, one.reason]));
   const types = Object.values(slots.devices);
+  const blames = model.blames;
   const items = [];
   for (let place = 0; place < slots.conditions.length; place += 1) {
     const slot = taskAt(slots, place);
@@ -98,12 +99,15 @@ function itemsOf(model) {
       host: slots.hosts[slots.host[place]] ?? "",
       pid: slots.pids[place],
       silence: slots.silence[place],
+      label: slots.jobs.length > 1 ? `${slot.job} ${slot.index}` : String(slot.index),
+      blame: blames.get(place) ?? "",
       devices: types.reduce((sum, counts) => sum + counts[place], 0),
       reason: reasons.get(slot.task) ?? "",
     });
   }
-  const rank = new Map(ORDER.map((one, number) => [one, number]));
-  return items.sort((a, b) => (rank.get(a.condition) ?? 0) - (rank.get(b.condition) ?? 0) || a.place - b.place);
+  const order = new Map(ORDER.map((one, number) => [one, number]));
+  const rank = (/** @type {Item} */ one) => (one.blame === "culprit" || one.blame === "late" ? -1 : order.get(one.condition) ?? 0);
+  return items.sort((a, b) => rank(a) - rank(b) || a.place - b.place);
 }
 
 /** @param {Item} item @param {string} text */
@@ -116,7 +120,8 @@ function makeRow(model) {
   /** @type {Item|null} */
   let current = null;
   const state = chip("CONNECTED");
-  const task = el("button", { class: "link", onclick: () => current && openMember(model.cluster, current) });
+  const [rank, more] = [el("span", {}), el("span", { class: "narrow-only" })];
+  const task = el("button", { class: "link", onclick: () => current && goToMember(model.cluster, current) }, rank, more);
   const [host, pid, devices, seen, why] = ["c-host", "c-pid", "c-devices", "c-seen", "c-why"].map((kind) => el("span", { class: kind, role: "cell" }));
   const strip = /** @type {HTMLCanvasElement} */ (el("canvas", { role: "img", "aria-label": "heartbeats" }));
   const node = el("div", { class: "row", role: "row" }, el("span", { class: "c-state", role: "cell" }, state), el("span", { class: "c-task", role: "cell" }, task), host, pid, devices, seen, el("span", { class: "c-strip", role: "cell" }, strip), why);
@@ -128,8 +133,12 @@ function makeRow(model) {
       const vacant = item.condition === "VACANT";
       node.dataset.task = item.task;
       node.dataset.condition = item.condition;
-      setChip(state, item.condition);
-      say(task, visible(item.task));
+      const look = lookOf(item.condition, item.blame);
+      node.dataset.tone = item.blame || look.tone !== "ok" ? look.tone : "";
+      setChip(state, item.condition, item.blame);
+      say(rank, visible(item.label));
+      say(more, vacant ? "" : ` · ${visible(item.host, 40)} · pid ${item.pid}`);
+      task.setAttribute("aria-label", visible(item.task));
       say(host, visible(item.host) || "–");
       say(pid, vacant ? "–" : item.pid);
       say(devices, vacant ? "–" : item.devices);

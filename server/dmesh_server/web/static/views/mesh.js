@@ -2,11 +2,11 @@
 
 import { SlotMap } from "../canvas.js";
 import { card, nothing } from "../card.js";
-import { openMember } from "../details.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
 import { counted } from "../format.js";
-import { describePlace, drawGrid, layOut, locate } from "../grid.js";
+import { describePlace, drawGrid, layOut, locate, neighbours } from "../grid.js";
 import { taskAt } from "../model.js";
+import { goToMember } from "../router.js";
 import { conditionOf, lookOf, ORDER } from "../states.js";
 import { describeSlot } from "./overview.js";
 
@@ -83,8 +83,9 @@ function makeMesh(model, mesh) {
   let grid = null;
   const map = new SlotMap(
     (cell) => (grid ? describeCell(model, grid, cell) : ""),
-    (cell) => grid && grid.owners[grid.cells[cell].shows] >= 0 && openMember(model.cluster, taskAt(model.read.tasks, grid.owners[grid.cells[cell].shows])),
+    (cell) => grid && grid.owners[grid.cells[cell].shows] >= 0 && goToMember(model.cluster, taskAt(model.read.tasks, grid.owners[grid.cells[cell].shows])),
   );
+  map.blameAt = (cell) => (grid ? model.blames.get(grid.owners[grid.cells[cell].shows]) ?? "" : "");
   const axes = mesh.axes.map((/** @type {Axis} */ axis) => `${visible(axis.name, 40)} ${axis.size}`).join(" × ");
   const said = el("p", { class: "quiet" });
   const node = el("section", { class: "card mesh" }, el("h2", {}, mesh.name ? name(mesh.name) : "unnamed mesh", el("small", {}, ` ${axes}, ${mesh.device_type}`)), said, map.node);
@@ -111,7 +112,7 @@ function describeCell(model, grid, number) {
   if (cell.count === 1) {
     if (owner < 0) return `${place}nobody has told whose device this is`;
     const device = grid.devices[cell.shows];
-    return `${place}${device < 0 ? "a device" : `device ${device}`} of ${describeSlot(model, owner)}`;
+    return `${place}${device < 0 ? "a device" : `device ${device}`} of ${describeSlot(model, owner)}; neighbours ${neighbours(grid, cell.shows, model.read.tasks)}`;
   }
   const worst = owner < 0 ? "" : `; the worst is of ${describeSlot(model, owner)}`;
   return `${place}${counted(cell.count, "device")}${worst}`;
@@ -121,8 +122,9 @@ function describeCell(model, grid, number) {
 function makeHost(model, first) {
   const map = new SlotMap(
     (place) => describeSlot(model, place),
-    (place) => openMember(model.cluster, taskAt(model.read.tasks, place)),
+    (place) => goToMember(model.cluster, taskAt(model.read.tasks, place)),
   );
+  map.blameAt = (place) => model.blames.get(place) ?? "";
   const worst = el("span", { class: "sign", "aria-hidden": "true" });
   const what = el("span", { class: "quiet" });
   const node = el("section", { class: "host" }, el("h3", {}, worst, name(first.host || "unknown host")), what, map.node);
@@ -131,7 +133,8 @@ function makeHost(model, first) {
     /** @param {{host: string, places: number[], worst: number}} one */
     update(one) {
       const slots = model.read.tasks;
-      const look = lookOf(ORDER[one.worst]);
+      const blames = one.places.map((place) => model.blames.get(place) ?? "");
+      const look = lookOf(ORDER[one.worst], blames.find((blame) => blame === "culprit" || blame === "late") ?? blames.find(Boolean) ?? "");
       worst.className = `sign tone-${look.tone}`;
       say(worst, look.sign);
       const devices = Object.entries(slots.devices).map(([type, counts]) => [type, one.places.reduce((sum, place) => sum + /** @type {number[]} */ (counts)[place], 0)]);

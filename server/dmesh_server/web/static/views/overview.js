@@ -1,83 +1,90 @@
-// Overview: is it healthy? what is it waiting for?
+// Overview: is it healthy, and if not, who is to blame? Then members, progress and recent problems.
 
+import { endCluster } from "../actions.js";
 import { SlotMap } from "../canvas.js";
-import { card, nothing, tile } from "../card.js";
-import { openMember } from "../details.js";
+import { card, head, nothing, tile } from "../card.js";
+import { makeCharts } from "../charts.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
-import { bytes, clock, counted, number, precisely, rankOf, span } from "../format.js";
-import { healthOf } from "../health.js";
-import { countMembers, placeOf, taskAt } from "../model.js";
-import { conditionOf, lookOf, ORDER } from "../states.js";
+import { bytes, clock, counted, number, precisely, span } from "../format.js";
+import { linked, makeHero } from "../hero.js";
+import { countMembers, taskAt } from "../model.js";
+import { goToMember, linkTo } from "../router.js";
+import { BLAMES, conditionOf, lookOf, ORDER } from "../states.js";
+import { toneOf } from "./events.js";
 
 /** @typedef {import("../model.js").Model} Model */
 
 export const title = "Overview";
-export const needs = ["tasks", "why", "progress", "server"];
+export const needs = ["tasks", "why", "progress", "server", "series"];
 
 /** @param {Model} model */
 export function create(model) {
-  const sign = el("span", { class: "hero-sign", "aria-hidden": "true" });
-  const word = el("strong", { class: "hero-word" });
-  const why = el("p", { class: "hero-why" });
-  const hero = el("section", { class: "hero", role: "status" }, el("p", { class: "hero-head" }, sign, word), why);
-  const [members, barriers, collectives, store] = ["Members", "Barriers", "Collectives", "Server"].map(tile);
+  const hero = makeHero(model);
+  const [members, barriers, collectives] = ["Members", "Barriers", "Collectives"].map(tile);
+  const tiles = el("div", { class: "tiles" }, members.node, barriers.node, collectives.node);
   const bar = el("div", { class: "bar", "aria-hidden": "true" });
   const legend = el("ul", { class: "legend" });
   const map = new SlotMap(
-    (place) => describe(model, place),
-    (place) => openMember(model.cluster, taskAt(model.read.tasks, place)),
+    (place) => describeSlot(model, place),
+    (place) => goToMember(model.cluster, taskAt(model.read.tasks, place)),
   );
+  map.blameAt = (place) => model.blames.get(place) ?? "";
+  const membersCard = card("Members", bar, legend, map.node);
+  const charts = makeCharts(model, ["calls", "wait"]);
   const loops = el("tbody", {});
   const loopsCard = card("Progress", el("div", { class: "wide" }, el("table", {}, head(["loop", "done", "speed", "left", "ranks"]), loops)));
   const errors = el("ul", { class: "feed" });
   const clusters = el("tbody", {});
   const clustersCard = card("Clusters", el("div", { class: "wide" }, el("table", {}, head(["cluster", "members", "waits in", "keys"]), clusters)));
   const settings = el("tbody", {});
-  const facts = el("p", { class: "quiet" });
+  const facts = el("dl", { class: "facts-list" });
+  const end = el("button", { class: "quiet", onclick: () => endCluster(model) }, "End this cluster …");
   const node = el(
     "div",
     { class: "view" },
-    hero,
-    el("div", { class: "tiles" }, members.node, barriers.node, collectives.node, store.node),
+    hero.node,
+    tiles,
     loopsCard,
-    el("div", { class: "halves" }, card("Members by state", bar, legend, map.node), card("Latest trouble", errors)),
+    el("div", { class: "halves" }, membersCard, card("Recent problems", errors)),
+    charts.node,
     clustersCard,
-    el("details", { class: "card" }, el("summary", {}, "Server and settings"), facts, el("div", { class: "wide" }, el("table", {}, head(["setting", "value", "from"]), settings))),
+    el("details", { class: "card" }, el("summary", {}, "Server"), facts, end, el("div", { class: "wide" }, el("table", {}, head(["setting", "value", "from"]), settings))),
   );
 
   function update() {
-    const health = healthOf(model);
-    hero.className = `hero tone-${health.tone}`;
-    say(sign, health.sign);
-    say(word, health.word);
-    say(why, visible(health.text, 4000));
+    hero.update();
     const summary = model.summary;
     const counts = countMembers(model);
     const there = (counts.CONNECTED ?? 0) + (counts.REGISTERED ?? 0) + (counts.STUCK ?? 0) + (counts.BLOCKED ?? 0);
-    say(members.value, summary ? `${number(there)} / ${number(summary.tasks)}` : "–");
-    say(members.note, summary ? `there; epoch ${summary.epoch}` : "");
-    say(barriers.value, summary ? number(summary.barriers) : "–");
-    say(barriers.note, summary?.waits_in ? `oldest: ${counted(summary.waits_in.participants - summary.waits_in.arrived, "task")} missing` : "none under way");
-    showCollectives(collectives, model.read.why);
-    showServer(store, model.read.server);
-    showLoops();
-    showCounts(counts);
+    tiles.hidden = membersCard.hidden = !summary;
+    end.hidden = !summary || summary.ended;
+    if (summary) {
+      say(members.value, `${number(there)} / ${number(summary.tasks)}`);
+      say(members.note, `present; epoch ${summary.epoch}`);
+      say(barriers.value, number(summary.barriers));
+      say(barriers.note, summary.waits_in ? `${counted(summary.waits_in.participants - summary.waits_in.arrived, "task")} missing in the oldest` : "none under way");
+      const latest = model.read.why?.latest;
+      say(collectives.value, latest ? `#${number(latest)}` : "–");
+      say(collectives.note, latest ? "the latest call" : "none reported");
+    }
+    showCounts();
     showMap();
+    charts.update();
+    showLoops();
     showErrors();
     showClusters();
-    showFacts();
+    showServer();
   }
 
-  /** @param {Record<string, number>} counts */
-  function showCounts(counts) {
-    const present = ORDER.filter((one) => counts[one]).map((one) => ({ one, many: counts[one] }));
-    reconcile(bar, present, ({ one }) => one, ({ one }) => {
-      const part = el("span", { class: `part ink-${lookOf(one).tone}` });
+  function showCounts() {
+    const present = tally(model);
+    reconcile(bar, present, ({ key }) => key, ({ look }) => {
+      const part = el("span", { class: `part ink-${look.tone}` });
       return { node: part, update: ({ many }) => (part.style.flexGrow = String(many)) };
     });
-    reconcile(legend, present, ({ one }) => one, ({ one }) => {
+    reconcile(legend, present, ({ key }) => key, ({ look, word }) => {
       const count = el("b", {});
-      const item = el("li", { class: `tone-${lookOf(one).tone}`, title: lookOf(one).says }, el("span", { class: "sign", "aria-hidden": "true" }, lookOf(one).sign), count, ` ${one}`);
+      const item = el("li", { class: `tone-${look.tone}`, title: look.says }, el("span", { class: "sign", "aria-hidden": "true" }, look.sign), count, ` ${word}`);
       return { node: item, update: ({ many }) => say(count, number(many)) };
     });
   }
@@ -104,8 +111,7 @@ export function create(model) {
     const slots = model.read.tasks;
     map.node.hidden = !slots;
     if (!slots) return;
-    map.marked = new Set((model.read.why?.suspects ?? []).map((/** @type {string} */ task) => placeOf(slots, task)));
-    map.hint = `${map.marked.size ? "Framed: others wait for it. " : ""}Point at a task slot, or use the arrow keys; Enter opens it.`;
+    map.hint = "Point at a task slot, or use the arrow keys; Enter opens it.";
     const width = map.node.clientWidth || 320;
     const total = slots.conditions.length;
     const size = Math.max(5, Math.min(38, Math.floor(Math.sqrt((width * 200) / Math.max(1, total)))));
@@ -116,10 +122,14 @@ export function create(model) {
   }
 
   function showErrors() {
-    const bad = model.events.filter((one) => one.severity !== "info" && (one.cluster === "" || one.cluster === model.cluster)).slice(0, 6);
-    reconcile(errors, bad.length ? bad : [null], (one) => one?.cursor ?? "none", (one) => {
-      if (!one) return { node: el("li", {}, nothing("No trouble that the server remembers.")), update: () => {} };
-      const item = el("li", { class: `tone-${one.severity === "error" ? "bad" : "warn"}` }, el("span", { class: "sign", "aria-hidden": "true" }, one.severity === "error" ? "✕" : "▲"), el("time", {}, clock(one.time)), el("span", { class: "words" }, visible(one.message, 300)));
+    const bad = model.events.filter((one) => one.severity !== "info" && (one.cluster === "" || one.cluster === model.cluster));
+    // What follows from the culprit's end is said by the verdict already.
+    const own = bad.filter((one) => !(one.severity === "error" && toneOf(model, one) === "warn")).slice(0, 6);
+    reconcile(errors, own.length ? own : [null], (one) => (one ? `${one.cursor}/${toneOf(model, one)}` : "none"), (one) => {
+      if (!one) return { node: el("li", {}, nothing(model.events.length && bad.length ? "None but those that follow from the verdict." : "No recent problems.")), update: () => {} };
+      const tone = toneOf(model, one);
+      const link = el("a", { class: "quiet", href: linkTo("events", one.cluster || model.cluster, "event", one.cursor) }, el("time", {}, clock(one.time)));
+      const item = el("li", { class: `tone-${tone}` }, el("span", { class: "sign", "aria-hidden": "true" }, tone === "bad" ? "✖" : "▲"), link, el("span", { class: "words" }, visible(one.message, 160)));
       return { node: item, update: () => {} };
     });
   }
@@ -128,9 +138,8 @@ export function create(model) {
     const all = [...model.clusters.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
     clustersCard.hidden = all.length < 2;
     reconcile(clusters, all.slice(0, 50), (one) => one.name, (one) => {
-      const link = el("button", { class: "link", onclick: () => model.look(one.name) }, name(one.name));
       const cells = ["", "number", "number"].map((kind) => el("td", { class: kind }));
-      const row = el("tr", {}, el("td", {}, link), ...cells);
+      const row = el("tr", {}, el("td", {}, linked(linkTo("overview", one.name), one.name)), ...cells);
       return {
         node: row,
         update(now) {
@@ -142,10 +151,22 @@ export function create(model) {
     });
   }
 
-  function showFacts() {
+  function showServer() {
     const server = model.read.server;
     if (!server) return;
-    say(facts, `dmesh ${server.version}, pid ${server.pid}, up for ${span(server.uptime)}, gRPC at ${visible(server.grpc || "?")}, incarnation ${server.incarnation}, store: ${server.store.kind}`);
+    const commit = server.store.commit.count ? `; commits take ${precisely(server.store.commit.p99)} at most, 99 of 100` : "";
+    const told = [
+      ["state", server.ready ? "ready" : `not ready: ${server.reason}`],
+      ["address", server.grpc || "unknown"],
+      ["version", `dmesh ${server.version}, pid ${server.pid}, up for ${span(server.uptime)}`],
+      ["store", `${server.store.kind}${commit}`],
+      ["event loop", `${precisely(server.loop_lag.p99)} late at most, 99 of 100 times`],
+      ["incarnation", server.incarnation],
+    ];
+    reconcile(facts, told.flatMap(([term, fact]) => [{ key: term, tag: "dt", text: term }, { key: `${term}=`, tag: "dd", text: fact }]), (one) => one.key, (one) => {
+      const part = el(one.tag, {});
+      return { node: part, update: (now) => say(part, visible(now.text, 300)) };
+    });
     reconcile(settings, server.settings, (/** @type {any} */ one) => one.name, (one) => {
       const [value, origin] = [el("td", {}), el("td", {})];
       return {
@@ -161,34 +182,35 @@ export function create(model) {
   return { node, update };
 }
 
-/** @param {{value: HTMLElement, note: HTMLElement}} tile @param {any} why */
-function showCollectives({ value, note }, why) {
-  const slow = why?.suspects ?? [];
-  say(value, why?.latest ? `#${number(why.latest)}` : "–");
-  if (!why?.latest) say(note, "none told of");
-  else say(note, slow.length ? `${slow.slice(0, 3).map(rankOf).join(", ")}${slow.length > 3 ? " …" : ""} missing` : "nobody missing");
-}
-
-/** @param {{value: HTMLElement, note: HTMLElement}} tile @param {any} server */
-function showServer({ value, note }, server) {
-  if (!server) return;
-  say(value, server.ready ? "Ready" : "Not ready");
-  const commit = server.store.commit.count ? `commit p99 ${precisely(server.store.commit.p99)}, ` : "";
-  say(note, server.ready ? `${commit}loop lag p99 ${precisely(server.loop_lag.p99)}` : visible(server.reason));
+/**
+ * Counts the task slots by what they are and what the verdict makes of them, the worst first.
+ * @param {Model} model
+ */
+function tally(model) {
+  const slots = model.read.tasks;
+  if (!slots) return [];
+  /** @type {Map<string, {key: string, rank: number, many: number, word: string, look: import("../states.js").Look}>} */
+  const found = new Map();
+  const blames = model.blames;
+  for (let place = 0; place < slots.conditions.length; place += 1) {
+    const [condition, blame] = [conditionOf(slots.conditions[place]), blames.get(place) ?? ""];
+    const key = `${blame}/${condition}`;
+    const one = found.get(key);
+    if (one) one.many += 1;
+    else {
+      const rank = ORDER.indexOf(condition) - (blame ? { culprit: 30, late: 20, victim: 10 }[blame] : 0);
+      found.set(key, { key, rank, many: 1, word: blame ? `${BLAMES[blame].word} (${condition})` : condition, look: lookOf(condition, blame) });
+    }
+  }
+  return [...found.values()].sort((a, b) => a.rank - b.rank);
 }
 
 /** @param {Model} model @param {number} place */
-function describe(model, place) {
+export function describeSlot(model, place) {
   const slots = model.read.tasks;
   const host = slots.hosts[slots.host[place]];
+  const blame = model.blames.get(place);
   const condition = conditionOf(slots.conditions[place]);
-  const where = host === undefined ? "" : `, host ${visible(host, 60)}, silent for ${span(slots.silence[place])}`;
-  return `${taskAt(slots, place).task}: ${condition}${where}`;
+  const where = host === undefined ? "" : `, host ${visible(host, 60)}, pid ${slots.pids[place]}, last seen ${span(slots.silence[place])} ago`;
+  return `${taskAt(slots, place).task}: ${condition}${blame ? `, ${BLAMES[blame].word}` : ""}${where}`;
 }
-
-/** @param {string[]} titles */
-function head(titles) {
-  return el("thead", {}, el("tr", {}, ...titles.map((one) => el("th", { scope: "col" }, one))));
-}
-
-export { describe as describeSlot, head };
