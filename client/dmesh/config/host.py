@@ -1,8 +1,12 @@
-"""Processes of this host: identity, existence, listening ports. Linux only; elsewhere nothing is known."""
+"""Processes of this host: identity, existence, listening ports; and its NUMA nodes.
+
+Linux only; elsewhere nothing is known.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -143,6 +147,26 @@ def is_gone(pid: int, started: int) -> bool:
         return True
     # The first thread may have ended before the others: then the process is there.
     return fields[_STATE] in ("Z", "X") and int(fields[_THREADS]) <= 1
+
+
+def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
+    """Returns the CPUs of each NUMA node, by number; none where /sys does not show them.
+
+    Args:
+        root: The root of the file system.
+    """
+    found = {}
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        try:
+            text = (folder / "cpulist").read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        ranges = [
+            entry.partition("-") for entry in text.split(",") if entry
+        ]  # a node of memory alone has none
+        cpus = (range(int(first), int(last or first) + 1) for first, _, last in ranges)
+        found[int(folder.name[4:])] = frozenset(itertools.chain(*cpus))
+    return dict(sorted(found.items()))
 
 
 def _stat(pid: int) -> list[str]:
