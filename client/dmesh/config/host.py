@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,18 +155,38 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
     Args:
         root: The root of the file system.
     """
-    found = {}
-    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        try:
-            text = (folder / "cpulist").read_text(encoding="ascii").strip()
-        except OSError:
-            continue
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    found = {int(folder.name[4:]): _cpu_list(folder / "cpulist") for folder in folders}
+    return dict(sorted((node, cpus) for node, cpus in found.items() if cpus is not None))
+
+
+def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:
+    """Returns some CPUs core by core, those of one core together; each for itself where /sys does not say.
+
+    Args:
+        cpus: Numbers of the CPUs.
+        root: The root of the file system.
+    """
+    folder, left, found = root / "sys/devices/system/cpu", set(cpus), []
+    for cpu in sorted(cpus):
+        if cpu in left:
+            threads = _cpu_list(folder / f"cpu{cpu}/topology/thread_siblings_list") or frozenset()
+            found.append(frozenset({cpu, *threads} & left))
+            left -= found[-1]
+    return found
+
+
+def _cpu_list(path: Path) -> frozenset[int] | None:
+    """Returns the CPUs in a file such as `0-3,8-11`; None if it cannot be read."""
+    try:
         ranges = [
-            entry.partition("-") for entry in text.split(",") if entry
-        ]  # a node of memory alone has none
-        cpus = (range(int(first), int(last or first) + 1) for first, _, last in ranges)
-        found[int(folder.name[4:])] = frozenset(itertools.chain(*cpus))
-    return dict(sorted(found.items()))
+            entry.partition("-") for entry in path.read_text(encoding="ascii").strip().split(",") if entry
+        ]
+    except OSError:
+        return None
+    return frozenset(
+        itertools.chain(*(range(int(first), int(last or first) + 1) for first, _, last in ranges))
+    )
 
 
 def _stat(pid: int) -> list[str]:

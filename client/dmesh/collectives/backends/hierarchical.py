@@ -323,8 +323,7 @@ def find_hierarchy(
     leads = block < min(map(len, places))
     # A rank that is no leader takes as many rounds by itself.
     column = [other[block] for other in places] if leads else [position]
-    oversubscribed = services.neighbours > shared_memory.cores
-    memory = yield from share_memory(exchange.among(host), shared_memory, oversubscribed)
+    memory = yield from share_memory(exchange.among(host), shared_memory, services.neighbours)
     found = yield from open_connections(
         exchange.among(column), services.transport.connector, tuning, transfers=False
     )
