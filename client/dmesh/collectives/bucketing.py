@@ -8,7 +8,6 @@ all-reduce.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from dmesh.collectives.api import Async, ProcessGroup, Sync
 from dmesh.collectives.api import resolve as resolve_group
-from dmesh.collectives.futures import Completed, then
+from dmesh.collectives.futures import Completed, Future, then
 from dmesh.collectives.group import Group
 from dmesh.collectives.persistent import Plan, plan_all_reduce, planned
 from dmesh.collectives.reduction import canonical_op, resolve
