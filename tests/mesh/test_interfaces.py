@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmesh.config.host import numa_nodes
+from dmesh.config.host import numa_nodes, own_nodes
 from dmesh.config.interfaces import Interface, check_exists, look_at, usable
 from dmesh.errors import ConfigurationError
 
@@ -127,3 +127,5 @@ def test_the_cpus_of_numa_nodes_are_read(tmp_path: Path) -> None:
         (folder / name / "cpulist").write_text(cpus + "\n")
     (folder / "possible").write_text("0-10\n")
     assert numa_nodes(tmp_path) == {0: {0, 1, 2, 8, 9}, 1: {3, 4, 5, 11}, 10: set()}
+    assert own_nodes(tmp_path, {2, 8, 90}) == {0: {2, 8}}
+    assert own_nodes(tmp_path, {2, 11}) == {0: {2}, 1: {11}}

@@ -15,7 +15,7 @@ from typing import Literal
 from dmesh import native
 from dmesh._version import __version__
 from dmesh.cli.observing import Observer, find_target, named_coordinator
-from dmesh.config.host import listener_on, numa_nodes
+from dmesh.config.host import listener_on, numa_nodes, own_nodes
 from dmesh.config.interfaces import check_exists, look_at, usable
 from dmesh.config.settings import Settings, split_address
 from dmesh.coordination.credentials import ClientTls
@@ -212,11 +212,10 @@ def _interfaces(settings: Settings) -> Check:
 
 
 def _numa() -> Check:
-    nodes = numa_nodes()
-    if not nodes or not hasattr(os, "sched_getaffinity"):
+    nodes, own = numa_nodes(), own_nodes()
+    if not own:
         return Check("numa", "skip", "/sys shows no nodes")
-    mine = os.sched_getaffinity(0)
-    allowed = [f"node {node} ({len(cpus & mine)} CPUs)" for node, cpus in nodes.items() if cpus & mine]
+    allowed = [f"node {node} ({len(cpus)} CPUs)" for node, cpus in own.items()]
     many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     return Check("numa", "ok", f"{many}; this process may run on {', '.join(allowed)}")
 

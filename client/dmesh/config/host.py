@@ -160,6 +160,19 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
     return dict(sorted((node, cpus) for node, cpus in found.items() if cpus is not None))
 
 
+def own_nodes(root: Path = Path("/"), allowed: Collection[int] | None = None) -> dict[int, frozenset[int]]:
+    """Returns the CPUs of each NUMA node on which this process may run, by number, without nodes of none.
+
+    Args:
+        root: The root of the file system.
+        allowed: CPUs that may be used; None for what the system says of this process.
+    """
+    if allowed is None:
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    nodes = numa_nodes(root).items()
+    return {node: found for node, cpus in nodes if (found := cpus & frozenset(allowed))}
+
+
 def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:
     """Returns some CPUs core by core, those of one core together; each for itself where /sys does not say.
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from dmesh.config.host import cores, numa_nodes
+from dmesh.config.host import cores, own_nodes
 from dmesh.errors import ConfigurationError
 
 BINDINGS = ("core", "numa")
@@ -39,8 +39,7 @@ def cpus_for(
         allowed: CPUs that may be used.
         root: The root of the file system.
     """
-    nodes = [found for cpus in numa_nodes(root).values() if (found := cpus & set(allowed))]
-    nodes = nodes or [frozenset(allowed)]
+    nodes = list(own_nodes(root, allowed).values()) or [frozenset(allowed)]
     if binding == "numa":
         units: Sequence[Collection[int]] = nodes
         first, last = place * len(units) // clients, place * len(units) // clients + 1
