@@ -435,6 +435,23 @@ def reset(r: Rank) -> None:
     all_reduce(r)
 
 
+def agree(r: Rank) -> None:
+    flags: list[Any] = (
+        [count > 0 for count in r.counts] if r.case.wide else [count - 400 for count in r.counts]
+    )
+    found = r.group.agree(flags[r.rank], LIMIT)
+    assert found == functools.reduce(lambda first, second: first & second, flags)
+    assert (type(found), r.group.missing) == (type(flags[0]), ())
+
+
+def shrink(r: Rank) -> None:
+    whole = r.group.split(0)
+    assert whole is not None
+    left = whole.shrink(LIMIT)
+    assert left.ranks == r.group.ranks
+    all_gather(Rank(left, r.case))
+
+
 def plan(r: Rank) -> None:
     name = ("all_reduce", "scan", "broadcast", "all_gather", "all_to_all", "permute")[r.case.seed % 6]
     arrays = r.arrays([r.size * r.counts[0]] * r.size)
@@ -513,11 +530,10 @@ MOVEMENTS: dict[str, Callable[[Rank], None]] = {
     "send_object": objects_in_a_ring, "recv_object": objects_in_a_ring,
 }  # fmt: skip
 """Properties of the other functions."""
-ELSEWHERE = {
-    "agree": "test_consensus.py", "shrink": "../faults/test_s43_survivors.py",  # need a coordination service
-    "new_group": "test_groups.py", "world": "test_groups.py",  # those of a process that has been initialized
-}  # fmt: skip
-"""Functions whose tests are in another file."""
+WITH_SERVICE: dict[str, Callable[[Rank], None]] = {"agree": agree, "shrink": shrink}
+"""Properties of functions that need a coordination service."""
+OF_A_PROCESS = {"new_group", "world"}
+"""Functions that have no group, but the process-wide one: `dmesh.testing` and tests/e2e use them."""
 
 
 def run(group: Group, cases: Iterable[Mapping[str, Any]]) -> None:
@@ -525,7 +541,7 @@ def run(group: Group, cases: Iterable[Mapping[str, Any]]) -> None:
     for given in cases:
         case = Case(**{**given, "lengths": tuple(given["lengths"])})
         try:
-            {**REDUCTIONS, **MOVEMENTS}[case.call](Rank(group, case))
+            {**REDUCTIONS, **MOVEMENTS, **WITH_SERVICE}[case.call](Rank(group, case))
         except BaseException as error:
             error.add_note(f"on rank {group.rank} of {group.size}: {case}")
             raise
