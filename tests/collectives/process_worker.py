@@ -271,9 +271,20 @@ def check_many(member: Member) -> dict[str, Any]:
         assert result is None if rank != 2 else (result == everything).all()
         ring = [(at, (at + 1) % size) for at in range(size)]
         equal(world.permute(x, ring), arrays[rank - 1])
+    names = [backend.name for backend in world.current.backends]
+    if "hierarchical" in names:
+        large = np.random.default_rng(0).integers(0, 9, (3, 300_000)).astype("f4")  # whose sums are exact
+        x, total = large[rank % 3], sum(large[at % 3] for at in range(size))
+        equal(world.all_reduce(x), total)
+        equal(world.broadcast(x, 5), large[2])
+        result = world.reduce(x, "mean", last)
+        assert result is None if rank != last else np.allclose(result, total / size, 1e-6)
+        equal(world.all_gather(x[:2000]), np.stack([large[at % 3, :2000] for at in range(size)]))
+        part = x[: 2000 * size].reshape(size, -1)
+        equal(world.reduce_scatter(part), total[: 2000 * size].reshape(size, -1)[rank])
     assert isinstance(member.transport, TcpTransport)
     connections = member.transport._connections
-    return {"peers": len({*connections.dialed, *connections.accepted} - {rank})}
+    return {"backends": names, "peers": len({*connections.dialed, *connections.accepted} - {rank})}
 
 
 def reduce_in_shared_memory(communicator: Communicator, peer: int | None) -> dict[str, Any]:

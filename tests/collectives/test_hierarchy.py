@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import pytest
 from tests.collectives import ranks as threads
 
 from dmesh import native
+from dmesh.collectives.backends.hierarchical import cells_of
 from dmesh.collectives.backends.shm.setup import Sizes
 from dmesh.collectives.backends.tcp import dedicated
 from dmesh.collectives.services import WaitPolicy
@@ -256,9 +258,17 @@ def test_every_rank_hears_of_a_mismatch_and_of_a_death(kind, shm):
         dies.join()
 
 
-@pytest.mark.parametrize(("size", "shm"), [(4, HOSTS), *UNEVEN[1:]])
+ALONE = [
+    (4, tuple(f"native@{rank}" for rank in range(4))),
+    (7, tuple(f"native@{rank}" for rank in range(7))),
+    (6, ("dedicated@a", "dedicated@b", "dedicated@a")),  # hosts whose ranks share nothing
+]
+"""Groups that are divided into cells."""
+
+
+@pytest.mark.parametrize(("size", "shm"), [(4, HOSTS), *UNEVEN[1:], *ALONE])
 def test_groups_that_are_too_large_for_connections_of_all_pairs(size, shm, monkeypatch, caplog):
-    """Leaders of hosts alone have connections; small arrays, other calls and transfers go by messages."""
+    """Few pairs have connections; small arrays, other calls and transfers go by messages."""
     monkeypatch.setattr(dedicated, "MOST_MEMBERS", size - 1)
     caplog.set_level("INFO", "dmesh")
     with cluster(size, shm=shm, sizes=SMALL, wait_policy=QUICK) as ranks:
@@ -299,6 +309,28 @@ def test_too_many_ranks_on_hosts_of_their_own_exchange_messages(monkeypatch, cap
     assert (
         "it has more than 2 members, and is not hierarchical: its hosts have 1, 1, 1 members" in caplog.text
     )
+
+
+def test_members_find_their_cell_and_the_leaders_of_their_block(monkeypatch, caplog):
+    monkeypatch.setattr(dedicated, "MOST_MEMBERS", 5)
+    caplog.set_level("INFO", "dmesh")
+    with cluster(6, shm=tuple(f"native@{rank}" for rank in range(6)), sizes=SMALL) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        found = [rows(communicator) for communicator in ranks.communicators]
+        columns = [[0, 3], [1, 4], [2, 5]]
+        assert found == [([0, 1, 2], column) for column in columns] + [([3, 4, 5], c) for c in columns]
+    assert "has dedicated connections with the tuning of rank 0" in caplog.text
+    assert "within 2 cells, and between these, for large arrays" in caplog.text
+
+
+@pytest.mark.parametrize("members", [65, 67, 96, 100, 128, 144, 255, 256])
+def test_cells_are_about_as_many_as_each_has_members(members):
+    """So each rank has about 2 sqrt(N) connections."""
+    cells = cells_of([list(range(members))])
+    assert [at for cell in cells for at in cell] == list(range(members))
+    sizes = set(map(len, cells))
+    assert max(sizes) - min(sizes) <= (0 if members in (96, 100, 128, 144, 256) else 1)
+    assert len(cells) + max(sizes) <= 2.2 * math.sqrt(members) + 1
 
 
 def test_folding_by_rank_has_no_hierarchy():

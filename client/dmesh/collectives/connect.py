@@ -23,7 +23,7 @@ from dmesh._log import logger
 from dmesh.collectives.backends import mpi_world, registered
 from dmesh.collectives.backends.base import Agreement, Backend, Operation
 from dmesh.collectives.backends.endpoints import SharedMemoryBackend, TcpBackend
-from dmesh.collectives.backends.hierarchical import HierarchicalBackend, find_hierarchy
+from dmesh.collectives.backends.hierarchical import HierarchicalBackend, cells_of, find_hierarchy
 from dmesh.collectives.backends.mpi import MpiBackend
 from dmesh.collectives.backends.shm.setup import MOST_MEMBERS, share_memory
 from dmesh.collectives.backends.tcp import dedicated
@@ -323,16 +323,18 @@ def _use_tcp(
     elif len(places) > dedicated.MOST_MEMBERS:
         hierarchy = f"it has {len(places)} hosts, more than {dedicated.MOST_MEMBERS}"
     else:
-        hierarchy = yield from find_hierarchy(exchange, members, places, tuning)
-    shared = f"shared memory among the ranks of each host ({lengths})"
+        hierarchy = yield from find_hierarchy(exchange, members, places, tuning, shares=True)
+    shared = f"between hosts, and shared memory among the ranks of each host ({lengths})"
     if found is None:
+        too_many = f"it has more than {dedicated.MOST_MEMBERS} members"
+        cells = cells_of(places)
+        if isinstance(hierarchy, str) and tuning.folding != "rank" and cells:
+            shared = f"within {len(cells)} cells, and between these"
+            hierarchy = yield from find_hierarchy(exchange, members, cells, tuning, shares=False)
         if isinstance(hierarchy, str):
-            return f"it has more than {dedicated.MOST_MEMBERS} members, and is not hierarchical: {hierarchy}"
-        reason = (
-            f"has dedicated connections{tuned} between leaders of hosts, and {shared}, for large arrays; "
-            f"others go by messages, for it has more than {dedicated.MOST_MEMBERS} members"
-        )
-        return Connection((hierarchy,), tuning, inner=hierarchy.endpoints, reason=reason)
+            return f"{too_many}, and is not hierarchical: {hierarchy}"
+        reason = f"has dedicated connections{tuned} {shared}, for large arrays; others go by messages, for "
+        return Connection((hierarchy,), tuning, inner=hierarchy.endpoints, reason=reason + too_many)
     assert services.shared_memory is not None
     assert services.shared_memory.core is not None
     endpoints = TcpEndpoints(services.shared_memory.core, members.rank, found)
@@ -344,7 +346,7 @@ def _use_tcp(
         )
         return _settled(found.agreement, backend, tuning=tuning, endpoints=endpoints, reason=reason)
     endpoints.collectives.max_flat = hierarchy.minimum
-    reason = f"has dedicated connections{tuned} between hosts, and {shared}"
+    reason = f"has dedicated connections{tuned} {shared}"
     return _settled(
         found.agreement,
         hierarchy,

@@ -1,6 +1,8 @@
 """Hierarchical backend: large arrays of groups with several members on at least one of several hosts.
 
-A byte crosses the network once for each host that needs it, not once for each rank.
+A byte crosses the network once for each host that needs it, not once for each rank. A group that is too large
+for connections of all pairs, and has no such hosts, is divided into *cells* instead, whose members have
+connections with each other. What follows is true of cells, too, but for the shared memory.
 
 An array is cut into as many blocks as the host with the fewest members has members. On each host, each of as
 many *leaders* has one block. In an all-reduce the ranks of a host reduce their arrays in shared memory, to
@@ -17,6 +19,7 @@ means of float16, whose range is small, do not go this way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
@@ -35,9 +38,9 @@ from dmesh.collectives.backends.base import (
     Stream,
 )
 from dmesh.collectives.backends.endpoints import EndpointBackend, EndpointOperation, layout_bytes
-from dmesh.collectives.backends.shm.setup import share_memory
+from dmesh.collectives.backends.shm.setup import SharedMemoryGroup, share_memory
 from dmesh.collectives.backends.tcp.channel import Waits
-from dmesh.collectives.backends.tcp.dedicated import TcpEndpoints, open_connections
+from dmesh.collectives.backends.tcp.dedicated import Connections, TcpEndpoints, open_connections
 from dmesh.collectives.request import DTYPES, KINDS, OPS, Buffers, Descriptor, Request, hash_of
 from dmesh.collectives.schedules.blocks import Blocks, Span, exchange_of, join, lay_out, spans_of
 from dmesh.collectives.schedules.program import bounds
@@ -67,11 +70,11 @@ class HierarchicalBackend(EndpointBackend):
 
     name = "hierarchical"
     capabilities = Capabilities(
-        media="shared memory on each host, dedicated TCP connections between hosts",
+        media="shared memory on each host, dedicated TCP connections between hosts; or these alone",
         arrays="NumPy",
         operations="all_reduce, reduce, broadcast, all_gather and reduce_scatter of large arrays",
         dtypes="native dtypes; float16 not for sum, prod, mean",
-        condition="2 to 64 hosts, two members on one of them, up to 256 in all, without peer TLS",
+        condition="up to 256 members, two on one of 2 to 64 hosts, or more than 64, without peer TLS",
     )
 
     def __init__(
@@ -308,41 +311,61 @@ def _divide(array: NDArray[Any], divisor: int) -> None:
             np.divide(array, np.array(divisor, array.dtype), out=array)
 
 
+def cells_of(places: Items[list[int]]) -> list[list[int]]:
+    """Divide a group into about as many cells as a cell has members, equally large ones if possible.
+
+    Members of one host are in neighboring cells. There are none in a group of less than 4 members.
+    """
+    positions = [position for place in places for position in place]
+    side = math.isqrt(len(positions))
+    if side < 2:
+        return []
+    count = next((n for n in range(side, side // 2, -1) if len(positions) % n == 0), side)
+    return [positions[slice(*bounds(len(positions), count, cell))] for cell in range(count)]
+
+
 def find_hierarchy(
-    exchange: Exchange, members: Members, places: Items[list[int]], tuning: Tuning
+    exchange: Exchange, members: Members, places: Items[list[int]], tuning: Tuning, *, shares: bool
 ) -> Waits[HierarchicalBackend | str]:
     """Return the backend, or why the group has none. All members call this.
 
-    They can have dedicated connections; `places` has the positions of each host's members.
+    They can have dedicated connections; `places` has the positions of each host's members, which share memory
+    (`shares`), or of each cell's.
     """
     services, ranks, position = members.services, members.ranks, members.rank
-    shared_memory = services.shared_memory
+    shared_memory, connector = services.shared_memory, services.transport.connector
     assert shared_memory is not None
-    host = next(place for place in places if position in place)
-    block = host.index(position)
+    assert shared_memory.core is not None
+    place = next(place for place in places if position in place)
+    block = place.index(position)
     leads = block < min(map(len, places))
     # A rank that is no leader takes as many rounds by itself.
     column = [other[block] for other in places] if leads else [position]
-    memory = yield from share_memory(exchange.among(host), shared_memory, services.neighbours)
-    found = yield from open_connections(
-        exchange.among(column), services.transport.connector, tuning, transfers=False
-    )
+    memory: SharedMemoryGroup | Connections | str
+    if shares:
+        memory = yield from share_memory(exchange.among(place), shared_memory, services.neighbours)
+    else:
+        memory = yield from open_connections(exchange.among(place), connector, tuning, transfers=False)
+    found = yield from open_connections(exchange.among(column), connector, tuning, transfers=False)
     able = not isinstance(memory, str) and not isinstance(found, str)
     verdict = yield from exchange.among(range(len(ranks))).agree(able)
-    if isinstance(memory, str):
-        if not isinstance(found, str):
-            found.close()
-        return memory
-    if isinstance(found, str):
-        return found
-    if not verdict.level:
-        found.close()
-        return f"rank {verdict.against} shares no memory on its host, or has no connections between hosts"
-    assert shared_memory.core is not None
+    problem = next((each for each in (memory, found) if isinstance(each, str)), "")
+    if problem or not verdict.level:
+        for each in (memory, found):
+            if isinstance(each, Connections):
+                each.close()
+        return problem or f"rank {verdict.against} has no shared memory, or no connections, that it needs"
+    assert not isinstance(found, str)
+    assert not isinstance(memory, str)
     inter = None
     if leads:
         between = TcpEndpoints(shared_memory.core, column.index(position), found)
         inter = tuple(ranks[member] for member in column), between.collectives
-    intra = tuple(ranks[member] for member in host), memory.open_collectives()
-    minimum = tuning.rows * max(map(len, places))
-    return HierarchicalBackend(places, intra, inter, members, minimum)
+    if isinstance(memory, Connections):
+        within = TcpEndpoints(shared_memory.core, block, memory).collectives
+    else:
+        within = memory.open_collectives()
+    minimum = tuning.rows * (max(map(len, places)) if shares else 1)
+    return HierarchicalBackend(
+        places, (tuple(ranks[member] for member in place), within), inter, members, minimum
+    )
