@@ -2,11 +2,14 @@
 
     python benchmarks/streams.py                              # 250 Mbit/s for each connection
     python benchmarks/streams.py --rate 100mbit --sizes 16777216
+    python benchmarks/streams.py --interfaces 2               # 250 Mbit/s for each interface
 
 A host is a network namespace. Both ends of the link between them deal out what they send by the ephemeral
 port of its connection to 256 queues, each of which has the rate (`htb`, `u32`), as a cloud's network limits
-each flow. Numbers of streams take turns in one run. The time of a call is that of the slowest rank. All of it
-is work of this machine's processors: with rates that they cannot shape, more streams are not faster.
+each flow. With several interfaces, each has the rate for all of its connections, and 1 and all of them are
+compared, with as many streams as there are interfaces. They, or numbers of streams, take turns in one run.
+The time of a call is that of the slowest rank. All of it is work of this machine's processors: with rates
+that they cannot shape, more streams are not faster.
 """
 
 from __future__ import annotations
@@ -22,20 +25,33 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-NETWORK, HOSTS, QUEUES = "10.79.0", ("dmst0", "dmst1"), 256
+NETWORK, HOSTS, QUEUES = "10.79", ("dmst0", "dmst1"), 256
 
 
-def up(rate: str) -> None:
-    """Makes the namespaces, joined by a link."""
+def up(rate: str, interfaces: int) -> None:
+    """Makes the namespaces, joined by as many links as each has interfaces."""
     down()
     for name in HOSTS:
         _run("ip", "netns", "add", name)
     first, second = HOSTS
-    _run("ip", "-n", first, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", second)
+    for at in range(interfaces):
+        ends = f"add eth{at} type veth peer name eth{at} netns {second}".split()
+        _run("ip", "-n", first, "link", *ends)
+        for host, name in enumerate(HOSTS):
+            _run("ip", "-n", name, "addr", "add", f"{NETWORK}.{at}.{host + 1}/24", "dev", f"eth{at}")
+            _run("ip", "-n", name, "link", "set", f"eth{at}", "up")
+            if interfaces > 1:
+                shape = f"htb rate {rate} burst 64kb cburst 64kb quantum 60000"
+                for line in (
+                    f"qdisc add dev eth{at} root handle 1: htb default 1",
+                    f"class add dev eth{at} parent 1: classid 1:1 {shape}",
+                    f"qdisc add dev eth{at} parent 1:1 pfifo limit 1000",
+                ):
+                    _run("ip", "netns", "exec", name, "tc", *line.split())
     for host, name in enumerate(HOSTS):
         _run("ip", "-n", name, "link", "set", "lo", "up")
-        _run("ip", "-n", name, "addr", "add", f"{NETWORK}.{host + 1}/24", "dev", "eth0")
-        _run("ip", "-n", name, "link", "set", "eth0", "up")
+        if interfaces > 1:
+            continue
         # The first host dials. Ephemeral ports are even, or odd, by preference: the lowest bit tells little.
         mask = "0x01fe0000" if host == 0 else "0x000001fe"
         table = "filter add dev eth0 parent 1: prio 1 protocol ip u32"
@@ -66,7 +82,7 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
-def rank(sizes: list[int], streams: list[int], rounds: int, calls: int) -> None:
+def rank(sizes: list[int], streams: list[int], interfaces: int, rounds: int, calls: int) -> None:
     """One rank; rank 0 prints a line for each size."""
     import numpy as np
 
@@ -75,12 +91,18 @@ def rank(sizes: list[int], streams: list[int], rounds: int, calls: int) -> None:
 
     dmesh.initialize_accelerator_system(enable_coordination_service=False)
     world = dmesh.collectives.world()
-    groups = {}
+    connector: Any = world.communicator.transport.connector
+    groups, addresses = {}, connector.addresses
+    assert interfaces == 1 or len(addresses) == interfaces, "this host does not use all interfaces"
     for count in streams:
-        world.communicator.tuning = Tuning(streams=count)
+        world.communicator.tuning = Tuning(streams=max(count, interfaces))
+        if interfaces > 1:
+            connector.addresses = addresses[:count]
         groups[count] = world.communicator.new_group(world.ranks, f"{count} streams")
         groups[count].barrier()
-        assert groups[count].endpoint.streams == count, "the group has no dedicated connections"
+        assert groups[count].endpoint.streams == max(count, interfaces), (
+            "the group has no dedicated connections"
+        )
     for size in sizes:
         x = np.ones(size // 4, np.float32)
         times: dict[int, list[float]] = {count: [] for count in groups}
@@ -111,25 +133,33 @@ def main() -> None:
     parser.add_argument("--rate", default="250mbit", help="of each connection, as tc has it")
     parser.add_argument("--sizes", default="16777216,67108864", help="bytes")
     parser.add_argument("--streams", default="1,2,4", help="of a wire")
+    parser.add_argument("--interfaces", type=int, default=1, help="of a host, in place of streams")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=3, help="of one size in one round")
     parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     streams = [int(count) for count in options.streams.split(",")]
+    if options.interfaces > 1:
+        streams = [1, options.interfaces]
     if options.role == "rank":
-        rank(sizes, streams, options.rounds, options.calls)
+        rank(sizes, streams, options.interfaces, options.rounds, options.calls)
         return
     environment = {
         **os.environ,
-        "DTENSOR_JOBS": ",".join(f"{NETWORK}.{host + 1}:4700" for host in range(len(HOSTS))),
+        "DTENSOR_JOBS": ",".join(f"{NETWORK}.0.{host + 1}:4700" for host in range(len(HOSTS))),
         "DTENSOR_JOB_NAME": "worker",
         "DMESH_SHARED_MEMORY": "0",  # both are in one namespace of process ids
+        "DMESH_INTERFACES": ",".join(
+            f"eth{at}" for at in range(options.interfaces) if options.interfaces > 1
+        ),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]),
     }
-    passed = [f"--{name}={getattr(options, name)}" for name in ("sizes", "streams", "rounds", "calls")]
-    up(options.rate)
+    passed = [
+        f"--{name}={getattr(options, name)}" for name in ("sizes", "streams", "interfaces", "rounds", "calls")
+    ]
+    up(options.rate, options.interfaces)
     try:
         processes = []
         for host, name in enumerate(HOSTS):
@@ -141,10 +171,10 @@ def main() -> None:
             sys.exit("a host failed")
     finally:
         down()
-    others = streams[1:]
+    others, what = streams[1:], "streams" if options.interfaces == 1 else "interfaces"
     print(
         "| size |",
-        " | ".join(f"{count} streams | ratio" for count in streams).replace(" | ratio", "", 1),
+        " | ".join(f"{count} {what} | ratio" for count in streams).replace(" | ratio", "", 1),
         "|",
     )
     print("|---" * (len(streams) + len(others) + 1) + "|")

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 from tests.collectives.process_calls import CALLS, MISMATCHES, repeat
 from tests.collectives.process_checks import CHECKS, equal
+from tests.collectives.properties import run
 
 from dmesh import native
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
@@ -367,6 +368,9 @@ def main() -> None:
                     result = {}
                 case "check":
                     check(members[order["size"]].world, order["operation"])
+                    result = {}
+                case "run":
+                    run(members[order["size"]].world, order["cases"])
                     result = {}
                 case "check many":
                     result = check_many(members[order["size"]])

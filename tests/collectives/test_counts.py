@@ -6,18 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.collectives.arrays import ALL_DTYPES, FORMS, in_form, meaningful, random_array, reduced, same
 from tests.collectives.ranks import Cluster, cluster
-from tests.collectives.test_values import (
-    ALL_DTYPES,
-    FORMS,
-    clusters,  # noqa: F401 - a fixture
-    in_form,
-    meaningful,
-    random_array,
-    reduced,
-    same,
-    values,
-)
+from tests.collectives.test_values import clusters, values  # noqa: F401 - a fixture
 
 from dmesh import native
 from dmesh.collectives import Op

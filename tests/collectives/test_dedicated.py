@@ -69,12 +69,12 @@ def test_if_one_connection_fails_there_are_none(monkeypatch, caplog, failing, si
     monkeypatch.setattr(dedicated, "_CHECK_EVERY", 0.05)
     dial, dialed = LocalConnector.dial, []
 
-    def fail(self, peer, number, on_dialed):
+    def fail(self, peer, number, on_dialed, route):
         if self._rank == 0:
             dialed.append(number)
             if len(dialed) == failing + 1:
                 return None if silent else on_dialed(None, "the test refuses it")
-        return dial(self, peer, number, on_dialed)
+        return dial(self, peer, number, on_dialed, route)
 
     monkeypatch.setattr(LocalConnector, "dial", fail)
     before = open_files()

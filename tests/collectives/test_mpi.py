@@ -7,9 +7,14 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.collectives.cases import some_cases
 from tests.collectives.fake_mpi import Comm, FakeMpi
 from tests.collectives.process_worker import check
+from tests.collectives.properties import run
 from tests.collectives.ranks import LIMIT, Cluster, cluster
+from tests.collectives.test_values import clusters_of_all_sizes, values
 from tests.mpi.mpi_worker import OPERATIONS
 
 from dmesh.collectives.backends import mpi, mpi_world
@@ -48,6 +53,18 @@ def test_every_operation(monkeypatch, ranks, small):
         world.sweep()
         awaited = communicator.world.backend("mpi")._headers  # where receives from any source have looked
         assert set(world._held) <= set(awaited.values())
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    with clusters_of_all_sizes({"shm": ("no",), "mpi": True}) as made:
+        yield made
+
+
+@values
+@given(size=st.integers(1, 5), drawn=some_cases(6))
+def test_any_calls_give_what_numpy_gives(clusters, size, drawn):
+    clusters[size].all(lambda communicator: run(communicator.world, drawn))
 
 
 def test_floats_are_added_in_the_order_of_ranks(ranks):

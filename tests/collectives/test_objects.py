@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.collectives.arrays import ALL_DTYPES, random_array
 from tests.collectives.ranks import Cluster, cluster
-from tests.collectives.test_values import ALL_DTYPES, SHAPES, random_array, values
+from tests.collectives.test_values import SHAPES, values
 
 from dmesh import collectives
 from dmesh.errors import CollectiveMismatchError, CollectiveTypeError, CollectiveValueError, PeerLostError

@@ -9,21 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.collectives.arrays import DTYPES, FORMS, in_form, meaningful, random_array, reduced, same
 from tests.collectives.ranks import Cluster, cluster
-from tests.collectives.test_values import (
-    DTYPES,
-    EARLY,
-    FORMS,
-    REDUCTIONS,
-    SHAPES,
-    clusters_of_all_sizes,
-    in_form,
-    meaningful,
-    random_array,
-    reduced,
-    same,
-    values,
-)
+from tests.collectives.test_values import EARLY, REDUCTIONS, SHAPES, clusters_of_all_sizes, values
 
 from dmesh.collectives import Op
 from dmesh.errors import (

@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.collectives.arrays import FORMS, in_form, random_array, same
 from tests.collectives.ranks import LIMIT, cluster
-from tests.collectives.test_values import (
-    FORMS,
-    clusters,  # noqa: F401 - a fixture
-    in_form,
-    random_array,
-    same,
-    values,
-)
+from tests.collectives.test_values import clusters, values  # noqa: F401 - a fixture
 
 import dmesh.collectives
 from dmesh import native

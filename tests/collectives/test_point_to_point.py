@@ -268,6 +268,57 @@ def test_sendrecv_in_a_ring_does_not_deadlock(ranks, tags, async_op):
     assert ranks.all(body) == [2, 0, 1]
 
 
+@pytest.mark.parametrize("tag", [0, 3])
+@pytest.mark.parametrize("length", [3, LARGE])
+def test_isend_and_irecv_store_what_comes_until_one_waits(ranks, tag, length):
+    def body(c):
+        right, left, out = (c.rank + 1) % 3, (c.rank - 1) % 3, np.empty(length)
+        futures = [c.world.irecv(out, left, tag=tag), c.world.isend(np.full(length, c.rank), right, tag=7)]
+        futures += [c.world.irecv(None, left, tag=7), c.world.isend(np.full(length, 0.5), right, tag=tag)]
+        got, sent, unknown, _ = [future.wait() for future in futures]
+        assert got is out
+        assert sent is None
+        assert set(out) == {0.5}
+        assert unknown.tolist() == [left] * length
+        assert c.world.irecv(out, NULL_PEER).wait() is out
+        assert c.world.isend(out, NULL_PEER).wait() is None
+        return c.world.sendrecv(out, right, out, left, async_op=True).wait(60)[-1]
+
+    assert ranks.all(body) == [0.5] * 3
+
+
+def test_an_irecv_of_another_shape_is_a_mismatch(ranks):
+    def body(c):
+        if c.rank == 0:
+            with pytest.raises(CollectiveError):
+                c.world.isend(np.ones(3), 1, timeout=30).wait()
+                c.world.barrier()
+        elif c.rank == 1:
+            with pytest.raises(CollectiveMismatchError, match="shape"):
+                c.world.irecv(np.ones(4), 0, timeout=30).wait()
+
+    ranks.all(body)
+
+
+def test_a_wait_with_a_time_out_leaves_the_call_under_way(ranks):
+    def body(c):
+        if c.rank == 0:
+            later = [c.world.all_reduce(np.ones(3), async_op=True), c.world.irecv(np.ones(3), 1)]
+            for future in later:
+                with pytest.raises(TimeoutError):
+                    future.wait(0.01)
+            c.world.send(np.ones(3), 1, tag=1)
+            c.world.send(np.ones(3), 2, tag=1)
+            return [future.wait().tolist() for future in later]
+        c.world.recv(None, 0, tag=1)
+        total = c.world.all_reduce(np.ones(3), async_op=True)
+        if c.rank == 1:
+            c.world.isend(np.full(3, 2.0), 0).wait()
+        return [total.wait().tolist(), [2.0] * 3]
+
+    assert ranks.all(body) == [[[3.0] * 3, [2.0] * 3]] * 3
+
+
 @pytest.mark.parametrize("wrong", [{"src": 3}, {"src": 0, "recvtag": -1}], ids=str)
 def test_sendrecv_sends_nothing_if_its_receive_is_refused(ranks, wrong):
     def body(c):

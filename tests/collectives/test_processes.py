@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.collectives.cases import case, some_cases
 from tests.collectives.process_calls import CALLS, MISMATCHES
 from tests.collectives.process_checks import CHECKS
+from tests.collectives.properties import MOVEMENTS, OF_A_PROCESS, REDUCTIONS, WITH_SERVICE
 
+import dmesh.collectives
 from dmesh import native
 
 LIMIT = 90.0
@@ -122,6 +127,26 @@ def pool(request):
 def test_every_operation(pool, size, operation):
     pool.cluster(size)
     pool.all(size, "check", operation=operation)
+
+
+def test_each_public_function_has_a_property():
+    public = vars(dmesh.collectives).items()
+    functions = {name for name, value in public if name in dmesh.collectives.__all__ and callable(value)}
+    functions -= {name for name in functions if isinstance(getattr(dmesh.collectives, name), type)}
+    assert functions == {*REDUCTIONS, *MOVEMENTS, *WITH_SERVICE, *OF_A_PROCESS}
+
+
+@settings(
+    max_examples=settings.default.max_examples * 2 // 5,
+    # What follows a failed case fails, too, for ranks have left it at different places: nothing is shrunk.
+    phases=[Phase.explicit, Phase.generate],
+)
+@given(size=st.integers(1, 5), drawn=some_cases(6), failing=st.none() | case("reset"))
+def test_any_calls_give_what_numpy_gives(pool, size, drawn, failing):
+    pool.cluster(size)
+    pool.all(size, "run", cases=drawn)
+    if failing is not None:
+        pool.all(size, "run", cases=[failing])
 
 
 def test_mismatches_between_processes(pool):

@@ -60,7 +60,7 @@ class Ranks:
         self.pool = Pool(self.registries[0])
         messages: dict[tuple[int, int, int], bytes] = {}
         setups = [
-            share_memory(Exchange(Mail(rank, messages), (0, 1), rank), registry, False)
+            share_memory(Exchange(Mail(rank, messages), (0, 1), rank), registry, 1)
             for rank, registry in enumerate(self.registries)
         ]
         self.groups: list[Any] = [None, None]
@@ -152,7 +152,7 @@ def test_a_setup_that_fails_leaks_no_region():
     """Its first message goes to a rank that never comes; the region is free for the next group at once."""
     registry = SharedMemoryRegistry(1 << 24, core, sizes=SIZES)
     for _ in range(3):
-        waits = share_memory(Exchange(Mail(0, {}), (0, 1), 0), registry, False)
+        waits = share_memory(Exchange(Mail(0, {}), (0, 1), 0), registry, 1)
         assert not next(waits)(0.0)
         with pytest.raises(ConnectionError):
             waits.throw(ConnectionError("rank 1 is gone"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -19,6 +20,7 @@ from dmesh.collectives.backends.shm.setup import (
     Sizes,
     Ticket,
     attach,
+    is_oversubscribed,
     unsupported,
 )
 
@@ -160,3 +162,32 @@ def test_regions_are_bounded_and_come_back_empty():
     assert isinstance(again, Region)
     assert again.offset == offset
     assert all(memory[note : note + 8] == bytes(8) for note in notes)
+
+
+@pytest.mark.skipif(native.core() is None, reason=f"no native core: {native.reason()}")
+def test_the_flags_of_a_region_have_memory_before_a_peer_looks_at_them():
+    """A page is placed near the process that uses it first, even if it only reads it."""
+    region = SharedMemoryRegistry(64 * MIB, native.core()).region((0, 1), 0)
+    assert isinstance(region, Region)
+    assert os.stat(region.segment.ticket.descriptor).st_blocks * 512 == 2 * 4096  # the header, and the flags
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_processes_that_are_bound_to_cores_of_their_own_share_none():
+    allowed = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        children = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+            for _ in range(2)
+        ]
+        first, second = (child.pid for child in children)
+        for child in children:
+            stack.callback(child.communicate, b"\n")
+        own = [os.getpid(), first]
+        assert not is_oversubscribed(own, len(allowed))
+        assert is_oversubscribed(own, len(allowed) + 1), "all ranks of the host use the same cores"
+        os.sched_setaffinity(first, allowed[:1])
+        os.sched_setaffinity(second, allowed[1:2])
+        assert not is_oversubscribed([first, second], 8), "others are bound elsewhere"
+        os.sched_setaffinity(second, allowed[:1])
+        assert is_oversubscribed([first, second], 2)

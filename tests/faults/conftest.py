@@ -139,14 +139,14 @@ def make_cluster(make_client: Callable[..., ClientProcess]) -> Callable[..., lis
 
 
 @pytest.fixture
-def make_network() -> Iterator[Callable[[int], _network.Network]]:
+def make_network() -> Iterator[Callable[..., _network.Network]]:
     """Makes a `Network` of hosts; skips the test where there can be none."""
     if reason := _network.missing():
         pytest.skip(reason)
     made: list[_network.Network] = []
 
-    def make(hosts: int) -> _network.Network:
-        made.append(_network.Network(hosts))
+    def make(hosts: int, networks: int = 1) -> _network.Network:
+        made.append(_network.Network(hosts, networks))
         return made[-1]
 
     yield make

@@ -47,6 +47,8 @@ class Host:
 class Network:
     """Hosts that reach one another, until the test cuts them off.
 
+    With several `networks`, each host has as many interfaces: eth1 has 10.78.0.N where eth0 has 10.77.0.N.
+
     ```python
     with Network(3) as network:
         server, *clients = network.hosts
@@ -56,41 +58,33 @@ class Network:
     ```
     """
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, networks: int = 1) -> None:
         self._hub = _unique("hub")
         self._undo: list[Sequence[str]] = []
         self.hosts: list[Host] = []
         try:
-            self._make(hosts)
+            self._make(hosts, networks)
         except BaseException:
             self.close()
             raise
 
-    def _make(self, hosts: int) -> None:
+    def _make(self, hosts: int, networks: int) -> None:
         self._namespace(self._hub)
-        _ip(
-            "-n",
-            self._hub,
-            "link",
-            "add",
-            "bridge0",
-            "type",
-            "bridge",
-            "stp_state",
-            "0",
-            "forward_delay",
-            "0",
-        )
-        _ip("-n", self._hub, "link", "set", "bridge0", "up")
+        for at in range(networks):
+            _ip("-n", self._hub, "link", "add", f"bridge{at}", "type", "bridge",
+                "stp_state", "0", "forward_delay", "0")  # fmt: skip
+            _ip("-n", self._hub, "link", "set", f"bridge{at}", "up")
         for number in range(1, hosts + 1):
             host = Host(_unique(f"h{number}"), f"10.77.0.{number}", f"02:00:00:77:00:{number:02x}")
             self._namespace(host.name)
-            _ip("-n", self._hub, "link", "add", f"port{number}", "type", "veth",
-                "peer", "name", "eth0", "netns", host.name)  # fmt: skip
-            _ip("-n", self._hub, "link", "set", f"port{number}", "master", "bridge0", "up")
-            _ip("-n", host.name, "link", "set", "eth0", "address", host.hardware, "up")
             _ip("-n", host.name, "link", "set", "lo", "up")
-            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
+            for at in range(networks):
+                port, name, hardware = f"port{at}-{number}", f"eth{at}", f"02:00:00:{77 + at}:00:{number:02x}"
+                _ip("-n", self._hub, "link", "add", port, "type", "veth",
+                    "peer", "name", name, "netns", host.name)  # fmt: skip
+                _ip("-n", self._hub, "link", "set", port, "master", f"bridge{at}", "up")
+                _ip("-n", host.name, "link", "set", name, "address", hardware, "up")
+                _ip("-n", host.name, "address", "add", f"10.{77 + at}.0.{number}/24", "dev", name)
             self.hosts.append(host)
         self.heal()
 
@@ -112,6 +106,14 @@ class Network:
         for other in self.hosts:
             if other is not host:
                 self.cut(host, other)
+
+    def cut_network(self, at: int) -> None:
+        """From now on nobody hears anybody by `eth{at}`, whose link is up all the same."""
+        _ip("-n", self._hub, "link", "set", f"bridge{at}", "down")
+
+    def take_down(self, host: Host, interface: str) -> None:
+        """Takes an interface of a host down."""
+        _ip("-n", host.name, "link", "set", interface, "down")
 
     def heal(self) -> None:
         """Everybody hears everybody again."""

@@ -28,6 +28,7 @@ from dmesh.launcher import LaunchOptions, plan_launch
         (("-n", "2", "python", "nowhere.py"), "there is no script 'nowhere.py' (looked in "),
         (("-n", "2", "/nowhere/python3.99", "SCRIPT"), "there is no interpreter '/nowhere/python3.99'"),
         (("-n", "2", "--cpu-devices", "0", "SCRIPT"), "--cpu-devices must be at least 1, got 0"),
+        (("-n", "2", "--bind", "socket", "SCRIPT"), "--bind must be core or numa, got 'socket'"),
         (("-n", "2", "--coordinator", "somewhere", "SCRIPT"), "--coordinator"),
         (("-n", "2", "--coordinator", "host:99999", "SCRIPT"), "--coordinator"),
         (("-n", "2", "--cluster", "a b", "SCRIPT"), "--cluster must be"),

@@ -55,6 +55,7 @@ def test_everything_set():
             "DMESH_SHARED_MEMORY": "64",
             "DMESH_DATA_PORT": "1",
             "DMESH_BIND_HOST": "[::]",
+            "DMESH_INTERFACES": " eth1, eth0.7",
             "DMESH_TOKEN": "s3cret",
             "DMESH_TOKEN_FILE": "/etc/dmesh/token",
             "DMESH_INSECURE": "1",
@@ -98,6 +99,7 @@ def test_everything_set():
     assert (settings.native, settings.shared_memory) == (False, 64)
     assert (settings.tuning, settings.folding) == ("/etc/dmesh/tuning.json", "host")
     assert (settings.data_port, settings.bind_host, settings.num_cpu_devices) == (1, "::", 8)
+    assert settings.interfaces == ("eth1", "eth0.7")
     assert (settings.init_timeout, settings.shutdown_timeout, settings.collective_timeout) == (0.5, 1000, 7)
     assert (settings.token_file, settings.restart_policy) == ("/etc/dmesh/token", "rejoin")
     assert (settings.heartbeat_interval, settings.lease, settings.stuck_after) == (0.5, 2, 0)
@@ -291,6 +293,14 @@ def test_names(variable, name):
         ("DMESH_DATA_PORT", "99999", "DMESH_DATA_PORT is '99999'"),
         ("DMESH_BIND_HOST", "a:1", "DMESH_BIND_HOST is 'a:1'; expected a host name or an IP address"),
         ("DMESH_BIND_HOST", "a/b", "DMESH_BIND_HOST is 'a/b'"),
+        (
+            "DMESH_INTERFACES",
+            "eth0,eth0",
+            "DMESH_INTERFACES is 'eth0,eth0'; expected the names of 1 to 8 different",
+        ),
+        ("DMESH_INTERFACES", "eth0,", "DMESH_INTERFACES is 'eth0,'"),
+        ("DMESH_INTERFACES", "../eth0", "DMESH_INTERFACES is '../eth0'"),
+        ("DMESH_INTERFACES", "a,b,c,d,e,f,g,h,i", "DMESH_INTERFACES is 'a,b,c,d,e,f,g,h,i'"),
         ("DMESH_NUM_CPU_DEVICES", "-2", "DMESH_NUM_CPU_DEVICES is '-2'; expected an integer from 1 to 65536"),
         ("DMESH_NUM_CPU_DEVICES", "many", "DMESH_NUM_CPU_DEVICES is 'many'"),
         ("DMESH_TOKEN", "\u00e9", "DMESH_TOKEN (not shown)"),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tests.collectives.process_checks import CHECKS
 from tests.collectives.process_worker import check
+from tests.collectives.properties import run
 
 import dmesh
 from dmesh.errors import DMeshError
@@ -59,6 +60,21 @@ def operations() -> None:
     for operation in OPERATIONS:
         check(dmesh.collectives.world(), operation)
     say(backend=backend())
+
+
+def properties() -> None:
+    """Cases of all public functions, in turns in groups of all sizes."""
+    rank, size = dmesh.client_id(), dmesh.num_clients()
+    made = {n: dmesh.collectives.new_group(range(n)) for n in range(1, size) if rank < n}
+    made[size] = dmesh.collectives.world()
+    cases = json.loads(Path(os.environ["CASES"]).read_text())
+    for number, case in enumerate(cases):
+        fails = case["call"] == "reset"
+        if fails:
+            dmesh.coordination.barrier(f"before case {number}")  # all have left the call before
+        if (group := made.get(size if fails else number % size + 1)) is not None:
+            run(group, [case])
+    say(backend=backend(), cases=len(cases))
 
 
 def conformance() -> None:
@@ -318,8 +334,8 @@ def main() -> None:
     {
         each.__name__: each
         for each in (
-            operations, conformance, large, groups, exchange, forked, beside, again, idle, waiting, mismatch,
-            missing, skipped, raising, killed, killed_midway, frozen, refused, funneled,
+            operations, properties, conformance, large, groups, exchange, forked, beside, again, idle,
+            waiting, mismatch, missing, skipped, raising, killed, killed_midway, frozen, refused, funneled,
         )
     }[do]()  # fmt: skip
     if dmesh.runtime.context.current_or_none() is not None:

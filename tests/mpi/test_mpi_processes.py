@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,9 @@ import time
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.collectives.cases import case, some_cases
 from tests.mpi.launch import RANK, WORKER, Launch
 
 pytestmark = pytest.mark.mpi
@@ -24,6 +28,21 @@ def test_every_operation(size, server, environ):
     with Launch(size, "operations", environ={**environ, "SERVER": server}) as launch:
         backend = "mpi" if environ else "shm"
         assert list(launch.answers().values()) == [{"backend": backend}] * size
+
+
+@pytest.mark.parametrize("environ", [OVER_MPI, {}], ids=["over MPI", "in shared memory"])
+def test_any_calls_give_what_numpy_gives(environ, tmp_path):
+    cases = []
+
+    @given(some_cases(6), st.none() | st.sampled_from(["reset", "agree", "shrink"]).flatmap(case))
+    def collect(drawn, failing):
+        cases.extend(drawn if failing is None else [*drawn, failing])
+
+    collect()
+    (path := tmp_path / "cases.json").write_text(json.dumps(cases))
+    with Launch(4, "properties", environ={**environ, "CASES": str(path)}) as launch:
+        backend = "mpi" if environ else "shm"
+        assert list(launch.answers().values()) == [{"backend": backend, "cases": len(cases)}] * 4
 
 
 def test_the_public_conformance_tests_pass():

@@ -53,8 +53,10 @@ def dealt(header: bytes, items: Sequence[bytes], streams: int) -> list[bytes]:
 
 
 def by_turns(contributions: list[bytes], results: list[bytes]) -> list[bytes]:
-    """The order of the pieces in two phases."""
-    turns = [item for pair in zip(contributions[1:], results[:-1], strict=True) for item in pair]
+    """What goes on one stream after the other, in two phases."""
+    turns = [
+        contributed + folded for contributed, folded in zip(contributions[1:], results[:-1], strict=True)
+    ]
     return [contributions[0], *turns, results[-1]]
 
 

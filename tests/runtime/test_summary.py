@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.clients import run_clients
 
 import dmesh
+from dmesh.config.host import own_nodes
 from dmesh.errors import NotInitializedError
 
 SCRIPT = """
@@ -45,6 +46,7 @@ def test_it_says_who_and_where_and_what_carries_arrays(environ, backends: list[s
             said = json.loads(line)
             places = [said[name] for name in ("rank", "size", "local_rank", "local_size", "pid")]
             assert places == [rank, 2, rank, 2, client.pid]
+            assert said["numa_nodes"] == list(own_nodes())
             assert said["hosts"] == {said["host"]: [0, 1]}
             assert said["devices"] == [f"/job:worker/replica:0/task:{rank}/device:CPU:{n}" for n in range(2)]
             assert said["coordinator"].startswith("127.0.0.1:")

@@ -15,7 +15,8 @@ from typing import Literal
 from dmesh import native
 from dmesh._version import __version__
 from dmesh.cli.observing import Observer, find_target, named_coordinator
-from dmesh.config.host import listener_on
+from dmesh.config.host import listener_on, numa_nodes, own_nodes
+from dmesh.config.interfaces import check_exists, look_at, usable
 from dmesh.config.settings import Settings, split_address
 from dmesh.coordination.credentials import ClientTls
 from dmesh.coordination.members import ClusterState
@@ -68,6 +69,8 @@ def examine(environ: Mapping[str, str], coordinator: str | None = None) -> Itera
     yield _own_name()
     if settings is not None:
         yield from _names_and_port(settings)
+        yield _interfaces(settings)
+    yield _numa()
     yield _files(1 if settings is None else settings.num_clients)
     yield _shared_memory(settings)
     yield _tracing()
@@ -190,6 +193,31 @@ def _own_port(settings: Settings) -> Check:
             "why; else free the port, correct DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST",
         )
     return Check("own port", "ok", f"{host}:{port} can be listened on")
+
+
+def _interfaces(settings: Settings) -> Check:
+    names = settings.interfaces or ()
+    try:
+        check_exists(names)
+    except ConfigurationError as error:
+        return Check("interfaces", "fail", str(error))
+    bad = [f"{name}: {seen}" for name in names if isinstance(seen := look_at(name), str)]
+    if bad:
+        return Check("interfaces", "warn", f"clients do without these of DMESH_INTERFACES: {'; '.join(bad)}")
+    there = [interface.describe() for interface in usable()]
+    if not there:
+        return Check("interfaces", "skip", "/sys shows none that leads to other hosts")
+    advice = "" if len(there) == 1 or names else "; DMESH_INTERFACES makes arrays use several"
+    return Check("interfaces", "ok", ", ".join(there) + advice)
+
+
+def _numa() -> Check:
+    nodes, own = numa_nodes(), own_nodes()
+    if not own:
+        return Check("numa", "skip", "/sys shows no nodes")
+    allowed = [f"node {node} ({len(cpus)} CPUs)" for node, cpus in own.items()]
+    many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    return Check("numa", "ok", f"{many}; this process may run on {', '.join(allowed)}")
 
 
 def _files(clients: int) -> Check:

@@ -61,6 +61,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="logical CPU devices of each client, unless its script says otherwise",
     )
     add(
+        "--bind",
+        metavar="TO",
+        default="",
+        help="bind each client to its share of the host's cores (core), or to the CPUs of one NUMA node, "
+        "neighboring ranks to the same (numa); default: neither",
+    )
+    add(
         "--coordinator",
         metavar="H:P",
         help="use the server of `dmesh serve` at this address, not one inside client 0",
@@ -145,6 +152,7 @@ def _options(args: argparse.Namespace) -> LaunchOptions:
         command=tuple(command),
         module=args.module,
         cpu_devices=None if args.cpu_devices is None else _integer("--cpu-devices", args.cpu_devices),
+        bind=args.bind,
         coordinator=args.coordinator,
         cluster=args.cluster,
         timeout_after_failure=_seconds("--timeout-after-failure", args.timeout_after_failure),

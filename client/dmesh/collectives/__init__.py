@@ -35,7 +35,7 @@ from dmesh.collectives.objects import (
 )
 from dmesh.collectives.operators import Op
 from dmesh.collectives.persistent import Plan, plan, plan_all_reduce
-from dmesh.collectives.point_to_point import iprobe, probe, recv, send, sendrecv
+from dmesh.collectives.point_to_point import iprobe, irecv, isend, probe, recv, send, sendrecv
 from dmesh.collectives.recovery import agree, reset, shrink
 from dmesh.collectives.shared_results import (
     PlannedAllGather,
@@ -69,6 +69,8 @@ __all__ = [
     "gather_object",
     "Group",
     "iprobe",
+    "irecv",
+    "isend",
     "new_group",
     "NULL_PEER",
     "Op",

@@ -18,9 +18,9 @@ What holds for all of them:
   rank's own block of the other: `all_gather(out[rank], out=out)`, `reduce_scatter(x, out=x[rank])`.
 * `timeout` is in seconds from when the call begins; None means the cluster's `DMESH_COLLECTIVE_TIMEOUT`.
   Running out of time is an error on all ranks.
-* With `async_op=True` the function returns a `concurrent.futures.Future` of the result at once. A group's
-  asynchronous calls are carried out one after the other by a thread of its own. Leave arrays alone until the
-  future is done. It cannot be cancelled.
+* With `async_op=True` the function returns a future of the result at once: a `concurrent.futures.Future`,
+  with `wait()` for `result()`. A group's asynchronous calls are carried out one after the other by a thread
+  of its own. Leave arrays alone until the future is done. It cannot be cancelled.
 * Nothing is sent before the arguments have been checked. After any other error the group cannot be used any
   more, before all its members `reset` it, or the survivors `shrink` it.
 * Arrays on GPUs (`cupy.ndarray`) go through NCCL, and so do their results: `all_reduce`, `reduce`,
@@ -35,7 +35,6 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack, cast, overload
@@ -43,6 +42,7 @@ from typing import Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack, 
 from numpy.typing import ArrayLike, DTypeLike
 
 from dmesh import native
+from dmesh.collectives.futures import Future
 from dmesh.collectives.operators import OpLike
 from dmesh.collectives.request import Array, Request, Requests
 from dmesh.errors import CollectiveTypeError, NativeCoreError

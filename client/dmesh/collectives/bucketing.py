@@ -8,7 +8,6 @@ all-reduce.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from dmesh.collectives.api import Async, ProcessGroup, Sync
 from dmesh.collectives.api import resolve as resolve_group
-from dmesh.collectives.futures import Completed, then
+from dmesh.collectives.futures import Completed, Future, then
 from dmesh.collectives.group import Group
 from dmesh.collectives.persistent import Plan, plan_all_reduce, planned
 from dmesh.collectives.reduction import canonical_op, resolve
@@ -96,7 +95,7 @@ def all_reduce_many(
     Args:
         arrays: This rank's contributions: any number, of any shapes and dtypes; equal in number, shapes and
             dtypes on all ranks, and in the same order.
-        op: As for `all_reduce`.
+        op: As for `all_reduce`, but for those with a location and those of the user's own.
         group: Ranks that take part; None for all clients.
         out: Arrays for the results, one for each; None for new ones. Results that share a bucket then share
             one piece of memory, which lives as long as any of them.
@@ -257,7 +256,7 @@ def plan_all_reduce_many(
 
     Args:
         like: Have the dtypes and shapes of the contributions.
-        op: As for `all_reduce`.
+        op: As for `all_reduce`, but for those with a location and those of the user's own.
         group: Ranks that take part; None for all clients.
         bucket_bytes: As for `all_reduce_many`.
 

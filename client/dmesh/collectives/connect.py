@@ -247,8 +247,7 @@ def _choose(members: Members, generation: int, exchange: Exchange) -> Waits[Conn
             refusal = refusal or f"rank {at} is on another host or in another container"
     if not refusal:
         assert shared_memory is not None
-        oversubscribed = services.neighbours > shared_memory.cores
-        memory = yield from share_memory(exchange, shared_memory, oversubscribed)
+        memory = yield from share_memory(exchange, shared_memory, services.neighbours)
         if not isinstance(memory, str):
             reason = "shares memory: all its ranks are on one host"
             backend = SharedMemoryBackend(ranks, rank)

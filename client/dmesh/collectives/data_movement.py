@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any, Unpack, overload
 
 from numpy.typing import ArrayLike
@@ -16,6 +15,7 @@ from dmesh.collectives.api import (
     collective,
     resolve,
 )
+from dmesh.collectives.futures import Future
 from dmesh.collectives.request import Array
 
 

@@ -9,17 +9,18 @@ time-outs, questions and failures of every other call.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from concurrent.futures._base import FINISHED
 from functools import cached_property, partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from dmesh.coordination import waiting
 from dmesh.native import Endpoint
@@ -33,9 +34,30 @@ _NAPS = 0.002, 0.02
 _IDLE = 1.0
 """Seconds without a pending transfer after which the background thread ends."""
 
+T = TypeVar("T")
+
 Job = tuple["Future[Any]", Callable[[], Any]]
 HandOver = Callable[["Transfer", Endpoint], None]
 """Lets a stream's thread carry on the transfer that is pending in its endpoint."""
+
+
+class Future(concurrent.futures.Future[T]):
+    """Result of an asynchronous call, which may not be there yet."""
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for the end of the call; the same as `result`.
+
+        Args:
+            timeout: Seconds to wait, after which the call goes on; None for as long as it takes.
+
+        Returns:
+            The result of the call.
+
+        Raises:
+            TimeoutError: The call is still under way.
+            CollectiveError: The call has failed.
+        """
+        return self.result(timeout)
 
 
 class Worker:
@@ -154,7 +176,7 @@ class Joined(Future[Any]):
         for one in self._both:
             one.add_done_callback(self._one_is_done)
 
-    def _one_is_done(self, _: Future[Any]) -> None:
+    def _one_is_done(self, _: object) -> None:
         if not all(Future.done(one) for one in self._both):
             return
         errors = [error for one in self._both if (error := Future.exception(one)) is not None]
@@ -369,7 +391,7 @@ def then(found: Future[Any], finish: Callable[[Any], Any]) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 
-    def complete(done: Future[Any]) -> None:
+    def complete(done: concurrent.futures.Future[Any]) -> None:
         try:
             future.set_result(finish(done.result()))
         except BaseException as error:  # noqa: BLE001 -- handed to whoever asks for the result

@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -25,7 +24,7 @@ from dmesh.collectives.consensus import Consensus, Store, flag_of
 from dmesh.collectives.control_messages import clean
 from dmesh.collectives.counts import CountsRequestBuilder
 from dmesh.collectives.failure import Cause, Failure
-from dmesh.collectives.futures import Completed, Transfer, Worker, do, do_aside, do_now, pend, settle
+from dmesh.collectives.futures import Completed, Future, Transfer, Worker, do, do_aside, do_now, pend, settle
 from dmesh.collectives.matching import Matcher
 from dmesh.collectives.receiver import Receiver
 from dmesh.collectives.request import TRANSFER, Request, check_timeout
@@ -87,6 +86,8 @@ class Group(ProcessGroup):
     send = method(point_to_point.send)
     recv = method(point_to_point.recv)
     sendrecv = method(point_to_point.sendrecv)
+    isend = method(point_to_point.isend)
+    irecv = method(point_to_point.irecv)
     probe = method(point_to_point.probe)
     iprobe = method(point_to_point.iprobe)
     barrier = method(api.barrier)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
@@ -27,6 +26,7 @@ from dmesh.collectives.api import (
 )
 from dmesh.collectives.api import resolve as group_or_world
 from dmesh.collectives.data_movement import all_gather, all_to_all, broadcast, gather, permute, scatter
+from dmesh.collectives.futures import Future
 from dmesh.collectives.group import Group
 from dmesh.collectives.operators import OpLike
 from dmesh.collectives.point_to_point import recv, send

@@ -23,14 +23,13 @@ y = recv(None, ANY_SOURCE, tag=1, status=(status := Status()))  # dtype and shap
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any, Literal, Unpack, overload
 
 from numpy.typing import ArrayLike
 
 from dmesh.collectives.api import Async, AsyncOut, ProcessGroup, Sync, SyncOut, collective, resolve
 from dmesh.collectives.envelope import ANY_SOURCE, ANY_TAG, NULL_PEER, Status, Wildcard
-from dmesh.collectives.futures import Completed, Joined
+from dmesh.collectives.futures import Completed, Future, Joined
 from dmesh.collectives.request import Array
 
 Source = int | Literal[Wildcard.ANY_SOURCE, Wildcard.NULL_PEER]
@@ -224,6 +223,61 @@ def sendrecv(
     return received
 
 
+def isend(
+    x: ArrayLike, dst: Peer, *, tag: int = 0, group: ProcessGroup | None = None, timeout: float | None = None
+) -> Future[None]:
+    """Begin to send an array to one rank: `send` with `async_op=True`.
+
+    ```python
+    futures = [irecv(halo, left), isend(edge, right)]
+    for future in futures:
+        future.wait()
+    ```
+
+    Args:
+        x: The array, which may be changed when the future is complete.
+        dst: Position of the receiver; or `NULL_PEER`.
+        tag: A number from 0 to 2147483647, which the receiver can ask for.
+        group: Ranks that take part; None for all clients.
+        timeout: Seconds; None for the cluster's limit.
+
+    Returns:
+        The future.
+
+    Raises:
+        CollectiveError: As `send`.
+    """
+    return send(x, dst, tag=tag, group=group, timeout=timeout, async_op=True)
+
+
+def irecv(
+    out: Array | None,
+    src: Source,
+    *,
+    tag: Tag = 0,
+    status: Status | None = None,
+    group: ProcessGroup | None = None,
+    timeout: float | None = None,
+) -> Future[Array]:
+    """Begin to receive an array: `recv(out, src, out=out, async_op=True)`, which stores it in `out`.
+
+    Args:
+        out: Takes the array, which must have its dtype and shape. None if they are unknown.
+        src: Position of the sender; `ANY_SOURCE`; or `NULL_PEER`.
+        tag: Tag of the array; or `ANY_TAG`.
+        status: Takes source, tag, dtype and shape of what has come.
+        group: Ranks that take part; None for all clients.
+        timeout: Seconds; None for the cluster's limit.
+
+    Returns:
+        The future of `out`, or of a new array.
+
+    Raises:
+        CollectiveError: As `recv`.
+    """
+    return recv(out, src, tag=tag, status=status, group=group, out=out, timeout=timeout, async_op=True)
+
+
 def probe(
     src: Source,
     *,
@@ -281,6 +335,8 @@ __all__ = [
     "NULL_PEER",
     "Status",
     "iprobe",
+    "irecv",
+    "isend",
     "probe",
     "recv",
     "send",

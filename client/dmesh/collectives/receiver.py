@@ -83,7 +83,7 @@ class Receiver:
     def _take_added(self, waits: dict[Work, Wait]) -> bool:
         """Begin to wait for the receives that were added; return False if there are none at all."""
         with self._lock:
-            waits.update((work, work.wait()) for work in self._added)
+            waits.update((work, work.begin_wait()) for work in self._added)
             self._added.clear()
             self._runs = bool(waits)
             return self._runs

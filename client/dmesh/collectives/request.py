@@ -104,7 +104,10 @@ class Reduction:
     def contribution(self, array: Any, rank: int) -> Any:
         """Return a rank's array as it travels."""
         del rank
-        return array if array.dtype == self.wire else array.astype(self.wire, order="C")
+        if array.dtype == self.wire:
+            return array
+        with np.errstate(all="ignore"):  # what is no number on one rank is no error on that rank alone
+            return array.astype(self.wire, order="C")
 
     def fold(self, contribution: NDArray[Any], accumulator: NDArray[Any], first: bool) -> None:
         """Fold the next rank's contribution into the accumulator, in place."""

@@ -230,7 +230,7 @@ def plan_shared_all_reduce(
 
     Args:
         like: Has dtype and shape of the contributions.
-        op: As for `all_reduce`.
+        op: As for `all_reduce`, but for those with a location and those of the user's own.
         group: Ranks that take part; None for all clients.
 
     Raises:

@@ -10,7 +10,6 @@ import hashlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from dmesh.collectives.backends.base import Backend, EndpointOpener, Matcher, Op
 from dmesh.collectives.control_messages import Position
 from dmesh.collectives.failing import Failing, close_all
 from dmesh.collectives.failure import Failure
+from dmesh.collectives.futures import Future
 from dmesh.collectives.position_query import PositionQuery
 from dmesh.collectives.request import Buffers, Descriptor, Request, as_called, text_of
 from dmesh.collectives.services import ANYBODY, Members, Pair
@@ -547,7 +547,7 @@ class Work(Future[Any]):
             else:
                 wait.end()
 
-    def wait(self) -> Wait:
+    def begin_wait(self) -> Wait:
         """Begin to wait, on a thread that waits for other calls, too, until it is known what is received."""
         services = self._services
         began = services.clock()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from dmesh.config.addresses import HOST_PATTERN, is_ipv6, shown, split_address
+from dmesh.config.interfaces import MOST_INTERFACES, NAME_PATTERN
 from dmesh.errors import ConfigurationError
 from dmesh.security.tokens import ADVICE, is_printable
 
@@ -66,6 +67,29 @@ def bind_host(environ: Mapping[str, str]) -> str | None:
             "without a port, such as 0.0.0.0. The port comes from this client's entry of DTENSOR_JOBS"
         )
     return host
+
+
+def interfaces(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Returns the names in `DMESH_INTERFACES`, none for `0`; None if it is unset or empty.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    raw = text(environ, "DMESH_INTERFACES")
+    if raw is None or raw == "0":
+        return None if raw is None else ()
+    names = tuple(entry.strip() for entry in raw.split(","))
+    if (
+        len(set(names)) < len(names)
+        or len(names) > MOST_INTERFACES
+        or not all(map(NAME_PATTERN.fullmatch, names))
+    ):
+        raise ConfigurationError(
+            f"DMESH_INTERFACES is {shown(raw)}; expected the names of 1 to {MOST_INTERFACES} different "
+            "network interfaces of this host, separated by commas, such as eth0,eth1, or 0 for none but that "
+            "of this client's own address"
+        )
+    return names
 
 
 def token(environ: Mapping[str, str]) -> str | None:

@@ -1,10 +1,14 @@
-"""Processes of this host: identity, existence, listening ports. Linux only; elsewhere nothing is known."""
+"""Processes of this host: identity, existence, listening ports; and its NUMA nodes.
+
+Linux only; elsewhere nothing is known.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,6 +147,59 @@ def is_gone(pid: int, started: int) -> bool:
         return True
     # The first thread may have ended before the others: then the process is there.
     return fields[_STATE] in ("Z", "X") and int(fields[_THREADS]) <= 1
+
+
+def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
+    """Returns the CPUs of each NUMA node, by number; none where /sys does not show them.
+
+    Args:
+        root: The root of the file system.
+    """
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    found = {int(folder.name[4:]): _cpu_list(folder / "cpulist") for folder in folders}
+    return dict(sorted((node, cpus) for node, cpus in found.items() if cpus is not None))
+
+
+def own_nodes(root: Path = Path("/"), allowed: Collection[int] | None = None) -> dict[int, frozenset[int]]:
+    """Returns the CPUs of each NUMA node on which this process may run, by number, without nodes of none.
+
+    Args:
+        root: The root of the file system.
+        allowed: CPUs that may be used; None for what the system says of this process.
+    """
+    if allowed is None:
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    nodes = numa_nodes(root).items()
+    return {node: found for node, cpus in nodes if (found := cpus & frozenset(allowed))}
+
+
+def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:
+    """Returns some CPUs core by core, those of one core together; each for itself where /sys does not say.
+
+    Args:
+        cpus: Numbers of the CPUs.
+        root: The root of the file system.
+    """
+    folder, left, found = root / "sys/devices/system/cpu", set(cpus), []
+    for cpu in sorted(cpus):
+        if cpu in left:
+            threads = _cpu_list(folder / f"cpu{cpu}/topology/thread_siblings_list") or frozenset()
+            found.append(frozenset({cpu, *threads} & left))
+            left -= found[-1]
+    return found
+
+
+def _cpu_list(path: Path) -> frozenset[int] | None:
+    """Returns the CPUs in a file such as `0-3,8-11`; None if it cannot be read."""
+    try:
+        ranges = [
+            entry.partition("-") for entry in path.read_text(encoding="ascii").strip().split(",") if entry
+        ]
+    except OSError:
+        return None
+    return frozenset(
+        itertools.chain(*(range(int(first), int(last or first) + 1) for first, _, last in ranges))
+    )
 
 
 def _stat(pid: int) -> list[str]:

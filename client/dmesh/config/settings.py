@@ -64,6 +64,9 @@ class Settings:
     """`DMESH_DATA_PORT`: where client 0 listens for its peers while it hosts the server. None: any port."""
     bind_host: str | None = None
     """`DMESH_BIND_HOST`: local address to listen on. None: the host of this client's `DTENSOR_JOBS` entry."""
+    interfaces: tuple[str, ...] | None = None
+    """`DMESH_INTERFACES`: network interfaces for the arrays; empty for that of the own address alone. None:
+    all that are as fast as that one, if this client listens on all anyway."""
     token: str | None = field(default=None, repr=False)
     """`DMESH_TOKEN`: what this process shows the coordination server, and the shared secret of the clients
     when there is none. Never shown."""
@@ -166,6 +169,7 @@ class Settings:
             backend=read_backend(environ, backend),
             data_port=values.number(environ, "DMESH_DATA_PORT", 65_535, "unset it to use any free port"),
             bind_host=values.bind_host(environ),
+            interfaces=values.interfaces(environ),
             token=values.token(environ),
             token_file=values.text(environ, "DMESH_TOKEN_FILE"),
             tls_ca=values.text(environ, "DMESH_TLS_CA"),
@@ -252,6 +256,7 @@ VARIABLES: Mapping[str, str] = {
     "backend": "DMESH_BACKEND",
     "data_port": "DMESH_DATA_PORT",
     "bind_host": "DMESH_BIND_HOST",
+    "interfaces": "DMESH_INTERFACES",
     "token": "DMESH_TOKEN",
     "token_file": "DMESH_TOKEN_FILE",
     "tls_ca": "DMESH_TLS_CA",

@@ -35,6 +35,7 @@ from dmesh._version import __version__
 from dmesh.config.addresses import join_address
 from dmesh.distribute.cluster_resolver.launched import own_host
 from dmesh.errors import ConfigurationError, DMeshError
+from dmesh.launcher.binding import check_binding
 from dmesh.launcher.diagnosis import ErrorTail
 from dmesh.launcher.frames import MAGIC, Decoder, Frame, frame
 from dmesh.launcher.input import InputWriter
@@ -88,6 +89,7 @@ class Agent:
         self._clients: dict[int, ClientProcess] = {}
         self._inputs: dict[int, InputWriter] = {}
         self._command: tuple[str, ...] = ()
+        self._bind = ""
         self._base: dict[str, str] = {}
         self._files: dict[str, str] = {}
         self._ports: PortReservation | None = None
@@ -200,6 +202,9 @@ class Agent:
             self._enter(wanted["directory"])
             options = LaunchOptions(1, tuple(wanted["command"]), module=wanted["module"])
             check_command(options)
+            self._bind = wanted.get("bind", "")
+            if self._bind:
+                check_binding()
             self._command = command_of(options)
             self._ports = reserve_ports(wanted["clients"], host=EVERYWHERE)
             address = _own_address(wanted["way"])
@@ -234,7 +239,7 @@ class Agent:
 
     def _start(self, rank: int, wanted: Mapping[str, Any]) -> None:
         environment = {**self._base, **wanted["environment"], **self._files}
-        plan = ClientPlan(rank, self._command, environment)
+        plan = ClientPlan(rank, self._command, environment, bind=self._bind)
         stdin = subprocess.PIPE if wanted["input"] else subprocess.DEVNULL
         client = ClientProcess(
             plan, self, self._selector, self._guard, self._clock(), wanted["restarts"], stdin

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dmesh.config.settings import JOB_NAME_PATTERN, Settings, split_address
 from dmesh.errors import ConfigurationError
+from dmesh.launcher.binding import BINDINGS, check_binding
 from dmesh.launcher.ports import LOOPBACK
 
 _PYTHON = re.compile(r"python(?:3(?:\.\d+)?t?)?")
@@ -31,6 +32,8 @@ class LaunchOptions:
     """`command[0]` is a module, as after `python -m`."""
     cpu_devices: int | None = None
     """Logical CPU devices of each client, unless its script says otherwise; at least 1."""
+    bind: str = ""
+    """What each client is bound to, on its host: `core` or `numa`, see `binding`; empty for nothing."""
     coordinator: str | None = None
     """HOST:PORT of a standalone coordination server; None for the environment's, else one in client 0."""
     cluster: str | None = None
@@ -59,6 +62,8 @@ class ClientPlan:
     """Number of restarts if it fails."""
     labeled: bool = True
     """True if its standard output is labeled."""
+    bind: str = ""
+    """What it is bound to, on its host: `core` or `numa`; empty for nothing."""
     descriptors: tuple[int, ...] = ()
     """The launcher's open files that it inherits, beside the standard ones."""
     host: str = ""
@@ -102,6 +107,10 @@ def check_options(options: LaunchOptions, environment: Mapping[str, str], *, els
         raise ConfigurationError(f"-n must be at least 1, got {options.clients}")
     if options.cpu_devices is not None and options.cpu_devices < 1:
         raise ConfigurationError(f"--cpu-devices must be at least 1, got {options.cpu_devices}")
+    if options.bind and options.bind not in BINDINGS:
+        raise ConfigurationError(f"--bind must be {' or '.join(BINDINGS)}, got {options.bind!r}")
+    if options.bind and not elsewhere:
+        check_binding()
     for flag, seconds in (
         ("--timeout-after-failure", options.timeout_after_failure),
         ("--terminate-grace", options.terminate_grace),
@@ -209,6 +218,7 @@ def plan_clients(
             },
             options.max_restarts if lasting[rank] else 0,
             options.labels,
+            options.bind,
             host=place.host,
         )
         for rank, place in enumerate(places)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from dmesh.launcher.binding import cpus_for
 from dmesh.launcher.diagnosis import ErrorTail, Outcome, Traceback
 from dmesh.launcher.folding import ShownTracebacks, TracebackFolder
 from dmesh.launcher.labels import LineLabeler, Output
@@ -224,6 +225,14 @@ class Client:
         )
 
 
+def _cpus(plan: ClientPlan) -> str:
+    """Return the CPUs to which a client is bound, separated by commas; empty if it is not."""
+    if not plan.bind:
+        return ""
+    place, clients = (int(plan.environment[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    return ",".join(map(str, cpus_for(plan.bind, place, clients, os.sched_getaffinity(0))))
+
+
 class Listener(Protocol):
     """Receiver of the clients' output."""
 
@@ -257,7 +266,7 @@ class ClientProcess(Client):
         super().__init__(plan, now, restarts)
         self._guard = guard
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
-            [*stand_alone(_EXEC_CLIENT), str(os.getpid()), *plan.command],
+            [*stand_alone(_EXEC_CLIENT), str(os.getpid()), _cpus(plan), *plan.command],
             env={**plan.environment, RESTART_COUNT: str(restarts)},
             stdin=stdin,
             stdout=subprocess.PIPE,

@@ -83,7 +83,7 @@ class RemoteHosts:
             self._connections.append(connection)
             setup = {
                 "way": way.name, "directory": directory, "module": options.module,
-                "command": options.command, "clients": host.slots, "silence": SILENCE,
+                "command": options.command, "clients": host.slots, "silence": SILENCE, "bind": options.bind,
             }  # fmt: skip
             connection.begin(frame("setup", setup))
         deadline = self._clock() + self._start_timeout

@@ -87,6 +87,8 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
     tuning = find_tuning(settings.tuning)
     if settings.folding is not None:
         tuning = replace(tuning, folding=settings.folding)
+    if settings.interfaces:  # each carries a stream
+        tuning = replace(tuning, streams=max(tuning.streams, len(settings.interfaces)))
     with contextlib.ExitStack() as undo:
         coordinator = _coordinator(settings) if use_coordination else None
         tracing = _open_tracing(settings, coordinator) if settings.otel else None

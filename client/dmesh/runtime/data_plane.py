@@ -6,16 +6,20 @@ Everything that can be wrong with it is found here, before the first byte goes t
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from dmesh._log import announce
 from dmesh.collectives.backends import mpi_world
+from dmesh.collectives.backends.tcp.routes import LocalAddress
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.config.addresses import join_address
 from dmesh.config.host import listener_on
+from dmesh.config.interfaces import Interface, check_exists, look_at, usable
 from dmesh.config.settings import Settings, split_address
 from dmesh.errors import AddressInUseError, ConfigurationError
 from dmesh.security.certificates import IdentityFiles
@@ -41,6 +45,7 @@ class DataPlane:
         host, _ = split_address(
             settings.address, f"entry {settings.client_id} of DTENSOR_JOBS", any_port=True
         )
+        check_exists(settings.interfaces or ())
         self._tls = _peer_tls(settings)
         self.mpi: mpi_world.MpiWorld | None = None
         """The MPI launch that carries the arrays; None if TCP does."""
@@ -50,6 +55,7 @@ class DataPlane:
         self._listener = _listen(settings, host, port)
         self.address = join_address(host, self._listener.getsockname()[1])
         """HOST:PORT that the peers are told."""
+        self._addresses = _listen_on_interfaces(settings, host, self._listener)
 
     def transport(
         self, rank: int, incarnation: int, secret: Callable[[], bytes], cluster_id: bytes
@@ -69,11 +75,15 @@ class DataPlane:
             cluster_id=cluster_id,
             incarnation=incarnation,
             tls=self._tls,
+            addresses=self._addresses,
         )
 
     def close(self) -> None:
         """Give up what was opened, if no transport comes of it."""
         self._listener.close()
+        for address in self._addresses:
+            if address.listener is not None:
+                address.listener.close()
         if self.mpi is not None:
             self.mpi.close()
 
@@ -107,17 +117,10 @@ def _listen(settings: Settings, host: str, port: int) -> socket.socket:
     bind_host = settings.bind_host or host
     where = join_address(bind_host, port)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)[0]
+        return _open(bind_host, port)
     except socket.gaierror as error:
         raise ConfigurationError(f"cannot listen on {where}{_whose(settings)}: {error.strerror}") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # A restarted client must not wait for the kernel to forget its old connections.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise address_in_use(where, settings) from error
         if error.errno == errno.EADDRNOTAVAIL:
@@ -126,7 +129,73 @@ def _listen(settings: Settings, host: str, port: int) -> socket.socket:
                 "DTENSOR_CLIENT_ID, or set DMESH_BIND_HOST to the local address to listen on."
             ) from error
         raise
+
+
+def _open(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A restarted client must not wait for the kernel to forget its old connections.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
     return listener
+
+
+def _listen_on_interfaces(settings: Settings, host: str, listener: socket.socket) -> tuple[LocalAddress, ...]:
+    """Listen at the addresses of the network interfaces that carry arrays, where `listener` does not.
+
+    An interface that the user has not named gets a listener only if that is there anyway.
+    """
+    bound, port = ipaddress.ip_address(listener.getsockname()[0]), listener.getsockname()[1]
+    everywhere = bound.is_unspecified
+    found = []
+    for interface in _interfaces(settings, host, everywhere=everywhere):
+        address, more = interface.address, None
+        covered = everywhere and (bound.version == 6 or address.version == 4)
+        if not covered and address.ip != bound:
+            more = _open_at(interface, port)
+            if more is None:
+                continue
+        found.append(LocalAddress(address, port if more is None else more.getsockname()[1], more))
+    return tuple(found)
+
+
+def _open_at(interface: Interface, port: int) -> socket.socket | None:
+    problem = ""
+    for wanted in (port, 0):
+        try:
+            return _open(str(interface.address.ip), wanted)
+        except OSError as error:
+            problem = error.strerror or str(error)
+    announce(f"arrays do not use {interface.describe()}: cannot listen there: {problem}")
+    return None
+
+
+def _interfaces(settings: Settings, host: str, *, everywhere: bool) -> list[Interface]:
+    """Return the interfaces that carry arrays; without a setting, that of `host`, and those as fast."""
+    if settings.interfaces is not None:
+        seen = [(name, look_at(name)) for name in settings.interfaces]
+        for name, problem in seen:
+            if isinstance(problem, str):
+                announce(f"client {settings.client_id} does not use {name}: {problem}")
+        return [interface for _, interface in seen if isinstance(interface, Interface)]
+    if not everywhere or len(there := usable()) < 2:
+        return []
+    try:
+        known = {str(address[0]) for *_, address in socket.getaddrinfo(host, None)}
+    except socket.gaierror:
+        return []  # a name for others alone, such as that of a gateway
+    mine = [interface for interface in there if str(interface.address.ip) in known][:1]
+    return mine + [
+        other
+        for other in there
+        for own in mine
+        if other is not own and (other.speed or own.speed) >= own.speed
+    ]
 
 
 def _whose(settings: Settings) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 from dmesh._version import __version__
 from dmesh.collectives.communicator import Communicator
+from dmesh.config.host import own_nodes
 from dmesh.config.settings import Settings
 from dmesh.coordination.agent_source import opened_agent
 from dmesh.coordination.explanation.text import ranks_text
@@ -38,6 +39,8 @@ class Summary:
     """This client's task, e.g. `/job:worker/task:0`."""
     host: str
     """Name of this host."""
+    numa_nodes: tuple[int, ...]
+    """NUMA nodes of this host on which this process may run; empty where the system does not say."""
     pid: int
     """Id of this process."""
     program: str
@@ -64,6 +67,7 @@ class Summary:
     def __str__(self) -> str:
         rows = {field.name: getattr(self, field.name) for field in fields(self)}
         rows["hosts"] = "; ".join(f"{name}: {ranks_text(ranks)}" for name, ranks in self.hosts.items())
+        rows["numa_nodes"] = ", ".join(map(str, self.numa_nodes))
         rows["devices"], rows["backends"] = ", ".join(self.devices), ", ".join(self.backends)
         width = max(map(len, rows))
         return "\n".join(
@@ -105,6 +109,7 @@ def summary() -> Summary:
         hosts=hosts,
         task=f"/job:{settings.job_name}/task:{settings.client_id}",
         host=socket.gethostname(),
+        numa_nodes=tuple(own_nodes()),
         pid=os.getpid(),
         program=os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python",
         cluster=settings.cluster if settings.multi_client else "",

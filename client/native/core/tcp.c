@@ -29,7 +29,7 @@ static const int64_t NAP = 50 * 1000 * 1000; /* longest sleep between looks at `
 /* ---- pieces ------------------------------------------------------------------------------------------------- */
 
 /* Order of the pieces: contribution 0, then contribution k and result k - 1 alternately, then the last result.
- * Item i goes on stream i % `used`. */
+ * Contribution k and result k - 1 go on stream k % `used`: members contribute more to a root than it returns, or less. */
 static size_t item_of(const struct dmesh_tcp *tcp, int phase, size_t piece) {
     if (!tcp->two_phases)
         return piece;
@@ -49,6 +49,17 @@ static int piece_of(const struct dmesh_tcp *tcp, size_t item, size_t *piece) {
     }
     *piece = item & 1 ? (item + 1) / 2 : item / 2 - 1;
     return item & 1 ? DMESH_CONTRIBUTIONS : DMESH_RESULTS;
+}
+
+static int stream_of(const struct dmesh_tcp *tcp, size_t item) {
+    return (int)((tcp->two_phases ? (item + 1) / 2 : item) % (size_t)tcp->used);
+}
+
+/* The item that follows on the same stream. */
+static size_t item_after(const struct dmesh_tcp *tcp, size_t item) {
+    if (!tcp->two_phases)
+        return item + (size_t)tcp->used;
+    return item & 1 ? item + 1 : item + 2 * (size_t)tcp->used - 1;
 }
 
 static size_t extent(const struct dmesh_tcp *tcp, const struct dmesh_span *span, size_t piece) {
@@ -74,7 +85,7 @@ static struct iovec rest_of(const struct dmesh_tcp *tcp, const struct dmesh_span
 /* Moves a stream past pieces that are empty or done; returns whether one is left. */
 static int seek(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int stream) {
     struct dmesh_cursor *at = &traffic->cursors[stream];
-    for (; at->item < dmesh_items(tcp); at->item += (size_t)tcp->used, at->done = 0) {
+    for (; at->item < dmesh_items(tcp); at->item = item_after(tcp, at->item), at->done = 0) {
         size_t piece;
         const int phase = piece_of(tcp, at->item, &piece);
         if (at->done < extent(tcp, &traffic->spans[phase], piece))
@@ -86,7 +97,7 @@ static int seek(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int 
 /* Whether a piece is not empty and not done. */
 static int lacks(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic, int phase, size_t piece) {
     const size_t item = item_of(tcp, phase, piece);
-    const int stream = tcp->used == 1 ? 0 : (int)(item % (size_t)tcp->used);
+    const int stream = tcp->used == 1 ? 0 : stream_of(tcp, item);
     return extent(tcp, &traffic->spans[phase], piece) && seek(tcp, traffic, stream) &&
            traffic->cursors[stream].item <= item;
 }

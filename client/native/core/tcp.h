@@ -10,7 +10,8 @@
  *
  * A rank without data for a peer sends the header alone: a collective ends when all members have come to it. There may be
  * several connections with each peer, its *streams*, where a network gives one connection less than it has in all. The
- * header goes on stream 0, and the pieces go to the streams in turn. Both ends know the order. No other stream is read
+ * header goes on stream 0, and the pieces go to the streams in turn, each contribution with the result of the one before
+ * it. Both ends know the order. No other stream is read
  * before the header has been checked.
  *
  * A transfer is a call of two members in one direction. Those of both directions share their connections with the peer, so

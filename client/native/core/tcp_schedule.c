@@ -64,11 +64,11 @@ static void arrange_own(struct dmesh_tcp *tcp) {
     tcp->folds = tcp->source.data != NULL;
 }
 
-/* Resets the progress; stream i begins with item i. */
+/* Resets the progress; stream i begins with contribution i, as `item_of` in tcp.c numbers it. */
 static void reset(const struct dmesh_tcp *tcp, struct dmesh_traffic *traffic) {
     memset(traffic, 0, offsetof(struct dmesh_traffic, cursors));
     for (int stream = 0; stream < tcp->used; stream++)
-        traffic->cursors[stream] = (struct dmesh_cursor){.item = (size_t)stream};
+        traffic->cursors[stream] = (struct dmesh_cursor){.item = (size_t)(tcp->two_phases && stream ? 2 * stream - 1 : stream)};
 }
 
 void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash,
@@ -84,7 +84,7 @@ void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint6
     /* As many pieces on all members as the largest part of any of them has. */
     const size_t share = dmesh_share(call), largest = tcp->two_phases ? part(tcp, NULL, share, 0).nbytes : share;
     tcp->pieces = (largest + tcp->piece_bytes - 1) / tcp->piece_bytes;
-    tcp->used = (int)dmesh_least((size_t)tcp->streams, dmesh_items(tcp));
+    tcp->used = (int)dmesh_least((size_t)tcp->streams, tcp->pieces + (size_t)(tcp->two_phases && tcp->pieces));
     if (!tcp->used)
         tcp->used = 1; /* for the headers */
     arrange_own(tcp);

@@ -277,7 +277,7 @@ def test_a_client_that_starts_late_is_waited_for():
     assert reported.wait(LIMIT)
     listener = socket.create_server(("127.0.0.1", port))
     second = TcpTransport(1, listener, lambda: SECRET, CLUSTER)
-    first_address = f"127.0.0.1:{first._listener_socket.getsockname()[1]}"
+    first_address = f"127.0.0.1:{first._listeners[0].getsockname()[1]}"
     second.start(Recorder(), [Peer(0, (first_address,), 0, "task 0")])
     second.connect_all(LIMIT)
     done.join(LIMIT)

@@ -343,8 +343,7 @@ def find_hierarchy(
     column = [other[block] for other in places] if leads else [position]
     memory: SharedMemoryGroup | Connections | str
     if shares:
-        oversubscribed = services.neighbours > shared_memory.cores
-        memory = yield from share_memory(exchange.among(place), shared_memory, oversubscribed)
+        memory = yield from share_memory(exchange.among(place), shared_memory, services.neighbours)
     else:
         memory = yield from open_connections(exchange.among(place), connector, tuning, transfers=False)
     found = yield from open_connections(exchange.among(column), connector, tuning, transfers=False)

@@ -15,6 +15,7 @@ the memory of every other's process.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -274,8 +275,6 @@ class SharedMemoryRegistry:
         self.host = host or here()
         self.sizes = sizes or Sizes()
         self.single_copy_from = single_copy_from
-        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        """Cores that this process may use."""
         self.registered = None if core is None else core.RegisteredMemory()
         """Segments with arrays; None without the native core."""
         self._mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
@@ -310,6 +309,8 @@ class SharedMemoryRegistry:
                 if end > len(segment.memory):
                     return "its shared memory is used up by other groups"
                 self._next = end
+                # By its owner first, not by a peer that waits: so the page is near the owner.
+                segment.memory[region.offset : region.offset + FLAGS] = bytes(FLAGS)
             self._regions[region.offset] = region
             return region
 
@@ -386,14 +387,13 @@ class SharedMemoryGroup:
     agreement: Agreement
     """Outcome of the setup."""
 
-    def __init__(
-        self, shared_memory: SharedMemoryRegistry, region: Region, position: int, oversubscribed: bool
-    ) -> None:
+    def __init__(self, shared_memory: SharedMemoryRegistry, region: Region, position: int) -> None:
         self.region = region
         self.members: list[Member] = []
+        self.oversubscribed = False
+        """True if ranks share cores."""
         self._shared_memory = shared_memory
         self._position = position
-        self._oversubscribed = oversubscribed
         self._attached: set[bytes] = set()  # segments with arrays of others that calls have used
         mark = region.sizes.left(position)
         self.leave = weakref.finalize(self, _leave, region, self.members, mark, os.getpid())
@@ -424,7 +424,7 @@ class SharedMemoryGroup:
         assert registered is not None
         peers = {at: member.ticket.pid for at, member in enumerate(self.members) if at != self._position}
         endpoint = core.Endpoint(
-            regions, [member.salt for member in members], position, slot, staging, self._oversubscribed, pipe
+            regions, [member.salt for member in members], position, slot, staging, self.oversubscribed, pipe
         )
         endpoint.keep_alive = self  # during a call, no other group may get the memory
 
@@ -456,12 +456,26 @@ def _leave(region: Region, members: list[Member], mark: int, process: int) -> No
         region.given_back = True
 
 
+def is_oversubscribed(processes: Sequence[int], neighbours: int) -> bool:
+    """Return whether the processes of a group share cores.
+
+    `neighbours`: ranks on this host, in all groups. They compete for the same cores, unless the group's
+    processes are bound to different ones.
+    """
+    allowed = set()
+    for process in set(processes):
+        with contextlib.suppress(ProcessLookupError):
+            allowed.add(frozenset(os.sched_getaffinity(process)))
+    ranks = neighbours if len(allowed) < 2 else len(processes)
+    return ranks > len(frozenset().union(*allowed))
+
+
 def share_memory(
-    exchange: Exchange, shared_memory: SharedMemoryRegistry, oversubscribed: bool
+    exchange: Exchange, shared_memory: SharedMemoryRegistry, neighbours: int
 ) -> Waits[SharedMemoryGroup | str]:
     """Let the members of a group share memory; return it, or why they do not. All of them must call this.
 
-    `oversubscribed`: there are more ranks than cores on this host.
+    `neighbours`: ranks on this host, in all groups.
     """
     ranks, refusal = exchange.ranks, ""
     region = shared_memory.region(ranks, exchange.position)
@@ -469,7 +483,7 @@ def share_memory(
         yield from exchange.swap([bytes(_OFFER.size + Ticket.SIZE)] * len(ranks))
         yield from exchange.agree(_CANNOT)
         return region
-    group = SharedMemoryGroup(shared_memory, region, exchange.position, oversubscribed)
+    group = SharedMemoryGroup(shared_memory, region, exchange.position)
     segment, is_shared = region.segment, False
     try:
         place = _OFFER.pack(PROTOCOL, segment.address, region.offset, region.salt, *astuple(region.sizes))
@@ -485,6 +499,7 @@ def share_memory(
         agreement = yield from exchange.agree(_CANNOT if refusal else _CAN_READ if reads else _CAN_MAP)
         is_shared = region.may_be_used = bool(agreement.level)
         group.agreement = agreement
+        group.oversubscribed = is_oversubscribed([member.ticket.pid for member in group.members], neighbours)
     finally:
         if not is_shared:
             group.leave()

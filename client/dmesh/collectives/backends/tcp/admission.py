@@ -6,7 +6,8 @@ import selectors
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from dmesh._log import logger
@@ -75,7 +76,7 @@ class Admission:
     def __init__(
         self,
         loop: EventLoop,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         credentials: Credentials,
         incarnations: Mapping[int, int],
         options: TcpOptions,
@@ -91,7 +92,7 @@ class Admission:
         self.tls = tls
         self.admit = on_admitted
         self.unproven: dict[_Unproven, None] = {}  # in the order of their coming
-        self._listener = listener
+        self._listeners = listeners
         self._credentials = credentials
         self._incarnations = dict(incarnations)
         self._may_enter = may_enter
@@ -101,9 +102,9 @@ class Admission:
 
     def begin(self) -> None:
         """Begin to accept."""
-        if not self._closed:
-            self._listener.setblocking(False)
-            self.loop.watch(self._listener, selectors.EVENT_READ, self._on_connections)
+        for listener in () if self._closed else self._listeners:
+            listener.setblocking(False)
+            self.loop.watch(listener, selectors.EVENT_READ, partial(self._on_connections, listener))
 
     def expect(self, incarnations: Mapping[int, int]) -> None:
         """Set the peers' processes of a new generation."""
@@ -112,25 +113,26 @@ class Admission:
         self.refusals.clear()
 
     def close(self) -> None:
-        """Close the listener and all connections that have not been let in."""
+        """Close the listeners and all connections that have not been let in."""
         if self._closed:
             return
         self._closed = True
-        self.loop.watch(self._listener, 0, self._on_connections)
-        self._listener.close()
+        for listener in self._listeners:
+            self.loop.watch(listener, 0, partial(self._on_connections, listener))
+            listener.close()
         for unproven in tuple(self.unproven):
             unproven.close()
 
-    def _on_connections(self, _: int) -> None:
+    def _on_connections(self, listener: socket.socket, _: int) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
-                sock, address = self._listener.accept()
+                sock, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 # Out of files or memory: to try again at once would only burn time.
                 self._log.note("", f"cannot accept a connection: {error.strerror or error}")
-                self.loop.watch(self._listener, 0, self._on_connections)
+                self.loop.watch(listener, 0, partial(self._on_connections, listener))
                 self.loop.after(_ACCEPT_PAUSE, self.begin)
                 return
             if len(self.unproven) >= self.options.most_unproven:

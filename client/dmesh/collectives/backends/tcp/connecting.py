@@ -15,15 +15,17 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
+from dmesh._log import announce
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connection import Connector, OnDialed
 from dmesh.collectives.backends.tcp.event_loop import EventLoop, Timer
 from dmesh.collectives.backends.tcp.handshake import Acceptor, Credentials, Dialer, Refused, Status
 from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT
+from dmesh.collectives.backends.tcp.routes import LocalAddress, Route
 from dmesh.collectives.backends.tcp.sockets import bound_flight, is_silent, tune
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream, explain
 from dmesh.security.secure_socket import CLOSED, SecureSocket, Unencrypted
@@ -45,6 +47,7 @@ class TcpOptions:
     retry_for: float = 1.0  # for which a refused connection is tried again before the peer counts as lost
     connect_timeout: float = 60.0  # in which an address must answer at all
     dedicated_timeout: float = 5.0  # the same for dedicated connections, without which a group can do
+    route_timeout: float = 2.0  # for a dedicated connection by one of several routes, with its handshake
     most_unproven: int = 128  # connections at a time that have not proven to come from a peer
     handshake_timeout: float = 5.0  # for such a connection's proof, with the handshake of TLS before it
     grace: float = 0.5  # for a peer's other connection to bring its last frames after one has ended
@@ -133,7 +136,8 @@ class Dial(Opening[Dialer]):
     because it has not reached the same generation (it will, or its process will end), nor for one that has
     accepted and says nothing yet.
 
-    `on_end` takes the proven connection; or None, the last problem, and the refusal if that was one.
+    `on_end` takes the proven connection; or None, the last problem, and the refusal if that was one. A
+    `source` is the IP address of this host from which to connect.
     """
 
     def __init__(
@@ -146,17 +150,19 @@ class Dial(Opening[Dialer]):
         *,
         tls: PeerTls | None = None,
         number: int = 0,
+        source: str = "",
     ) -> None:
         super().__init__(loop)
         self.problem = "no connection has been tried yet"
         self._credentials = credentials
         self._peer = peer
-        self._retry_for = options.retry_for
+        self._retry_for = 0.0 if source else options.retry_for  # another way is tried then
         self._connect_timeout = options.dedicated_timeout if number else options.connect_timeout
         self._silence = options.silence
         self._on_end = on_end
         self._tls = tls
         self._number = number
+        self._source = source
         self._began = time.monotonic()
         self._pause = _FIRST_PAUSE
         self._addresses: list[str] = []
@@ -223,10 +229,12 @@ class Dial(Opening[Dialer]):
     def _connect(self, family: socket.AddressFamily, address: Any) -> None:
         try:
             sock = self._stream = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            if self._source:
+                sock.bind((self._source, 0))
         except OSError as error:
             self._fail(error.strerror or str(error))
             return
-        sock.setblocking(False)
         code = sock.connect_ex(address)
         if code not in _IN_PROGRESS:
             self._fail(os.strerror(code))
@@ -297,17 +305,26 @@ def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily
 
 
 class TcpConnector(Connector):
-    """Dedicated connections of one client; see `Connector`. Not within TLS, whose state lives in Python."""
+    """Dedicated connections of one client; see `Connector`. Not within TLS, whose state lives in Python.
+
+    A route by which no connection can be made is not tried again: later ones would only lose time on it.
+    """
 
     def __init__(
-        self, loop: EventLoop, credentials: Credentials, peer_of: Callable[[int], Peer], options: TcpOptions
+        self,
+        loop: EventLoop,
+        credentials: Credentials,
+        peer_of: Callable[[int], Peer],
+        options: TcpOptions,
+        addresses: Sequence[LocalAddress] = (),
     ) -> None:
-        super().__init__(loop.call)
+        super().__init__(loop.call, addresses)
         self._loop = loop
         self._credentials = credentials
         self._peer_of = peer_of
         self._options = options
         self._dials: dict[Dial, OnDialed] = {}
+        self._failed: set[Route] = set()
 
     def close(self) -> None:
         """Close all unclaimed connections, and end all attempts; on the loop's thread."""
@@ -317,11 +334,33 @@ class TcpConnector(Connector):
             dial.cancel()
             on_dialed(None, _SHUTTING_DOWN)
 
-    def _dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
+    def _dial(self, peer: int, number: int, on_dialed: OnDialed, route: Route | None) -> None:
         if self._closed:
             on_dialed(None, _SHUTTING_DOWN)
             return
+        known = self._peer_of(peer)
+        if route is None or route in self._failed:
+            self._begin(known, number, on_dialed)
+            return
 
+        def ended(sock: socket.socket | None, problem: str) -> None:
+            timer.cancel()
+            if sock is not None or self._closed:
+                on_dialed(sock, problem)
+                return
+            if route not in self._failed:
+                self._failed.add(route)
+                announce(
+                    f"rank {self._credentials.rank}: no connection with rank {peer} from {route} ({problem}):"
+                    " going on with the address that all peers know"
+                )
+            self._dial(peer, number, on_dialed, None)
+
+        limit = self._options.route_timeout
+        timer = self._loop.after(limit, lambda: self._give_up(dial, f"no answer within {limit:g} s"))
+        dial = self._begin(replace(known, addresses=(route.target,)), number, ended, route.source)
+
+    def _begin(self, peer: Peer, number: int, on_dialed: OnDialed, source: str = "") -> Dial:
         def ended(sock: Stream | None, problem: str, _: Refused | None = None) -> None:
             del self._dials[dial]
             assert not isinstance(sock, SecureSocket)
@@ -329,7 +368,12 @@ class TcpConnector(Connector):
                 bound_flight(sock)
             on_dialed(sock, problem)
 
-        known = self._peer_of(peer)
-        dial = Dial(self._loop, self._credentials, known, self._options, ended, number=number)
+        dial = Dial(self._loop, self._credentials, peer, self._options, ended, number=number, source=source)
         self._dials[dial] = on_dialed
         dial.begin()
+        return dial
+
+    def _give_up(self, dial: Dial, problem: str) -> None:
+        if (on_dialed := self._dials.pop(dial, None)) is not None:
+            dial.cancel()
+            on_dialed(None, problem)

@@ -14,7 +14,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ from dmesh.collectives.backends.tcp.channel import Send
 from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, HEADER, VERSION, Frame, Kind
 from dmesh.collectives.backends.tcp.message_queue import FrameReader, MessageQueue, ReadResult
+from dmesh.collectives.backends.tcp.routes import LocalAddress, Route, pack
 from dmesh.collectives.backends.tcp.sockets import is_silent
 from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.errors import CollectiveError
@@ -457,10 +458,15 @@ OnDialed = Callable[[socket.socket | None, str], None]
 class Connector(ABC):
     """Makes dedicated connections of groups: a peer dials once, under a random number. For any thread.
 
-    `call` runs an action on the thread that dials.
+    `call` runs an action on the thread that dials. `addresses` are those of this host's interfaces at which
+    it listens; peers learn them as connections are made.
     """
 
-    def __init__(self, call: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, call: Callable[[Callable[[], None]], None], addresses: Sequence[LocalAddress] = ()
+    ) -> None:
+        self.addresses = tuple(addresses)
+        self.offer = pack(addresses)
         self._call = call
         self._lock = threading.Lock()
         self._expected: dict[int, int] = {}
@@ -503,10 +509,13 @@ class Connector(ABC):
         for sock in unclaimed.values():
             sock.close()
 
-    def dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
-        """Connect to a peer that expects it under a number; `on_dialed` is called once, on any thread."""
-        self._call(lambda: self._dial(peer, number, on_dialed))
+    def dial(self, peer: int, number: int, on_dialed: OnDialed, route: Route | None = None) -> None:
+        """Connect to a peer that expects it under a number; `on_dialed` is called once, on any thread.
+
+        A `route` is tried first.
+        """
+        self._call(lambda: self._dial(peer, number, on_dialed, route))
 
     @abstractmethod
-    def _dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
+    def _dial(self, peer: int, number: int, on_dialed: OnDialed, route: Route | None) -> None:
         """Connect to a peer; see `dial`. The thread of `call`."""

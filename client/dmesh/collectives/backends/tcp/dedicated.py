@@ -1,9 +1,10 @@
 """Dedicated connections of a group whose ranks share no memory, made in its first call.
 
 Each member tells those before it in the group the numbers under which it expects them, for collectives and
-for transfers. The group's tuning says how many connections each pair has. Each member dials all that come
-after it, and reports to all others whether that succeeded. The group gets dedicated connections only if every
-member agrees.
+for transfers, and all others the addresses of its host's interfaces at which it listens. The group's tuning
+says how many connections each pair has; they are distributed over the routes between the two. Each member
+dials all that come after it, and reports to all others whether that succeeded. The group gets dedicated
+connections only if every member agrees.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from dataclasses import dataclass
 from functools import partial
 from socket import socket
 
+from dmesh._log import logger
 from dmesh.collectives.backends.base import Agreement, Exchange
 from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.backends.tcp.connection import Connector
+from dmesh.collectives.backends.tcp.routes import OFFER_SIZE, Route, find_routes, unpack
 from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the calls' format; see `client/native/core/tcp.h`. A group needs the same at all members."""
 MOST_MEMBERS = 64
 """Largest group in which each member has a connection with every other one."""
@@ -40,6 +43,9 @@ _MOST_DISCARDS = 256
 
 Sockets = dict[int, list[socket]]
 """Connections with each other member: for collectives; if any, for transfers, and one for their receipts."""
+
+Wanted = tuple[int, Route | None]
+"""Number under which a member expects a connection, and the route to take; None for no particular one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +72,26 @@ def open_connections(
     assert connector is not None
     ranks, position = exchange.ranks, exchange.position
     each = 2 * tuning.streams + 1 if transfers else tuning.streams
-    offer = struct.Struct(f"!{each}I")
+    offer = struct.Struct(f"!{each}I{OFFER_SIZE}s")
     numbers: dict[int, list[int]] = {}
     found: Sockets = {}
     try:
         for member in range(position):
             numbers[member] = [connector.expect(ranks[member]) for _ in range(each)]
         offers = yield from exchange.swap(
-            [offer.pack(*numbers.get(member, [0] * each)) for member in range(len(ranks))]
+            [offer.pack(*numbers.get(member, [0] * each), connector.offer) for member in range(len(ranks))]
         )
-        wanted = {member: list(offer.unpack(offers[member])) for member in range(position + 1, len(ranks))}
+        wanted: dict[int, list[Wanted]] = {}
+        for member in range(position + 1, len(ranks)):
+            *theirs, listening = offer.unpack(offers[member])
+            routes = find_routes(connector.addresses, unpack(listening)) if connector.addresses else ()
+            if routes:
+                said = ", ".join(map(str, routes))
+                logger.info("rank %d dials rank %d from %s", ranks[position], ranks[member], said)
+            wanted[member] = [
+                (number, routes[at % tuning.streams % len(routes)] if routes else None)
+                for at, number in enumerate(theirs)
+            ]
         refusal = yield from _dial(exchange, connector, wanted, found)
         agreement = yield from exchange.agree(not refusal)
         for member in tuple(numbers):
@@ -101,11 +117,11 @@ def _claim(connector: Connector, expected: Iterable[int]) -> list[socket]:
 
 
 def _dial(
-    exchange: Exchange, connector: Connector, wanted: dict[int, list[int]], found: Sockets
+    exchange: Exchange, connector: Connector, wanted: dict[int, list[Wanted]], found: Sockets
 ) -> Waits[str]:
     """Dial members under their numbers; return the problem, if any. Raises the group's failure."""
     ranks = exchange.ranks
-    dials = [(member, number) for member, numbers in wanted.items() for number in numbers]
+    dials = [(member, *dial) for member, its in wanted.items() for dial in its]
     results: queue.SimpleQueue[tuple[int, socket | None, str]] = queue.SimpleQueue()
     connected: dict[int, socket] = {}  # by index of the dial
     refusal, given_up = "", False
@@ -131,7 +147,7 @@ def _dial(
         except queue.Empty:
             exchange.check()
             if time.monotonic() > give_up_at:
-                late = next(ranks[member] for at, (member, _) in enumerate(dials) if at not in connected)
+                late = next(ranks[member] for at, (member, *_) in enumerate(dials) if at not in connected)
                 refusal = f"there is no connection with rank {late} after {_CONNECT_WITHIN:g} s"
             return bool(refusal)
         if sock is None:
@@ -141,12 +157,12 @@ def _dial(
         return True
 
     try:
-        for index, (member, number) in enumerate(dials):
-            connector.dial(ranks[member], number, partial(dialed, index))
+        for index, (member, number, route) in enumerate(dials):
+            connector.dial(ranks[member], number, partial(dialed, index), route)
         while len(connected) < len(dials) and not refusal:
             yield arrived
         if not refusal:
-            for index, (member, _) in enumerate(dials):
+            for index, (member, *_) in enumerate(dials):
                 found.setdefault(member, []).append(connected.pop(index))
     finally:
         given_up = True

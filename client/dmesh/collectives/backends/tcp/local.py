@@ -30,6 +30,7 @@ from dmesh.collectives.backends.tcp.channel import Peer, Send
 from dmesh.collectives.backends.tcp.connection import Connector, OnDialed
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
 from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT, MessageQueue, TransportListener
+from dmesh.collectives.backends.tcp.routes import Route
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.coordination.waiting import Worker, carry_out
 from dmesh.errors import CollectiveError
@@ -120,7 +121,7 @@ class LocalConnector(Connector):
         self._network = network
         self._rank = rank
 
-    def _dial(self, peer: int, number: int, on_dialed: OnDialed) -> None:
+    def _dial(self, peer: int, number: int, on_dialed: OnDialed, route: Route | None) -> None:
         theirs = self._network.transport(peer).connector
         if theirs is None or not theirs.is_expected(self._rank, number):
             on_dialed(None, "it does not expect that")

@@ -29,6 +29,7 @@ from dmesh.collectives.backends.tcp.event_loop import EventLoop
 from dmesh.collectives.backends.tcp.frames import Frame
 from dmesh.collectives.backends.tcp.handshake import ABOUT_TLS, Credentials, Refused
 from dmesh.collectives.backends.tcp.message_queue import TransportListener
+from dmesh.collectives.backends.tcp.routes import LocalAddress
 from dmesh.collectives.backends.tcp.sockets import bound_flight
 from dmesh.collectives.backends.tcp.tls import PeerTls, Stream
 from dmesh.collectives.backends.tcp.transport import Transport
@@ -47,6 +48,7 @@ class TcpTransport(Transport):
     The `listener` is bound and listening at one of the addresses that the peers know; `close` closes it. All
     clients share the `secret` and the `cluster_id`, which names this run of the cluster, and all or none have
     `tls`. The `incarnation` is the random number of this process, as the peers know it; 0 if there is none.
+    `addresses` are those of this host's interfaces at which it listens for dedicated connections.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class TcpTransport(Transport):
         incarnation: int = 0,
         options: TcpOptions | None = None,
         tls: PeerTls | None = None,
+        addresses: Sequence[LocalAddress] = (),
     ) -> None:
         self.rank = rank
         self.options = options = options or TcpOptions()
@@ -69,14 +72,17 @@ class TcpTransport(Transport):
         generation = lambda: self.message_queue.generation  # noqa: E731
         self._credentials = Credentials(rank, incarnation, cluster_id, secret, generation)
         self._tls = tls
-        self._listener_socket = listener
+        others = [address.listener for address in addresses if address.listener is not None]
+        self._listeners = (listener, *others)
         self._admission: Admission | None = None
         self._dials: dict[int, Dial] = {}
         self._refused: dict[int, Refused] = {}
         self._changed = Bell()  # rings when a connection comes or goes
         self.connector: TcpConnector | None = None
         if tls is None:
-            self.connector = TcpConnector(loop, self._credentials, self.message_queue.peer, options)
+            self.connector = TcpConnector(
+                loop, self._credentials, self.message_queue.peer, options, addresses
+            )
 
     # -- the transport's users; any thread -----------------------------------------------------------
 
@@ -88,7 +94,7 @@ class TcpTransport(Transport):
         self.message_queue.attach(listener, others, generation)
         self._admission = Admission(
             self._loop,
-            self._listener_socket,
+            self._listeners,
             self._credentials,
             {peer.rank: peer.incarnation for peer in others},
             self.options,
@@ -179,7 +185,8 @@ class TcpTransport(Transport):
         self.message_queue.shut(CollectiveError(f"the transport of rank {self.rank} is closed"))
         self._changed.ring()
         if self._admission is None:
-            self._listener_socket.close()
+            for listener in self._listeners:
+                listener.close()
         elif first:
             self._loop.call(lambda: self._leave(linger))
         # A margin for a busy machine; the loop itself keeps to the limit.
