@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dmesh.data import Dataset, Options
 from dmesh.data.experimental import SHARD_HINT, AutoShardPolicy
+from dmesh.data.iterator import DatasetIterator
 from dmesh.distribute.input_sharding import batch_sizes, divide, effective_policy, with_entropy
 from dmesh.errors import ShardHintError, ShardingError, UnshardableSourceError
 
@@ -86,7 +87,7 @@ def shares(dataset, policy, workers, replicas):
     node = dataset.node
     chosen = effective_policy(node, policy, workers)
     pipelines = [divide(node, chosen, workers, replicas, worker) for worker in range(workers)]
-    return [[element.tolist() for element in pipeline.elements()] for pipeline in pipelines]
+    return [[element.tolist() for element in DatasetIterator(pipeline)] for pipeline in pipelines]
 
 
 @pytest.mark.parametrize(("case", "policy", "expected"), GOLDEN)
@@ -218,7 +219,7 @@ def test_shuffles_without_a_seed_can_be_given_one_order():
     other = Dataset.range(50).shuffle(50).map(lambda x: x).shuffle(3, seed=4)
 
     def order(dataset, entropy):
-        return [int(x) for x in with_entropy(dataset.node, entropy).elements()]
+        return [int(x) for x in DatasetIterator(with_entropy(dataset.node, entropy))]
 
     assert order(shuffled, 5) == order(other, 5) != order(other, 6)
 
