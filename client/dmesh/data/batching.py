@@ -1,4 +1,4 @@
-"""Transforms that make rows of elements, or elements of rows. Batches of keys stay keys until they are gathered."""
+"""Transforms that make rows of elements, or elements of rows: of their keys, where those are known."""
 
 from __future__ import annotations
 

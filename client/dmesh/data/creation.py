@@ -90,7 +90,7 @@ class Creation(ABC):
         return cls._of(sources.Iterated(lambda: generator(*args), _signature(output_signature)))
 
     @classmethod
-    def from_iterable(cls, iterable: Iterable[Any], output_signature: Any = None) -> Self:
+    def from_iterable(cls, iterable: Iterable[Any] | Self, output_signature: Any = None) -> Self:
         """Returns a dataset of the items of an iterable that can be read again and again.
 
         A list that holds arrays is taken for a tuple of them: loaders of batches yield such lists.
@@ -244,11 +244,11 @@ class Creation(ABC):
 
     @classmethod
     def from_webdataset(cls, paths: files.Files, extensions: Iterable[str] | None = None) -> Self:
-        """Returns a dataset of the samples in tar files, laid out as WebDataset's: neighbors of one base name.
+        """Returns a dataset of the samples in tar files as WebDataset's: neighboring files of one base name.
 
-        An element is a dict from extensions to arrays, with the base name as `__key__`. `.npy` becomes an array, `.cls`
-        an integer, `.txt` a string; anything else is an array of its bytes. Files that are not compressed are read by
-        position: samples that are skipped, or belong to another worker, are not read.
+        An element is a dict from extensions to arrays, with the base name as `__key__`. `.npy` becomes an
+        array, `.cls` an integer, `.txt` a string; anything else is an array of its bytes. Of files
+        that are not compressed, only headers are read of samples that are skipped, or belong to another worker.
 
         Args:
             paths: A path, a pattern such as `data/*.tar`, or several of them.

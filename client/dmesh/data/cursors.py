@@ -1,8 +1,8 @@
 """The execution of a pipeline: cursors over the keys of elements, and tables that make elements of keys.
 
-A cursor is one reading of a node. It yields *keys*: numbers of rows where the source has random access, else the
-elements themselves. Transforms that choose or order elements work on keys and copy no data. The cursor's table makes
-an element of a key, or a batch of many keys at once, when the element is needed.
+A cursor is one reading of a node. It yields *keys*: numbers of rows where the source has random access, else
+the elements themselves. Transforms that choose or order elements work on keys and copy no data. The cursor's
+table makes an element of a key, or a batch of many keys at once, when it is needed.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Cursor(ABC):
     def restore(self, state: Any) -> None:
         """Moves to a position that `state` returned; only before anything is read."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 -- most cursors hold nothing
         """Ends the reading. Idempotent."""
 
 

@@ -132,8 +132,8 @@ class Dataset(Creation):
         Args:
             buffer_size: Number of elements to draw from; all of them for a uniform order.
             seed: The same gives the same order, in any process; None for another one in each.
-            reshuffle_each_iteration: Whether each reading has another order, determined by the seed, the number of
-                the reading, and that of the repetition.
+            reshuffle_each_iteration: Whether each reading has another order, determined by the seed, the
+                number of the reading, and that of the repetition.
 
         Raises:
             DatasetError: The buffer size is not at least 1.
@@ -161,17 +161,18 @@ class Dataset(Creation):
     ) -> Dataset:
         """Applies a function to each element.
 
-        A function of whole batches, mapped after `batch`, is much faster than one of rows, mapped before it. The function
-        is called for the elements that are read, in their order, and not for those that a later `skip`, `shard` or
-        worker leaves out.
+        A function of whole batches, mapped after `batch`, is much faster than one of rows, mapped before it.
+        The function is called for the elements that are read, in their order, and not for those that a later
+        `skip`, `shard` or worker leaves out.
 
         Args:
-            map_func: Function that takes the items of a tuple as arguments, any other element as one; it returns an
-                element.
-            num_parallel_calls: Number of elements that may be worked on at once; `AUTOTUNE` for a number that suits.
+            map_func: Function that takes the items of a tuple as arguments, any other element as one; it
+                returns an element.
+            num_parallel_calls: Number of elements that may be worked on at once; `AUTOTUNE` for a number that
+                suits.
             deterministic: Changes nothing: the order of elements always stays.
-            processes: True to work in processes, for functions that hold the interpreter's lock; threads otherwise.
-                The function, its elements and its results are pickled, and the processes import the program.
+            processes: True to work in processes, for functions that hold the interpreter's lock; threads
+                otherwise. Elements and results are pickled, and the processes import the program.
 
         Raises:
             ArgumentTypeError: It cannot be called, or not be given to processes.
@@ -248,7 +249,8 @@ class Dataset(Creation):
         What the dataset raises is raised where it is read. The thread ends with the iterator.
 
         Args:
-            buffer_size: Number of elements that wait at most; `AUTOTUNE` for a number that suits, 0 for no thread.
+            buffer_size: Number of elements that wait at most; `AUTOTUNE` for a number that suits, 0 for no
+                thread.
 
         Raises:
             DatasetError: The size is negative, and not `AUTOTUNE`.

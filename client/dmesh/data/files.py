@@ -1,8 +1,7 @@
-"""File sources of a pipeline, and those of NumPy's files: `.npy` and `.npz`. `AutoShardPolicy.FILE` divides their
-lists.
+"""File sources, whose lists `AutoShardPolicy.FILE` divides; and those of NumPy's files, `.npy` and `.npz`.
 
-Nothing of a file is executed: object arrays are refused. Files are read as they are needed: arrays that are not
-compressed are mapped into memory.
+Nothing of a file is executed: object arrays are refused. Arrays that are not compressed are mapped into
+memory.
 """
 
 from __future__ import annotations
@@ -107,13 +106,13 @@ class _ArrayFiles(FileSource):
         """Returns a cursor with random access to the rows of all files, unless they must be unpacked."""
         if any(self.packed(path) for path in self.files):
             return super().open(reading)
-        tables = reading.once(self, lambda: [Arrays(*self._checked(path)) for path in self.files])
-        return chained([Count(table, table.size) for table in tables])
+        tables = reading.once(self, lambda: [self._checked(path) for path in self.files])
+        return chained([Count(Arrays(*checked), checked[1]) for checked in tables])
 
     def open_file(self, path: str) -> Cursor:
         """Returns a cursor over the rows of one file, as views that cannot be written."""
-        table = Arrays(*self._checked(path))
-        return Count(table, table.size)
+        arrays, rows = self._checked(path)
+        return Count(Arrays(arrays, rows), rows)
 
     def cardinality(self) -> int:
         """Returns the number of rows in all files; their headers say it."""

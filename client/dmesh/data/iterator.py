@@ -81,7 +81,7 @@ class Reader(Iterator[Any]):
         return element
 
     def position(self) -> list[Any]:
-        """Returns the position after the last element: one of the cursor's, and the number of elements since."""
+        """Returns the position after the last element: one of the cursor's, and a number of elements."""
         if self._pending:
             return [self._pending[0][0], 0]
         if self._before is not None:
@@ -156,11 +156,11 @@ class DatasetIterator(Reader):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues after the element after which `state` was called.
 
-        Where the source has random access, nothing is read again. Generators and compressed files are read again
-        from the beginning, up to the position.
+        Where the source has random access, nothing is read again. Generators and compressed files are read
+        again from the beginning, up to the position.
 
         Args:
-            state: Result of `state`, of an iterator over the same pipeline; of this process, or of another one.
+            state: Result of `state`, of an iterator over the same pipeline in this or another process.
 
         Raises:
             ArgumentTypeError: It is no such state.

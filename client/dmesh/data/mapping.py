@@ -140,8 +140,8 @@ class _Pool:
 
 
 _BROKEN = (
-    "a process that map(..., processes=True) started has ended: it was killed, or could not import the program. "
-    "Programs that use processes need `if __name__ == '__main__':` around what they do"
+    "a process that map(..., processes=True) started has ended: it was killed, or could not import the "
+    "program. Programs that use processes need `if __name__ == '__main__':` around what they do"
 )
 
 

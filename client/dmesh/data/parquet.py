@@ -96,7 +96,7 @@ def _column(path: str, name: str, column: Any) -> Any:
         values = pyarrow.concat_arrays(values.chunks) if values.num_chunks else pyarrow.array([], kind)
     if values.null_count:
         raise FileFormatError(
-            f"{path}: column {name} has {values.null_count} empty values, for which arrays have no place. Leave it "
+            f"{path}: column {name} has {values.null_count} empty values, which arrays cannot hold. Leave it "
             "out with columns=[...], or fill them",
             path,
         )
@@ -118,7 +118,8 @@ def _numbers(path: str, name: str, values: Any) -> Any:
     array = values.to_numpy(zero_copy_only=False)
     if array.dtype.kind == "O" or values.null_count:
         raise FileFormatError(
-            f"{path}: column {name} is {values.type}, of which no array can be made. Leave it out with columns=[...]",
+            f"{path}: column {name} is {values.type}, of which no array can be made. Leave it out "
+            "with columns=[...]",
             path,
         )
     return array

@@ -53,10 +53,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Reading:
-    """Context of one reading of a pipeline: the orders of its shuffles, and the repetition that is under way.
+    """Context of one reading of a pipeline: the orders of its shuffles, and the repetition under way.
 
-    Each shuffle has its number of the reading from the beginning, so that the order of elements does not depend
-    on how far a reading runs ahead.
+    Each shuffle has its number of the reading from the beginning, so that the order of elements does not
+    depend on how far a reading runs ahead.
     """
 
     orders: dict[Place, Order]
@@ -123,8 +123,8 @@ class Reading:
         """
         if len(state) != len(self.orders):
             raise DatasetError(
-                f"the state has {len(state)} shuffles, but this dataset has {len(self.orders)}: it is the state "
-                "of another dataset"
+                f"the state has {len(state)} shuffles, but this dataset has {len(self.orders)}: it is the "
+                "state of another dataset"
             )
         for own, shared, (entropy, number) in zip(self.orders.values(), self.shared, state, strict=True):
             own.entropy, own.readings = shared.entropy, shared.readings = entropy, number

@@ -154,7 +154,8 @@ class _Prefetching(Cursor):
             self._prefetcher = Prefetcher(
                 partial(_with_positions, self._reader), self._size, "dmesh-data-prefetch"
             )
-        for element, self._position in self._prefetcher:
+        for element, position in self._prefetcher:
+            self._position = position
             return [element]
         return []
 

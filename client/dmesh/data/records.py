@@ -1,8 +1,8 @@
 """TFRecord files: records of any bytes, each with its length and checksums; and `tf.train.Example` in them.
 
 A record is its length (8 bytes, little-endian), the masked CRC-32C of these 8 bytes, the data, and the data's
-masked CRC-32C. Files may be compressed as a whole. Checksums of lengths are verified when a record is read, those of data
-when it is needed: records that are skipped, or belong to another worker, are not.
+masked CRC-32C. Files may be compressed as a whole. Checksums of lengths are verified when a
+record is read, those of data when it is needed: not of records that are skipped, or another worker's.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RecordFiles(FileSource):
     """What to read of a `tf.train.Example` in each record; None for the bytes of records as they are."""
 
     def open_file(self, path: str) -> Cursor:
-        """Returns a cursor over the records of one file, which are checked and parsed when they are needed."""
+        """Returns a cursor over the records of one file, which are checked and parsed when needed."""
         return Streamed(lambda: self._read(path), _Parsed(path, self.features))
 
     def _read(self, path: str) -> Iterator[_Record]:

@@ -47,8 +47,8 @@ class Shuffle(Transform):
 class _Drawing(Pass):
     """Cursor of a shuffle.
 
-    While the source has keys, each one that comes takes the place of the one that is drawn. Then the rest of the
-    buffer follows in a random order.
+    While the source has keys, each one that comes takes the place of the one that is drawn. Then the rest of
+    the buffer follows in a random order.
     """
 
     def __init__(self, source: Cursor, size: int, generator: np.random.Generator) -> None:
@@ -116,7 +116,7 @@ class _Drawing(Pass):
         return drawn
 
     def state(self) -> list[Any]:
-        """Returns where the source began, and the number of keys so far: the draws are repeated from there."""
+        """Returns where the source began, and the number of keys so far: `restore` draws again from there."""
         return [self.source.state() if self._buffer is None else self._start, self._given]
 
     def restore(self, state: Any) -> None:

@@ -50,7 +50,8 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _row(array: NDArray[Any]) -> Callable[[Any], NDArray[Any]]:
-    return lambda row: array[row, ...]
+    # A row of a vector would be a scalar, not an array.
+    return array.__getitem__ if array.ndim > 1 else lambda row: array[row, ...]
 
 
 def _span(array: NDArray[Any]) -> Callable[[Any], NDArray[Any]]:
@@ -77,7 +78,7 @@ class Arrays(Table):
     def __init__(self, arrays: Any, size: int) -> None:
         self.size = size
         self.arrays = map_structure(read_only, arrays)
-        self.get = each_leaf(_row, self.arrays)  # type: ignore[method-assign]
+        self.get = each_leaf(_row, self.arrays)  # type: ignore[method-assign,assignment]
         self._span = each_leaf(_span, self.arrays)
         self._gather = each_leaf(_gather, self.arrays)
 
@@ -193,7 +194,7 @@ class _Tagged(Table):
 
     def gather(self, keys: Keys) -> Any:
         """Returns a batch; of one table, if all keys are its."""
-        listed = as_list(keys)
+        listed = list(as_list(keys))
         if listed:
             first = listed[0][0]
             if all(table is first for table, _ in listed):

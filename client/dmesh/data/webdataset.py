@@ -6,6 +6,7 @@ Only members' headers are read to find samples. The data of a sample is read whe
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class TarFiles(FileSource):
     def _samples(self, path: str) -> Iterator[_Sample]:
         try:
             packed = _is_packed(path)
+            size = os.path.getsize(path)
+            if not packed and size % tarfile.BLOCKSIZE:
+                raise EOFError("it ends within a block")
             with tarfile.open(path, "r|*" if packed else "r:") as archive:
                 key, members = "", dict[str, Any]()
                 for member in archive:
@@ -55,8 +59,10 @@ class TarFiles(FileSource):
                     if self.extensions is None or extension in self.extensions:
                         if member.size > LARGEST_MEMBER:
                             raise tarfile.TarError(
-                                f"{member.name} has {member.size} bytes, more than the {LARGEST_MEMBER} that are read"
+                                f"{member.name} has {member.size} bytes, more than {LARGEST_MEMBER}"
                             )
+                        if not packed and member.offset_data + member.size > size:
+                            raise EOFError(f"it ends within {member.name}")
                         members[extension] = (
                             _bytes_of(archive, member) if packed else (member.offset_data, member.size)
                         )

@@ -77,8 +77,8 @@ def distribute_datasets_from_function(
 
     Args:
         workers: Workers that take part.
-        dataset_fn: Function that is called once, with an `InputContext`, and returns a dataset whose elements are
-            batches for one replica.
+        dataset_fn: Function that is called once, with an `InputContext`, and returns a dataset whose
+            elements are batches for one replica.
         options: Options of their distribution.
 
     Returns:

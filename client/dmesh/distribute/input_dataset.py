@@ -98,7 +98,7 @@ class DistributedIterator(Iterator[Any]):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues after the step after which `state` was called; only before the first step.
 
-        All workers must do so, each with its own state of the same step; as many workers and replicas as then.
+        All workers must do so, each with its own state of the same step, and be as many as then.
 
         Raises:
             ArgumentTypeError: It is no such state.

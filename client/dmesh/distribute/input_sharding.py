@@ -6,8 +6,8 @@ rows. This is for workers that read different rows: files, or shards of their ow
 them (OFF).
 
 With DATA, all workers have the same batches: each is cut into N parts, and worker w of W takes the parts w,
-w + W, w + 2 W and so on. So it is with batches whose size is not known before. Where the source has random access,
-a worker reads the rows of its parts only.
+w + W, w + 2 W and so on. So it is with batches whose size is not known before. Where the
+source has random access, a worker reads the rows of its parts only.
 """
 
 from __future__ import annotations
