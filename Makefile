@@ -16,7 +16,8 @@ SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 WHEELS = build/wheels-$(notdir $(PYTHON))
 
-.PHONY: help demo docs hello test slow faults mpi engines gpu-test browser lint format bench bench-coordination bench-peers bench-steps load load-10k soak \
+.PHONY: help demo docs hello test slow faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
+	bench-input load load-10k soak \
 	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels audit clean
 
 help: ## Show the targets.
@@ -58,6 +59,13 @@ mpi: native-current ## Test the mpi backend under mpirun; installs Open MPI wher
 engines: native-current ## Test dmesh.launch on Dask and Ray, dmesh run over sshd and in Slurm, notebooks; installs what they need.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,dask,notebook,ray]'
 	$(BIN)/python -m pytest -m engines $(or $(ARGS),tests/engines tests/repo/test_documented_code.py)
+
+sources: native-current ## Test datasets of PyTorch, Hugging Face, Parquet and WebDataset; installs these libraries.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,sources]'
+	$(BIN)/python -m pytest -m sources $(or $(ARGS),tests/data)
+
+bench-input: native-current ## Compare input with NumPy's own gather, tf.data and torch's DataLoader; makes their environments.
+	$(BIN)/python benchmarks/input.py $(ARGS)
 
 mpi4py-tests: native-current ## Run mpi4py's own tests on dmesh; skipped, with a message, where they cannot be downloaded.
 	$(BIN)/python -m tests.mpi4py_suite $(ARGS)

@@ -1,9 +1,8 @@
-"""Datasets of PyTorch and Hugging Face: the real ones if they are installed, and what acts like them."""
+"""Datasets of PyTorch and Hugging Face, by objects like theirs; `make sources` tests the real ones."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +10,6 @@ import pytest
 
 from dmesh.data import UNKNOWN_CARDINALITY, Dataset, TensorSpec
 from dmesh.errors import ArgumentTypeError, DatasetError
-
-# -- what acts like them -------------------------------------------------------------------------------------
 
 
 class Tensor:
@@ -155,46 +152,3 @@ def test_what_is_neither_is_refused():
         Dataset.from_huggingface([1])
     with pytest.raises(ArgumentTypeError, match="splits train, test"):
         Dataset.from_huggingface({"train": Table({"x": np.zeros(1)}), "test": None})
-
-
-# -- the real ones -------------------------------------------------------------------------------------------
-
-
-def test_a_real_dataloader():
-    torch = pytest.importorskip("torch")
-    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
-    x = torch.arange(10.0).reshape(5, 2).requires_grad_()
-    tensors = TensorDataset(x, torch.arange(5).to(torch.bfloat16))
-    loader = Dataset.from_torch(DataLoader(tensors, batch_size=2))
-    assert [batch[0].tolist() for batch in loader] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]]
-    assert [batch[1].astype(int).tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
-    assert len(loader) == 3
-    assert loader.node.batch_size() == 2
-    assert len(list(Dataset.from_torch(tensors).batch(3))) == 2
-
-    class Count(IterableDataset):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(4))
-
-    streamed = Dataset.from_torch(DataLoader(Count(), batch_size=3))
-    assert [batch.tolist() for batch in streamed] == [[0, 1, 2], [3]]
-    assert Dataset.from_torch(Count()).cardinality() == UNKNOWN_CARDINALITY
-
-
-def test_a_real_huggingface_dataset():
-    datasets = pytest.importorskip("datasets")
-    columns = {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "label": [0, 1, 2], "text": ["a", "bb", "c"]}
-    table = datasets.Dataset.from_dict(columns)
-    dataset = Dataset.from_huggingface(table)
-    assert len(dataset) == 3
-    assert [row["x"].tolist() for row in dataset] == columns["x"]
-    assert [batch["text"].tolist() for batch in dataset.batch(2)] == [["a", "bb"], ["c"]]
-    assert [batch.tolist() for batch in dataset.map(lambda row: row["label"]).batch(2)] == [[0, 1], [2]]
-    streamed = Dataset.from_huggingface(table.to_iterable_dataset(), columns=["label"])
-    assert [int(row["label"]) for row in streamed] == [int(row["label"]) for row in streamed] == [0, 1, 2]
-    with pytest.raises(ArgumentTypeError, match="splits train"):
-        Dataset.from_huggingface(datasets.DatasetDict({"train": table}))
-    ragged = datasets.Dataset.from_dict({"x": [[1], [1, 2]]})
-    with pytest.raises(ArgumentTypeError, match=r"columns=\[\.\.\.\]"):
-        list(Dataset.from_huggingface(ragged).batch(2))

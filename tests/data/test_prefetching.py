@@ -27,7 +27,8 @@ def until(condition):
 
 @pytest.fixture(autouse=True)
 def _no_threads_left():
-    assert not threads()
+    gc.collect()
+    until(lambda: not threads())  # other tests'
     yield
     if threads():
         gc.collect()  # errors and their frames hold iterators

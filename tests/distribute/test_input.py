@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import time
 from itertools import count
@@ -444,6 +445,52 @@ def test_a_reading_by_one_worker_alone_does_not_change_the_others_order():
     outcomes = run(2, make)
     rows = [number for worker in outcomes for step in worker[0] for part in step for number in part]
     assert sorted(rows) == list(range(40))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_restored_iterator_continues_with_the_same_steps(ahead):
+    options = InputOptions(experimental_per_replica_buffer_size=ahead)
+
+    def program():
+        def make():
+            dataset = Dataset.range(40).shuffle(40).repeat(2).map(lambda x: x + 1).batch(7).prefetch(1)
+            return experimental_distribute_dataset(workers_here(), dataset, options)
+
+        distributed = make()
+        iterator = iter(distributed)
+        assert iterator.state() == {}
+        before = [parts(next(iterator)) for _ in range(4)]
+        state = json.loads(json.dumps(iterator.state()))
+        rest = [parts(values) for values in iterator]
+        following = steps(distributed)
+        fresh = make()
+        resumed = iter(fresh)
+        resumed.restore(state)
+        return before, rest, [parts(values) for values in resumed], following, steps(fresh)
+
+    with FakeCluster(2) as cluster:
+        outcomes = cluster.run(program)
+    rows = [
+        number for before, rest, *_ in outcomes for step in before + rest for part in step for number in part
+    ]
+    assert sorted(rows) == sorted([*range(1, 41)] * 2)
+    for _, rest, resumed, following, again in outcomes:
+        assert resumed == rest
+        assert again == following, "and so do the epochs after it"
+
+
+def test_a_state_is_checked():
+    iterator = iter(experimental_distribute_dataset(FOUR, batches(8, 4)))
+    with pytest.raises(ArgumentTypeError, match="state must be"):
+        iterator.restore([1])
+    next(iterator)
+    with pytest.raises(DatasetError, match="takes a new iterator"):
+        iterator.restore(iterator.state())
+    other = iter(experimental_distribute_dataset(FOUR, Dataset.range(8).map(lambda x: x).batch(4)))
+    other.restore(iterator.state())
+    with pytest.raises(DatasetError, match="state of an iterator over Split <- Batch <- Range"):
+        next(other)
+    iterator.close()
 
 
 def test_policies_across_workers():

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.data import Dataset, Options
-from dmesh.data.experimental import SHARD_HINT, AutoShardPolicy
+from dmesh.data import Dataset, FixedLenFeature, Options
+from dmesh.data.experimental import SHARD_HINT, AutoShardPolicy, TFRecordWriter
+from dmesh.data.iterator import DatasetIterator
 from dmesh.distribute.input_sharding import batch_sizes, divide, effective_policy, with_entropy
 from dmesh.errors import ShardHintError, ShardingError, UnshardableSourceError
 
@@ -86,7 +87,7 @@ def shares(dataset, policy, workers, replicas):
     node = dataset.node
     chosen = effective_policy(node, policy, workers)
     pipelines = [divide(node, chosen, workers, replicas, worker) for worker in range(workers)]
-    return [[element.tolist() for element in pipeline.elements()] for pipeline in pipelines]
+    return [[element.tolist() for element in DatasetIterator(pipeline)] for pipeline in pipelines]
 
 
 @pytest.mark.parametrize(("case", "policy", "expected"), GOLDEN)
@@ -112,6 +113,47 @@ def test_the_reference_divides_files_so(three_files, policy):
     assert shares(batches, policy, 2, 2) == [
         [[0, 1], [2], [3], [4], [20, 21], [22], [23], [24]], [[10], [11], [12, 13], [14]],
     ]  # fmt: skip
+
+
+@pytest.fixture
+def two_record_files(tmp_path):
+    for index in range(2):
+        with TFRecordWriter(tmp_path / f"{index}.tfrecord") as writer:
+            for number in range(20):
+                writer.write_record({"x": 100 * index + number})
+    return str(tmp_path / "*.tfrecord")
+
+
+def test_the_reference_takes_and_skips_in_each_workers_files(two_record_files):
+    """With FILE, and AUTO: `take` and `skip` come after the division. Compared with TensorFlow 2.21."""
+
+    def numbers():
+        return Dataset.from_tfrecord(two_record_files, {"x": FixedLenFeature((), np.int64)}).map(
+            lambda row: row["x"]
+        )
+
+    for policy in (AUTO, FILE):
+        assert shares(numbers().take(5).batch(4), policy, 2, 1) == [
+            [[0, 1], [2, 3], [4]], [[100, 101], [102, 103], [104]],
+        ]  # fmt: skip
+        assert shares(numbers().skip(16).batch(4), policy, 2, 1) == [
+            [[16, 17], [18, 19]], [[116, 117], [118, 119]],
+        ]  # fmt: skip
+    assert shares(numbers().take(5).batch(5), DATA, 2, 1) == [[[0, 1, 2]], [[3, 4]]], "5 rows, not 10"
+
+
+def test_the_reference_numbers_elements_once_for_all_workers(two_record_files, caplog):
+    """With `enumerate` a dataset comes from a range, too, and AUTO becomes DATA. As TensorFlow 2.21 does."""
+
+    def numbered():
+        rows = Dataset.from_tfrecord(two_record_files, {"x": FixedLenFeature((), np.int64)})
+        return rows.enumerate().map(lambda number, row: number * 1000 + row["x"]).take(5).batch(2)
+
+    assert effective_policy(numbered().node, AUTO, 2) is DATA
+    assert shares(numbered(), AUTO, 2, 1) == [[[0], [2002], [4004]], [[1001], [3003], []]]
+    with pytest.raises(UnshardableSourceError, match="comes from Range"):
+        shares(numbered(), FILE, 2, 1)
+    assert "AUTO becomes DATA" in caplog.text
 
 
 def test_the_reference_follows_a_hint_so():
@@ -218,7 +260,7 @@ def test_shuffles_without_a_seed_can_be_given_one_order():
     other = Dataset.range(50).shuffle(50).map(lambda x: x).shuffle(3, seed=4)
 
     def order(dataset, entropy):
-        return [int(x) for x in with_entropy(dataset.node, entropy).elements()]
+        return [int(x) for x in DatasetIterator(with_entropy(dataset.node, entropy))]
 
     assert order(shuffled, 5) == order(other, 5) != order(other, 6)
 

@@ -1,28 +1,28 @@
 """Datasets of other libraries as sources: PyTorch's `DataLoader` and `Dataset`, Hugging Face's `datasets`.
 
-Neither library is imported here: whoever has such an object has the library.
+Neither library is imported here: a program that has such an object has imported it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dmesh.data.cursors import Keys, Table, as_list
 from dmesh.data.elements import as_element
-from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Elements, Node
-from dmesh.data.sources import Iterated
+from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Node
+from dmesh.data.sources import Iterated, Rows
 from dmesh.errors import ArgumentTypeError, DatasetError
 
 __all__ = ["from_huggingface", "from_torch"]
 
 
 def from_torch(source: Any) -> Node:
-    """Returns a source of what a `DataLoader`, or a `Dataset` of PyTorch yields, tensors as arrays.
+    """Returns a source of the elements of a PyTorch `DataLoader` or `Dataset`, with arrays for tensors.
 
     Raises:
         ArgumentTypeError: It is neither.
@@ -34,8 +34,11 @@ def from_torch(source: Any) -> Node:
             f"{type(source).__name__}"
         )
     rows = getattr(source, "batch_size", None)
+    if not hasattr(source, "__iter__"):
+        return Rows(_Items(source), type(source).__name__)
+    rows = getattr(source, "batch_size", None)
     return Iterated(
-        start=(lambda: source) if hasattr(source, "__iter__") else (lambda: _items(source)),
+        start=lambda: source,
         what=f"the {type(source).__name__}",
         length=_length(source),
         rows=rows if isinstance(rows, int) and not isinstance(rows, bool) else None,
@@ -43,10 +46,18 @@ def from_torch(source: Any) -> Node:
     )
 
 
-def _items(source: Any) -> Iterator[Any]:
-    # Not by iter(): it goes on until there is an IndexError, which not every Dataset raises.
-    for index in range(len(source)):
-        yield source[index]
+class _Items(Table):
+    """A PyTorch `Dataset` with random access."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.size = len(source)
+
+    def get(self, key: Any) -> Any:
+        """Returns an item, with arrays for tensors."""
+        return as_element(
+            _without_tensors(self._source[int(key)]), f"item {key} of the {type(self._source).__name__}"
+        )
 
 
 def _length(source: Any) -> int:
@@ -82,28 +93,25 @@ def _array_of(tensor: Any) -> NDArray[Any]:
     return array
 
 
-@dataclass(frozen=True, eq=False)
-class _Table(Node):
-    """A Hugging Face dataset with random access, whose rows can be read many at a time."""
+class _Columns(Table):
+    """A Hugging Face dataset with random access, whose rows can be read many at a time.
 
-    table: Any
-    """The dataset, in NumPy's format."""
+    Args:
+        source: The dataset, in NumPy's format.
+    """
 
-    def elements(self) -> Elements:
-        """Yields the rows as dicts."""
-        for row in self.table:
-            yield _columns(row, "a row of the dataset")
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.size = len(source)
 
-    def batches(self, size: int, drop_remainder: bool) -> Elements:
-        """Yields dicts of columns."""
-        for start in range(0, len(self.table), size):
-            stop = min(start + size, len(self.table))
-            if stop - start == size or not drop_remainder:
-                yield _columns(self.table[start:stop], f"rows {start} to {stop - 1} of the dataset")
+    def get(self, key: Any) -> Any:
+        """Returns a row as a dict."""
+        return _columns(self._source[int(key)], f"row {key} of the dataset")
 
-    def cardinality(self) -> int:
-        """Returns the number of rows."""
-        return len(self.table)
+    def gather(self, keys: Keys) -> Any:
+        """Returns a dict of columns."""
+        rows = slice(keys.start, keys.stop, keys.step) if isinstance(keys, range) else list(as_list(keys))
+        return _columns(self._source[rows], "a batch of rows of the dataset")
 
 
 def from_huggingface(source: Any, columns: Iterable[str] | None = None) -> Node:
@@ -131,7 +139,7 @@ def from_huggingface(source: Any, columns: Iterable[str] | None = None) -> Node:
         source = source.select_columns(wanted)
     table = source.with_format("numpy")
     if hasattr(table, "__getitem__") and hasattr(table, "__len__"):
-        return _Table(table)
+        return Rows(_Columns(table), "from_huggingface()")
     return Iterated(
         start=lambda: table,
         what="the dataset",

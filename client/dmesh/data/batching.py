@@ -1,26 +1,28 @@
-"""The steps of a pipeline that make rows of elements, or elements of rows."""
+"""Transforms that make rows of elements, or elements of rows: of their keys, where those are known."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.data.elements import TensorSpec
-from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Elements, Step, opened, uneven
+from dmesh.data.cursors import ELEMENTS, Cursor, Keys, Pass, Table, join, read
+from dmesh.data.elements import TensorSpec, empty_like
+from dmesh.data.iterator import Reader
+from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Reading, Transform, uneven
 from dmesh.errors import DatasetError
 from dmesh.structure import flatten, map_structure
 
-__all__ = ["Batch", "Rebatch", "rows_of", "Split", "Unbatch"]
+__all__ = ["Batch", "cut", "Rebatch", "rows_of", "Split", "Unbatch"]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(Step):
+class Batch(Transform):
     """Makes one element of several, of which each is a row."""
 
     size: int
@@ -28,12 +30,12 @@ class Batch(Step):
     drop_remainder: bool
     """True if a last batch of fewer rows is left out."""
 
-    def elements(self) -> Elements:
-        """Yields the batches."""
-        return self.source.batches(self.size, self.drop_remainder)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor whose keys are the keys of a batch's rows."""
+        return _Batching(self.source.open(reading), self.size, self.drop_remainder)
 
     def cardinality(self) -> int:
-        """Returns how many batches there are."""
+        """Returns the number of batches."""
         rows = self.source.cardinality()
         if rows < 0:
             return rows
@@ -49,12 +51,58 @@ class Batch(Step):
         return map_structure(lambda leaf: TensorSpec((rows, *leaf.shape), leaf.dtype), self.source.spec())
 
     def batch_size(self) -> int | None:
-        """Returns how many rows a batch has."""
+        """Returns the number of rows of a batch."""
         return self.size
 
 
-class _Rows(Step):
-    """A step for which the rows of the source's elements are what counts."""
+class _Batches(Table):
+    """Batches of the rows of another table."""
+
+    def __init__(self, rows: Table) -> None:
+        self.rows = rows
+
+    def get(self, key: Any) -> Any:
+        """Returns a batch."""
+        assert self.rows is not None
+        return key.make() if isinstance(key, _None) else self.rows.gather(key)
+
+
+class _None(list[Any]):
+    """Keys of no rows.
+
+    Args:
+        make: Makes the batch of no rows.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+
+class _Batching(Pass):
+    """Cursor of `Batch`."""
+
+    def __init__(self, source: Cursor, size: int, drop_remainder: bool) -> None:
+        super().__init__(source)
+        self.table = _Batches(source.table)
+        self._size = size
+        self._drop = drop_remainder
+
+    def keys(self, count: int) -> list[Keys]:
+        """Returns the keys of the next batches' rows."""
+        size = self._size
+        rows = read(self.source, size * count)
+        end = len(rows) - len(rows) % size if self._drop else len(rows)
+        return [rows[start : start + size] for start in range(0, end, size)]
+
+    def skip(self, count: int) -> int:
+        """Leaves out batches."""
+        rows = self.source.skip(self._size * count)
+        return rows // self._size if self._drop else math.ceil(rows / self._size)
+
+
+class _Rows(Transform):
+    """A transform for which the rows of the source's elements are what counts."""
 
     def sample(self) -> Any:
         """Returns an element of the source."""
@@ -78,17 +126,20 @@ class _Rows(Step):
 class Unbatch(_Rows):
     """Makes an element of each row."""
 
-    def elements(self) -> Elements:
-        """Yields the rows."""
-        with opened(self.source) as elements:
-            for element in elements:
-                for row in range(rows_of(element, "unbatch()")):
-                    yield row_of(element, row)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over the rows."""
+        return _Unbatching(self.source.open(reading), "unbatch()")
 
     def sample(self) -> Any:
         """Returns a row."""
-        for row in Unbatch(self.source).elements():
-            return row
+        reading = Reading.begin(self, counts=False)
+        reader = Reader(self.open(reading))
+        try:
+            for row in reader:
+                return row
+        finally:
+            reader.close()
+            reading.close()
         return super().sample()
 
     def spec(self) -> Any:
@@ -104,26 +155,17 @@ class Rebatch(_Rows):
     """
 
     sizes: tuple[int, ...]
-    """One after the other, and again from the first one; some may be 0, not all."""
+    """Sizes, one after the other, and again from the first one; some may be 0, not all."""
     drop_remainder: bool = False
     """True if a last batch of fewer rows is left out."""
 
-    def elements(self) -> Elements:
-        """Yields the batches."""
-        with opened(self.source) as elements:
-            first = next(elements, None)
-            if first is None:
-                return
-            pieces = _Pieces(first)
-            for wanted in itertools.cycle(self.sizes):
-                while pieces.rows < wanted:
-                    element = next(elements, None)
-                    if element is None:
-                        if pieces.rows and not self.drop_remainder:
-                            yield pieces.take(pieces.rows)
-                        return
-                    pieces.add(element)
-                yield pieces.take(wanted)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor that takes pieces of batches."""
+        return _Rebatching(self.source.open(reading), self)
+
+    def none(self) -> Any:
+        """Returns a batch of no rows."""
+        return empty_like(self.spec())
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,18 +175,219 @@ class Split(_Rows):
     parts: int
     """Number of parts."""
 
-    def elements(self) -> Elements:
-        """Yields the parts, in order."""
-        with opened(self.source) as elements:
-            for element in elements:
-                size = math.ceil(rows_of(element, "splitting a batch among replicas") / self.parts)
-                for part in range(self.parts):
-                    yield cut(element, part * size, (part + 1) * size)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over the parts."""
+        return _Splitting(self.source.open(reading), self.parts)
 
     def cardinality(self) -> int:
-        """Returns how many parts there are."""
+        """Returns the number of parts."""
         number = self.source.cardinality()
         return number if number < 0 else number * self.parts
+
+
+class _Batched(Cursor):
+    """Cursor that takes batches apart: their rows' keys where they are known, else the batches themselves.
+
+    Args:
+        source: Cursor over batches.
+        what: Name of the operation, for messages.
+    """
+
+    def __init__(self, source: Cursor, what: str) -> None:
+        self._source = source
+        self._what = what
+        self._rows = source.table.rows
+        self._reader = None if self._rows is not None else Reader(source)
+        self.table = ELEMENTS if self._rows is None else source.table
+        self.lazy = source.lazy and self._rows is not None
+
+    def next_batch(self) -> Any:
+        """Returns the next batch, or its keys; None at the end."""
+        if self._reader is not None:
+            return next(self._reader, None)
+        for keys in self._source.keys(1):
+            return keys
+        return None
+
+    def length(self, batch: Any) -> int:
+        """Returns the number of rows of a batch."""
+        return len(batch) if self._reader is None else rows_of(batch, self._what)
+
+    def cut(self, batch: Any, start: int, stop: int) -> Any:
+        """Returns some rows of a batch."""
+        if self._rows is None:
+            return cut(batch, start, stop)
+        if isinstance(batch, _None):
+            return batch
+        keys, gather, like = batch[start:stop], self._rows.gather, batch[:1]
+        return keys if len(keys) else _None(lambda: cut(gather(like), 0, 0))
+
+    def state(self) -> Any:
+        """Returns the position after the last batch."""
+        return self._source.state() if self._reader is None else self._reader.position()
+
+    def restore(self, state: Any) -> None:
+        """Moves the source."""
+        if self._reader is None:
+            self._source.restore(state)
+        else:
+            self._reader.move(state)
+
+    def close(self) -> None:
+        """Ends the source's reading."""
+        self._source.close()
+
+
+class _Unbatching(_Batched):
+    """Cursor of `Unbatch`."""
+
+    def __init__(self, source: Cursor, what: str) -> None:
+        super().__init__(source, what)
+        if self._rows is not None:
+            self.table = self._rows
+        self._before: Any = None
+        """Position before the batch that is under way."""
+        self._batch: Any = None
+        self._length = self._given = 0
+
+    def keys(self, count: int) -> Keys:
+        """Returns keys of rows of one batch."""
+        while self._given == self._length:
+            self._before = super().state()
+            self._batch = self.next_batch()
+            self._given = self._length = 0
+            if self._batch is None:
+                return []
+            self._length = self.length(self._batch)
+        start, self._given = self._given, min(self._given + count, self._length)
+        if self._reader is None:
+            keys: Keys = self._batch[start : self._given]
+            return keys
+        return [
+            map_structure(lambda leaf, row=row: leaf[row, ...], self._batch)
+            for row in range(start, self._given)
+        ]
+
+    def state(self) -> list[Any]:
+        """Returns the position before the batch that is under way, and the number of its rows so far."""
+        if self._given == self._length:
+            return [super().state(), 0]
+        return [self._before, self._given]
+
+    def restore(self, state: Any) -> None:
+        """Moves into a batch."""
+        before, given = state
+        super().restore(before)
+        self.skip(given)
+
+
+class _Splitting(_Batched):
+    """Cursor of `Split`."""
+
+    def __init__(self, source: Cursor, parts: int) -> None:
+        super().__init__(source, "splitting a batch among replicas")
+        self._parts = parts
+        self._before: Any = None
+        self._batch: Any = None
+        self._size = 0
+        self._given = parts
+
+    def keys(self, count: int) -> list[Any]:
+        """Returns parts of one batch."""
+        if self._given == self._parts:
+            self._before = super().state()
+            self._batch = self.next_batch()
+            if self._batch is None:
+                return []
+            self._size, self._given = math.ceil(self.length(self._batch) / self._parts), 0
+        start, self._given = self._given, min(self._given + count, self._parts)
+        size = self._size
+        return [self.cut(self._batch, part * size, (part + 1) * size) for part in range(start, self._given)]
+
+    def state(self) -> list[Any]:
+        """Returns the position before the batch that is under way, and the number of its parts so far."""
+        if self._given == self._parts:
+            return [super().state(), 0]
+        return [self._before, self._given]
+
+    def restore(self, state: Any) -> None:
+        """Moves into a batch."""
+        before, given = state
+        super().restore(before)
+        self.skip(given)
+
+
+class _Rebatching(_Batched):
+    """Cursor of `Rebatch`."""
+
+    def __init__(self, source: Cursor, node: Rebatch) -> None:
+        super().__init__(source, "rebatch()")
+        self._node = node
+        self._turn = 0
+        """Index of the next size."""
+        self._waiting: deque[tuple[Any, Any, int]] = deque()
+        """Batches that have been read: the position before each, its rows, and how many of them are gone."""
+        self._available = 0
+        self._begun = False
+        self._like: Any = None
+        """First batch that was read: it shows what no rows look like."""
+
+    def keys(self, count: int) -> list[Any]:
+        """Returns the next batch."""
+        wanted = self._node.sizes[self._turn]
+        while self._available < wanted or not self._begun:
+            if not self._read():
+                rest = 0 if self._node.drop_remainder else self._available
+                return [self._take(rest)] if rest else []
+        self._turn = (self._turn + 1) % len(self._node.sizes)
+        return [self._take(wanted)]
+
+    def _read(self, gone: int = 0) -> bool:
+        before = super().state()
+        batch = self.next_batch()
+        if batch is None:
+            return False
+        if self._like is None:
+            self._begun, self._like = True, batch
+        self._waiting.append((before, batch, gone))
+        self._available += self.length(batch) - gone
+        return True
+
+    def _take(self, rows: int) -> Any:
+        """Returns the first rows; there must be as many."""
+        self._available -= rows
+        taken = []
+        while rows:
+            before, batch, gone = self._waiting.popleft()
+            end = min(gone + rows, self.length(batch))
+            if end < self.length(batch):
+                self._waiting.appendleft((before, batch, end))
+            if end > gone:
+                taken.append(self.cut(batch, gone, end))
+            rows -= end - gone
+        if not taken:
+            return self._nothing()
+        if len(taken) == 1:
+            return taken[0]
+        return join(taken) if self._reader is None else map_structure(_concatenated, *taken)
+
+    def _nothing(self) -> Any:
+        if self._like is not None:
+            return self.cut(self._like, 0, 0)
+        # Restored at the end of the source.
+        return self._node.none() if self._rows is None else _None(self._node.none)
+
+    def state(self) -> list[Any]:
+        """Returns the turn, the position before the first batch that is not used up, and its rows so far."""
+        before, _, gone = self._waiting[0] if self._waiting else (super().state(), None, 0)
+        return [self._turn, self._begun, before, gone]
+
+    def restore(self, state: Any) -> None:
+        """Moves into a batch."""
+        self._turn, self._begun, before, gone = state
+        super().restore(before)
+        if gone:
+            self._read(gone)
 
 
 def rows_of(element: Any, what: str) -> int:
@@ -152,7 +395,7 @@ def rows_of(element: Any, what: str) -> int:
 
     Args:
         element: Some arrays.
-        what: Who wants to know, for messages.
+        what: Name of the operation that needs it, for messages.
 
     Raises:
         DatasetError: An array has no dimension, or another length than the others.
@@ -171,46 +414,9 @@ def rows_of(element: Any, what: str) -> int:
     return int(lengths[0])  # type: ignore[arg-type]  # None was refused
 
 
-def row_of(element: Any, row: int) -> Any:
-    """Returns one row of all arrays of an element."""
-    return map_structure(lambda leaf: np.asarray(leaf[row]), element)
-
-
 def cut(element: Any, start: int, stop: int) -> Any:
     """Returns some rows of all arrays of an element."""
     return map_structure(lambda leaf: leaf[start:stop], element)
-
-
-class _Pieces:
-    """Rows that have been read and not been given away."""
-
-    def __init__(self, first: Any) -> None:
-        self.rows = 0
-        self._waiting: deque[Any] = deque()
-        self._none = cut(first, 0, 0)
-        self.add(first)
-
-    def add(self, element: Any) -> None:
-        rows = rows_of(element, "rebatch()")
-        if rows:
-            self._waiting.append(element)
-            self.rows += rows
-
-    def take(self, rows: int) -> Any:
-        """Returns the first rows; there must be as many."""
-        self.rows -= rows
-        taken = []
-        while rows:
-            first = self._waiting.popleft()
-            here = len(flatten(first)[0])
-            if here > rows:
-                self._waiting.appendleft(cut(first, rows, here))
-                first, here = cut(first, 0, rows), rows
-            taken.append(first)
-            rows -= here
-        if not taken:
-            return self._none
-        return taken[0] if len(taken) == 1 else map_structure(_concatenated, *taken)
 
 
 def _concatenated(*leaves: NDArray[Any]) -> NDArray[Any]:

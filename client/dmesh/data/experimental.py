@@ -1,4 +1,4 @@
-"""The names of `tf.data.experimental`: options of distribution, `Optional`, `TFRecordWriter`."""
+"""Names of `tf.data.experimental`: options of distribution, `Optional`, `TFRecordWriter`."""
 
 from __future__ import annotations
 

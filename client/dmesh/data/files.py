@@ -1,12 +1,11 @@
-"""File sources of a pipeline: `.npy`, `.npz` and CSV files. `AutoShardPolicy.FILE` divides their lists.
+"""File sources, whose lists `AutoShardPolicy.FILE` divides; and those of NumPy's files, `.npy` and `.npz`.
 
-Nothing of a file is executed: object arrays are refused. Files are read as they are needed: those of
-NumPy are mapped into memory, CSV line by line.
+Nothing of a file is executed: object arrays are refused. Arrays that are not compressed are mapped into
+memory.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import glob
 import math
@@ -14,29 +13,29 @@ import os
 import struct
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from dmesh.data.batching import cut, row_of
-from dmesh.data.elements import TensorSpec, spec_of, stack
-from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Elements, Node
+from dmesh.data.cursors import Count, Cursor
+from dmesh.data.elements import spec_of
+from dmesh.data.pipeline import Node, Reading
+from dmesh.data.sources import Rows
+from dmesh.data.tables import Arrays, Chunks, chained
 from dmesh.errors import ArgumentTypeError, DatasetError, FileFormatError
-from dmesh.structure import map_structure
 
-__all__ = ["as_files", "CsvFiles", "FileSource", "NpyFiles", "NpzFiles"]
+__all__ = ["as_files", "Files", "FileSource", "NpyFiles", "NpzFiles"]
 
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """A path, a pattern such as `data/*.npy`, or several of them."""
 
 MOST_UNPACKED = 1 << 30
 """Bytes of a compressed array in a `.npz` file that are unpacked into memory, unless more are allowed."""
-LONGEST_LINE = 1 << 20
-"""Characters that a line of a CSV file may have."""
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -81,14 +80,15 @@ class FileSource(Node):
         """Returns this source for other files."""
         return dataclasses.replace(self, files=files)
 
-    def elements(self) -> Elements:
-        """Yields the rows of all files."""
-        for path in self.files:
-            yield from self.rows(path)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor that opens one file after the other."""
+        if len(self.files) == 1:
+            return self.open_file(self.files[0])
+        return Chunks([(None, partial(self.open_file, path)) for path in self.files])
 
     @abstractmethod
-    def rows(self, path: str) -> Iterator[Any]:
-        """Yields the rows of one file."""
+    def open_file(self, path: str) -> Cursor:
+        """Returns a cursor over the rows of one file."""
 
 
 class _ArrayFiles(FileSource):
@@ -98,30 +98,21 @@ class _ArrayFiles(FileSource):
     def load(self, path: str) -> Any:
         """Returns the arrays of one file, mapped into memory where that can be done."""
 
-    def rows(self, path: str) -> Iterator[Any]:
-        """Yields the rows, as views that cannot be written."""
-        arrays, rows = self._checked(path)
-        for row in range(rows):
-            yield row_of(arrays, row)
+    def packed(self, path: str) -> bool:
+        """Returns whether a file must be unpacked to be read."""
+        return False
 
-    def batches(self, size: int, drop_remainder: bool) -> Elements:
-        """Yields copies of consecutive rows, across the borders of files."""
-        rest: list[Any] = []
-        for path in self.files:
-            arrays, rows = self._checked(path)
-            start = 0
-            while start < rows and rest:
-                rest.append(row_of(arrays, start))
-                start += 1
-                if len(rest) == size:
-                    yield stack(rest)
-                    rest = []
-            while rows - start >= size:
-                yield map_structure(np.array, cut(arrays, start, start + size))
-                start += size
-            rest += [row_of(arrays, row) for row in range(start, rows)]
-        if rest and not drop_remainder:
-            yield stack(rest)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor with random access to the rows of all files, unless they must be unpacked."""
+        if any(self.packed(path) for path in self.files):
+            return super().open(reading)
+        tables = reading.once(self, lambda: [self._checked(path) for path in self.files])
+        return chained([Count(Arrays(*checked), checked[1]) for checked in tables])
+
+    def open_file(self, path: str) -> Cursor:
+        """Returns a cursor over the rows of one file, as views that cannot be written."""
+        arrays, rows = self._checked(path)
+        return Count(Arrays(arrays, rows), rows)
 
     def cardinality(self) -> int:
         """Returns the number of rows in all files; their headers say it."""
@@ -129,10 +120,7 @@ class _ArrayFiles(FileSource):
 
     def sample(self) -> Any:
         """Returns a row of the first file; of zeros, if it has none."""
-        arrays, rows = self._checked(self.files[0])
-        if rows:
-            return row_of(arrays, 0)
-        return map_structure(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), arrays)
+        return Rows(Arrays(*self._checked(self.files[0])), self.name).sample()
 
     def spec(self) -> Any:
         """Returns the specs of a row of the first file."""
@@ -173,6 +161,13 @@ class NpzFiles(_ArrayFiles):
     """Names of the arrays to read; None for all."""
     most_unpacked: int
     """Bytes of a compressed array that are unpacked into memory."""
+
+    def packed(self, path: str) -> bool:
+        """Returns whether one of the arrays is compressed."""
+        if not zipfile.is_zipfile(path):
+            return False  # load() says so
+        with zipfile.ZipFile(path) as archive:
+            return any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist())
 
     def load(self, path: str) -> Any:
         """Returns the file's arrays by name: mapped into memory, or unpacked if they are compressed."""
@@ -240,153 +235,3 @@ def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], bo
     if length + dtype.itemsize * math.prod(shape) > info.file_size:
         raise ValueError(f"{info.filename} is shorter than its header says")
     return shape, fortran, dtype, length
-
-
-@dataclass(frozen=True, eq=False)
-class CsvFiles(FileSource):
-    """CSV files of typed columns."""
-
-    columns: Mapping[str, np.dtype[Any]] | tuple[np.dtype[Any], ...]
-    """The dtype of each column: by name, from files with a header line, or in order, from files without."""
-    delimiter: str
-    """Separator of fields."""
-    encoding: str
-    """Of the files."""
-
-    def rows(self, path: str) -> Iterator[Any]:
-        """Yields a dict of arrays without dimensions for each line, or a tuple if columns have no names."""
-        try:
-            with open(path, encoding=self.encoding, newline="") as file:
-                yield from self._read(
-                    path, csv.reader(_lines(path, file), delimiter=self.delimiter, strict=True)
-                )
-        except UnicodeDecodeError as error:
-            raise FileFormatError(f"{path}: this is not {self.encoding} text: {error}", path) from error
-
-    def _read(self, path: str, reader: Any) -> Iterator[Any]:
-        line = 1
-        try:
-            wanted = self._wanted(path, reader)
-            line = reader.line_num + 1
-            for fields in reader:
-                if fields:  # an empty line has none
-                    yield self._element(path, line, fields, wanted)
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise FileFormatError(f"{path}:{line}: this is no CSV: {error}", path, line) from error
-
-    def _wanted(self, path: str, reader: Any) -> tuple[int, list[tuple[str, int, np.dtype[Any]]]]:
-        """Returns how many fields a line has, and name, position and dtype of those that are wanted."""
-        if not isinstance(self.columns, Mapping):
-            wanted = [(f"{index}", index, dtype) for index, dtype in enumerate(self.columns)]
-            return len(wanted), wanted
-        header = next(reader, None)
-        if not header:
-            raise FileFormatError(f"{path}:1: expected a line with the names of the columns", path, 1)
-        names = [name.strip() for name in header]
-        missing = [name for name in self.columns if name not in names]
-        if missing:
-            raise FileFormatError(
-                f"{path}:1: there is no column {', '.join(missing)}; there are {', '.join(names)}"[:500],
-                path,
-                1,
-            )
-        return len(names), [(name, names.index(name), dtype) for name, dtype in self.columns.items()]
-
-    def _element(
-        self,
-        path: str,
-        line: int,
-        fields: list[str],
-        wanted: tuple[int, list[tuple[str, int, np.dtype[Any]]]],
-    ) -> Any:
-        number, columns = wanted
-        if len(fields) != number:
-            raise FileFormatError(f"{path}:{line}: expected {number} fields, found {len(fields)}", path, line)
-        values = {}
-        for name, position, dtype in columns:
-            try:
-                values[name] = _parse(fields[position], dtype)
-            except (ValueError, OverflowError, TypeError):
-                raise FileFormatError(
-                    f"{path}:{line}: column {name} should be {dtype}, found {fields[position]!r:.80}",
-                    path,
-                    line,
-                ) from None
-        return values if isinstance(self.columns, Mapping) else tuple(values.values())
-
-    def cardinality(self) -> int:
-        """Returns that it is not known: files would have to be read."""
-        return UNKNOWN_CARDINALITY
-
-    def spec(self) -> Any:
-        """Returns the specs of a line."""
-        if isinstance(self.columns, Mapping):
-            return {name: TensorSpec((), dtype) for name, dtype in self.columns.items()}
-        return tuple(TensorSpec((), dtype) for dtype in self.columns)
-
-    def sample(self) -> Any:
-        """Returns a line of zeros."""
-        return map_structure(lambda spec: np.zeros((), spec.dtype), self.spec())
-
-
-def csv_columns(columns: Mapping[str, DTypeLike] | Sequence[DTypeLike]) -> Any:
-    """Returns the columns as `CsvFiles` takes them.
-
-    Raises:
-        ArgumentTypeError: They are none, or a dtype is none that a field can be read as.
-    """
-    named = isinstance(columns, Mapping)
-    if isinstance(columns, str) or not (named or isinstance(columns, Sequence)) or not columns:
-        raise ArgumentTypeError(
-            "columns must be a dict from the names of columns to dtypes, or a list of dtypes for files "
-            f"without a header line; got {columns!r:.80}"
-        )
-    dtypes = []
-    for dtype in columns.values() if isinstance(columns, Mapping) else columns:
-        try:
-            checked = np.dtype(dtype)
-        except TypeError as error:
-            raise ArgumentTypeError(f"{dtype!r:.80} is no dtype") from error
-        if checked.kind not in "biufcUSM":
-            raise ArgumentTypeError(f"a field of a CSV file cannot be read as {checked}")
-        dtypes.append(checked)
-    return dict(zip(columns, dtypes, strict=True)) if named else tuple(dtypes)
-
-
-def _parse(field: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    match dtype.kind:
-        case "b":
-            truth = {"true": True, "1": True, "false": False, "0": False}.get(field.strip().lower())
-            if truth is None:
-                raise ValueError(field)
-            return np.asarray(truth)
-        case "i" | "u":
-            number = int(field)
-            limits = np.iinfo(dtype)
-            if not limits.min <= number <= limits.max:
-                raise OverflowError(field)
-            return np.asarray(number, dtype)
-        case "f":
-            return np.asarray(float(field), dtype)
-        case "c":
-            return np.asarray(complex(field.strip()), dtype)
-        case "S" | "U":
-            text = np.asarray(field if dtype.kind == "U" else field.encode())
-            if 0 < dtype.itemsize < text.itemsize:
-                raise ValueError(field)  # it would be cut off
-            return text.astype(dtype)
-        case _:
-            return np.asarray(field, dtype)
-
-
-def _lines(path: str, file: IO[str]) -> Iterator[str]:
-    """Yields the lines of a file, none of which may be without end."""
-    number = 0
-    while line := file.readline(LONGEST_LINE + 1):
-        number += 1
-        if len(line) > LONGEST_LINE:
-            raise FileFormatError(
-                f"{path}:{number}: the line is longer than {LONGEST_LINE} characters", path, number
-            )
-        yield line

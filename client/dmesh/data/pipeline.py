@@ -1,50 +1,160 @@
-"""The nodes that a dataset is a pipeline of: what every node can do, and walks over all of them."""
+"""The plan of a dataset: nodes that describe its elements, and functions over all nodes of a pipeline.
+
+A node describes; `Node.open` makes the cursor that reads it. See `cursors.py` for the execution.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from dmesh.data.elements import TensorSpec, spec_of, stack
+from dmesh.data.cursors import Cursor
+from dmesh.data.elements import TensorSpec, spec_of
 from dmesh.errors import DatasetError
 from dmesh.structure import flatten, map_structure
 
 __all__ = [
-    "Elements",
     "INFINITE_CARDINALITY",
     "Node",
-    "opened",
+    "Order",
+    "Reading",
     "static_batch_size",
-    "Step",
     "transform",
+    "Transform",
     "uneven",
     "UNKNOWN_CARDINALITY",
     "walk",
 ]
 
-Elements: TypeAlias = Generator[Any, None, None]
-"""Iterator over elements that must be closed."""
-
 INFINITE_CARDINALITY = -1
 """`Dataset.cardinality` of a dataset without end."""
 UNKNOWN_CARDINALITY = -2
-"""`Dataset.cardinality` of a dataset whose length only reading it would tell."""
+"""`Dataset.cardinality` of a dataset whose length is only known after reading it."""
+
+
+T = TypeVar("T")
+
+Place = tuple[tuple[int, ...], int]
+"""Place of a node in a pipeline: the inputs taken to it from the end, and the node's identity."""
+
+
+@dataclass
+class Order:
+    """Random order of a shuffle: the part that changes from reading to reading."""
+
+    entropy: int
+    """Seed of the order."""
+    readings: int = 0
+    """Number of readings begun so far."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Context of one reading of a pipeline: the orders of its shuffles, and the repetition under way.
+
+    Each shuffle has its number of the reading from the beginning, so that the order of elements does not
+    depend on how far a reading runs ahead.
+    """
+
+    orders: dict[Place, Order]
+    """For each shuffle: entropy and number of this reading."""
+    shared: tuple[Order, ...] = ()
+    """The shuffles' own orders, which count their readings; in the order of `orders`."""
+    made: dict[Place, Any] = field(default_factory=dict)
+    """Objects that all repetitions of this reading use, such as pools of threads."""
+    branches: tuple[int, ...] = ()
+    """Indices of the inputs taken from the end of the pipeline to the node that is opened."""
+    repetitions: tuple[int, ...] = ()
+    """Numbers of the repetitions under way, outermost first."""
+
+    @classmethod
+    def begin(cls, node: Node, *, counts: bool = True) -> Reading:
+        """Begins another reading of a pipeline.
+
+        Args:
+            node: The last node.
+            counts: False if the reading does not change the order of the next one.
+        """
+        orders, shared = {}, []
+        for branches, shuffle, order in _shuffles(node, ()):
+            orders[branches, id(shuffle)] = Order(order.entropy, order.readings)
+            order.readings += counts
+            shared.append(order)
+        return cls(orders, tuple(shared))
+
+    def once(self, node: Node, make: Callable[[], T]) -> T:
+        """Returns an object of a node's that is made once in this reading; `close` closes it."""
+        place = self.branches, id(node)
+        if place not in self.made:
+            self.made[place] = make()
+        made: T = self.made[place]
+        return made
+
+    def close(self) -> None:
+        """Closes the objects that were made for the reading."""
+        for made in self.made.values():
+            if hasattr(made, "close"):
+                made.close()
+
+    def order(self, node: Node) -> Order:
+        """Returns a shuffle's entropy and its number of this reading."""
+        return self.orders[self.branches, id(node)]
+
+    def repetition(self, number: int) -> Reading:
+        """Returns the context of one repetition."""
+        return dataclasses.replace(self, repetitions=(*self.repetitions, number))
+
+    def branch(self, index: int) -> Reading:
+        """Returns the context of one of several inputs."""
+        return dataclasses.replace(self, branches=(*self.branches, index))
+
+    def state(self) -> list[list[int]]:
+        """Returns the orders, to be restored."""
+        return [[order.entropy, order.readings] for order in self.orders.values()]
+
+    def restore(self, state: Sequence[Sequence[int]]) -> None:
+        """Takes over the orders of another reading; later readings continue from there.
+
+        Raises:
+            DatasetError: They are those of another pipeline.
+        """
+        if len(state) != len(self.orders):
+            raise DatasetError(
+                f"the state has {len(state)} shuffles, but this dataset has {len(self.orders)}: it is the "
+                "state of another dataset"
+            )
+        for own, shared, (entropy, number) in zip(self.orders.values(), self.shared, state, strict=True):
+            own.entropy, own.readings = shared.entropy, shared.readings = entropy, number
+            shared.readings += 1
+
+
+def _shuffles(node: Node, branches: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Node, Order]]:
+    if node.shuffled is not None:
+        yield branches, node, node.shuffled
+    for index, below in enumerate(node.inputs):
+        yield from _shuffles(below, branches if isinstance(node, Transform) else (*branches, index))
 
 
 class Node(ABC):
-    """A source of elements, or a step that makes elements of those of other nodes.
+    """A source of elements, or a transform that makes elements of those of other nodes.
 
     Nodes do not change; one may be read several times at once.
     """
 
+    shuffled: Order | None = None
+    """Order of the node's elements, if it shuffles."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return type(self).__name__
+
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The nodes that this one reads."""
+        """Nodes that this one reads."""
         return ()
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
@@ -53,19 +163,12 @@ class Node(ABC):
         return self
 
     @abstractmethod
-    def elements(self) -> Elements:
-        """Yields the elements, from the first one."""
-
-    def batches(self, size: int, drop_remainder: bool) -> Elements:
-        """Yields the elements in batches. Nodes that can make them of a piece do so."""
-        with opened(self) as elements:
-            while rows := list(islice(elements, size)):
-                if len(rows) == size or not drop_remainder:
-                    yield stack(rows)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor at the first element."""
 
     @abstractmethod
     def cardinality(self) -> int:
-        """Returns how many elements there are, or one of the two constants."""
+        """Returns the number of elements, or one of the two constants."""
 
     def sample(self) -> Any:
         """Returns an element to learn structure, dtypes and shapes from.
@@ -73,9 +176,14 @@ class Node(ABC):
         Raises:
             DatasetError: There is none.
         """
-        with opened(self) as elements:
-            for element in elements:
-                return element
+        reading = Reading.begin(self, counts=False)
+        cursor = self.open(reading)
+        try:
+            for key in cursor.keys(1):
+                return cursor.table.get(key)
+        finally:
+            cursor.close()
+            reading.close()
         raise DatasetError(
             "the dataset has no elements, so nothing is known of their structure; "
             "from_generator and from_iterable take it as output_signature"
@@ -86,16 +194,16 @@ class Node(ABC):
         return spec_of(self.sample())
 
     def batch_size(self) -> int | None:
-        """Returns how many rows all elements but the last have; None if it is not known."""
+        """Returns the number of rows of all elements but the last; None if it is not known."""
         return None
 
 
 @dataclass(frozen=True, eq=False)
-class Step(Node):
-    """A node that reads one other; unless it says otherwise, what it yields is like what it reads."""
+class Transform(Node):
+    """A node that reads one other; unless a subclass says otherwise, its elements are like the source's."""
 
     source: Node
-    """The node that it reads."""
+    """Node that it reads."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -103,12 +211,12 @@ class Step(Node):
         return (self.source,)
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """Returns this step reading another node."""
+        """Returns this transform reading another node."""
         [source] = inputs
         return dataclasses.replace(self, source=source)
 
     def cardinality(self) -> int:
-        """Returns how many elements the source has."""
+        """Returns the number of the source's elements."""
         return self.source.cardinality()
 
     def sample(self) -> Any:
@@ -124,11 +232,6 @@ class Step(Node):
         return self.source.batch_size()
 
 
-def opened(node: Node) -> AbstractContextManager[Elements]:
-    """Reads a node in a `with` block, at whose end the node is closed, and with it what it reads itself."""
-    return closing(node.elements())
-
-
 def walk(node: Node) -> Iterator[Node]:
     """Yields a node and all that it reads, directly or not."""
     yield node
@@ -137,13 +240,13 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def transform(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Returns a pipeline with every node replaced by what `change` makes of it, sources first."""
+    """Returns a pipeline with every node replaced by the result of `change`, sources first."""
     inputs = tuple(transform(below, change) for below in node.inputs)
     return change(node.with_inputs(inputs) if inputs else node)
 
 
 def static_batch_size(node: Node) -> int | None:
-    """Returns how many rows the elements of a pipeline but the last have, if its steps or its spec say it."""
+    """Returns the number of rows of all elements but the last, if the transforms or the spec say it."""
     known = node.batch_size()
     if known is not None:
         return known

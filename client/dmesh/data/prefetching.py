@@ -1,4 +1,4 @@
-"""Running ahead: an iterator in a thread of its own, bounded, that ends with whoever reads from it."""
+"""Reading ahead: an iterator in a thread of its own, with bounded buffer, which ends with its reader."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from dmesh.data.cursors import ELEMENTS, Cursor
+from dmesh.data.iterator import Reader
+from dmesh.data.pipeline import Reading, Transform
+
+__all__ = ["Prefetch", "Prefetcher"]
 
 T = TypeVar("T")
+
+_AHEAD = 2
+"""Number of elements that `prefetch(AUTOTUNE)` reads ahead."""
 
 
 class _Buffer(Generic[T]):
@@ -24,7 +35,7 @@ class _Buffer(Generic[T]):
         self.error: BaseException | None = None
 
     def put(self, item: T) -> bool:
-        """Adds an item when there is room; returns False if nobody wants it any more."""
+        """Adds an item when there is room; returns False if the reader has ended."""
         with self.changed:
             while len(self.items) >= self.size and not self.stopped:
                 self.changed.wait()
@@ -109,10 +120,64 @@ class Prefetcher(Iterator[T]):
             self._thread.join()
 
 
-def prefetched(source: Callable[[], Iterator[T]], size: int, name: str) -> Generator[T, None, None]:
-    """Yields what an iterator yields, read ahead; see `Prefetcher`. The thread starts with the first item."""
-    prefetcher = Prefetcher(source, size, name)
+@dataclass(frozen=True, eq=False)
+class Prefetch(Transform):
+    """Reads ahead in a thread."""
+
+    buffer_size: int
+    """Number of elements; 0 for none, negative for a number that suits."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over elements that a thread has made."""
+        source = self.source.open(reading)
+        if self.buffer_size == 0:
+            return source
+        return _Prefetching(source, _AHEAD if self.buffer_size < 0 else self.buffer_size)
+
+
+class _Prefetching(Cursor):
+    """Cursor over elements that a thread makes. The thread starts with the first one."""
+
+    table = ELEMENTS
+
+    def __init__(self, source: Cursor, size: int) -> None:
+        self._reader = Reader(source)
+        self._size = size
+        self._prefetcher: Prefetcher[tuple[Any, Any]] | None = None
+        self._position: Any = None
+        """Position of the reader after the last element that was taken."""
+
+    def keys(self, count: int) -> list[Any]:
+        """Returns the next element."""
+        if self._prefetcher is None:
+            # The thread must not hold this object, with which it ends.
+            self._prefetcher = Prefetcher(
+                partial(_with_positions, self._reader), self._size, "dmesh-data-prefetch"
+            )
+        for element, position in self._prefetcher:
+            self._position = position
+            return [element]
+        return []
+
+    def state(self) -> Any:
+        """Returns the position after the last element that was taken."""
+        return self._reader.position() if self._position is None else self._position
+
+    def restore(self, state: Any) -> None:
+        """Moves the source."""
+        self._reader.move(state)
+
+    def close(self) -> None:
+        """Ends the thread, without waiting for it; it closes the source."""
+        if self._prefetcher is None:
+            self._reader.close()
+        else:
+            self._prefetcher.stop()
+
+
+def _with_positions(reader: Reader) -> Generator[tuple[Any, Any], None, None]:
     try:
-        yield from prefetcher
+        for element in reader:
+            yield element, reader.position()
     finally:
-        prefetcher.stop()
+        reader.close()

@@ -1,7 +1,8 @@
 """TFRecord files: records of any bytes, each with its length and checksums; and `tf.train.Example` in them.
 
 A record is its length (8 bytes, little-endian), the masked CRC-32C of these 8 bytes, the data, and the data's
-masked CRC-32C. Files may be compressed as a whole. Both checksums are verified.
+masked CRC-32C. Files may be compressed as a whole. Checksums of lengths are verified when a
+record is read, those of data when it is needed: not of records that are skipped, or another worker's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.data.checksums import masked_crc32c
+from dmesh.data.cursors import Cursor, Streamed, Table
 from dmesh.data.elements import TensorSpec
 from dmesh.data.examples import FixedLenFeature, VarLenFeature, example_of, features_of
 from dmesh.data.files import FileSource
@@ -33,6 +35,9 @@ LONGEST_RECORD = 1 << 30
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _CHUNK = 1 << 16
+
+_Record = tuple[int, bytes, int]
+"""A record: its number, its data, and the data's checksum."""
 
 
 class _Reads(Protocol):
@@ -90,24 +95,18 @@ class RecordFiles(FileSource):
     features: Mapping[str, FixedLenFeature | VarLenFeature] | None
     """What to read of a `tf.train.Example` in each record; None for the bytes of records as they are."""
 
-    def rows(self, path: str) -> Iterator[Any]:
-        """Yields the records of a file."""
+    def open_file(self, path: str) -> Cursor:
+        """Returns a cursor over the records of one file, which are checked and parsed when needed."""
+        return Streamed(lambda: self._read(path), _Parsed(path, self.features))
+
+    def _read(self, path: str) -> Iterator[_Record]:
         number = 0
         try:
             with open(path, "rb") as file:
-                records = _records(self._unpacked(file))
-                while True:
-                    number += 1
-                    if (data := next(records, None)) is None:
-                        return
-                    if self.features is None:
-                        yield np.frombuffer(data, np.uint8)
-                    else:
-                        yield features_of(data, self.features)
+                for number, (data, checksum) in enumerate(_records(self._unpacked(file)), 1):
+                    yield number, data, checksum
         except (ValueError, EOFError, OSError, zlib.error) as error:
-            if isinstance(error, FileFormatError):
-                raise
-            raise FileFormatError(f"{path}: record {number} cannot be read: {error}", path) from error
+            raise _unreadable(path, number + 1, error) from error
 
     def _unpacked(self, file: IO[bytes]) -> _Reads:
         if self.compression == "GZIP":
@@ -131,11 +130,40 @@ class RecordFiles(FileSource):
         )
 
 
-def _records(file: _Reads) -> Iterator[bytes]:
-    """Yield the records of an open file.
+class _Parsed(Table):
+    """Records of a file; a key is a record as it is in the file.
+
+    Args:
+        path: Path of the file, for messages.
+        features: What to read of an example; None for the bytes.
+    """
+
+    def __init__(self, path: str, features: Mapping[str, FixedLenFeature | VarLenFeature] | None) -> None:
+        self._path = path
+        self._features = features
+
+    def get(self, key: Any) -> Any:
+        """Returns the example in a record, or its bytes, once its checksum has been compared."""
+        number, data, checksum = key
+        try:
+            if checksum != masked_crc32c(data):
+                raise ValueError("the checksum of its data is wrong: the file is damaged")
+            return (
+                np.frombuffer(data, np.uint8) if self._features is None else features_of(data, self._features)
+            )
+        except ValueError as error:
+            raise _unreadable(self._path, number, error) from error
+
+
+def _unreadable(path: str, number: int, error: Exception) -> FileFormatError:
+    return FileFormatError(f"{path}: record {number} cannot be read: {error}", path)
+
+
+def _records(file: _Reads) -> Iterator[tuple[bytes, int]]:
+    """Yields the data of the records of an open file, each with the checksum that it should have.
 
     Raises:
-        ValueError: A checksum or length is wrong.
+        ValueError: A length, or its checksum, is wrong.
         EOFError: The file ends within a record.
     """
     while head := file.read(_LENGTH.size + _CHECKSUM.size):
@@ -153,10 +181,7 @@ def _records(file: _Reads) -> Iterator[bytes]:
         body = file.read(length + _CHECKSUM.size)
         if len(body) < length + _CHECKSUM.size:
             raise EOFError("the file ends within it")
-        data = body[:length]
-        if _CHECKSUM.unpack_from(body, length)[0] != masked_crc32c(data):
-            raise ValueError("the checksum of its data is wrong: the file is damaged")
-        yield data
+        yield body[:length], _CHECKSUM.unpack_from(body, length)[0]
 
 
 class TFRecordWriter:

@@ -2,93 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dmesh.data.batching import cut, row_of
+from dmesh.data.cursors import Count, Cursor, Streamed, Table
 from dmesh.data.elements import TensorSpec, as_element, same_structure, spec_of
-from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Elements, Node, opened, uneven
+from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Node, Reading, uneven
+from dmesh.data.tables import Arrays, Numbers
 from dmesh.errors import ArgumentTypeError, DatasetError
 from dmesh.structure import flatten, map_structure
 
-__all__ = ["Iterated", "Range", "Single", "Slices"]
+__all__ = ["Iterated", "Range", "Rows", "single", "slices"]
 
 
-class Single(Node):
-    """One element.
-
-    Args:
-        element: A structure of arrays. They are not copied.
-    """
-
-    def __init__(self, element: Any) -> None:
-        self._element = map_structure(_read_only, element)
-
-    def elements(self) -> Elements:
-        """Yields the element."""
-        yield self._element
-
-    def cardinality(self) -> int:
-        """Returns 1."""
-        return 1
-
-
-class Slices(Node):
-    """The rows of arrays.
+class Rows(Node):
+    """Rows of a table, in order.
 
     Args:
-        element: A structure of arrays with equal first lengths. They are not copied.
+        table: The table, whose size is known.
+        name: Name of the source, for messages.
     """
 
-    def __init__(self, element: Any) -> None:
-        leaves = flatten(element)
-        if not leaves:
-            raise DatasetError("from_tensor_slices() needs at least one array")
-        lengths = [leaf.shape[0] if leaf.ndim else None for leaf in leaves]
-        if None in lengths:
-            raise DatasetError(
-                "from_tensor_slices() needs arrays of at least one dimension, to take slices along it; a "
-                "single value is for from_tensors()"
-            )
-        if len(set(lengths)) > 1:
-            raise DatasetError(f"from_tensor_slices() needs arrays of equal first lengths, got {lengths}")
-        self._rows: int = leaves[0].shape[0]
-        self._arrays = map_structure(_read_only, element)
+    def __init__(self, table: Table, name: str) -> None:
+        assert table.size is not None
+        self.table = table
+        self.size = table.size
+        self._name = name
 
-    def elements(self) -> Elements:
-        """Yields the rows, as views that cannot be written."""
-        for row in range(self._rows):
-            yield row_of(self._arrays, row)
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return self._name
 
-    def batches(self, size: int, drop_remainder: bool) -> Elements:
-        """Yields copies of consecutive rows."""
-        end = self._rows - self._rows % size if drop_remainder else self._rows
-        for start in range(0, end, size):
-            yield map_structure(np.array, cut(self._arrays, start, start + size))
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over the rows."""
+        return Count(self.table, self.size)
 
     def cardinality(self) -> int:
         """Returns the number of rows."""
-        return self._rows
+        return self.size
 
     def spec(self) -> Any:
         """Returns the specs of a row."""
-        return map_structure(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), self._arrays)
+        if isinstance(self.table, Arrays):
+            return map_structure(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), self.table.arrays)
+        return super().spec()
 
     def sample(self) -> Any:
         """Returns a row; of zeros, if there is none."""
-        if self._rows:
-            return row_of(self._arrays, 0)
-        return map_structure(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self._arrays)
+        if self.size or not isinstance(self.table, Arrays):
+            return super().sample()
+        return map_structure(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self.table.arrays)
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+def single(element: Any) -> Rows:
+    """Returns a source of one element, a structure of arrays."""
+    return Rows(Arrays(map_structure(lambda leaf: leaf[None], element), 1), "from_tensors()")
+
+
+def slices(element: Any) -> Rows:
+    """Returns a source of the rows of arrays.
+
+    Args:
+        element: A structure of arrays with equal first lengths. They are not copied.
+
+    Raises:
+        DatasetError: An array has no dimension, or another first length than the others.
+    """
+    leaves = flatten(element)
+    if not leaves:
+        raise DatasetError("from_tensor_slices() needs at least one array")
+    lengths = [leaf.shape[0] if leaf.ndim else None for leaf in leaves]
+    if None in lengths:
+        raise DatasetError(
+            "from_tensor_slices() needs arrays of at least one dimension, to take slices along it; a "
+            "single value is for from_tensors()"
+        )
+    if len(set(lengths)) > 1:
+        raise DatasetError(f"from_tensor_slices() needs arrays of equal first lengths, got {lengths}")
+    return Rows(Arrays(element, leaves[0].shape[0]), "from_tensor_slices()")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,22 +93,14 @@ class Range(Node):
     numbers: range
     """The range."""
     dtype: np.dtype[Any]
-    """Of the arrays."""
+    """Type of the arrays."""
 
-    def elements(self) -> Elements:
-        """Yields arrays without dimensions."""
-        for number in self.numbers:
-            yield np.asarray(number, self.dtype)
-
-    def batches(self, size: int, drop_remainder: bool) -> Elements:
-        """Yields consecutive numbers."""
-        for start in range(0, len(self.numbers), size):
-            piece = self.numbers[start : start + size]
-            if len(piece) == size or not drop_remainder:
-                yield np.arange(piece.start, piece.stop, piece.step).astype(self.dtype)
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over the numbers."""
+        return Count(Numbers(self.numbers, self.dtype), len(self.numbers))
 
     def cardinality(self) -> int:
-        """Returns how many numbers there are."""
+        """Returns the number of numbers."""
         return len(self.numbers)
 
     def spec(self) -> Any:
@@ -126,9 +113,9 @@ class Iterated(Node):
     """Elements of an iterable, iterated anew for each reading."""
 
     start: Callable[[], Iterable[Any]]
-    """Makes it."""
+    """Function that makes it."""
     signature: Any = None
-    """The structure of specs that all elements must have; None to take what comes."""
+    """Structure of specs that all elements must have; None to take what comes."""
     what: str = "the generator"
     """Name of the source, for messages."""
     length: int = UNKNOWN_CARDINALITY
@@ -138,10 +125,13 @@ class Iterated(Node):
     lists_are_tuples: bool = False
     """True if a list that holds arrays or structures is taken for a tuple."""
     convert: Callable[[Any], Any] | None = None
-    """Makes a structure of arrays of what the iterator yields."""
+    """Function that makes a structure of arrays of each item."""
 
-    def elements(self) -> Elements:
-        """Yields what the iterator yields, as arrays."""
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over the items, as arrays."""
+        return Streamed(self._elements)
+
+    def _elements(self) -> Generator[Any, None, None]:
         iterator = iter(self.start())
         expected = self.signature
         try:
@@ -162,14 +152,17 @@ class Iterated(Node):
                 close()
 
     def cardinality(self) -> int:
-        """Returns how many elements there are."""
+        """Returns the number of elements."""
         return self.length
 
     def sample(self) -> Any:
         """Returns the first element, or zeros if there is none but a signature."""
-        with opened(self) as elements:
-            for element in elements:
+        cursor = Streamed(self._elements)
+        try:
+            for element in cursor.keys(1):
                 return element
+        finally:
+            cursor.close()
         if self.signature is None:
             return super().sample()
         return map_structure(
@@ -181,7 +174,7 @@ class Iterated(Node):
         return uneven(spec_of(self.sample())) if self.signature is None else self.signature
 
     def batch_size(self) -> int | None:
-        """Returns how many rows an element has, if that is known."""
+        """Returns the number of rows of an element, if it is known."""
         return self.rows
 
 

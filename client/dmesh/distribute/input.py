@@ -34,13 +34,13 @@ def experimental_distribute_dataset(
     """Divides a dataset of global batches among all replicas.
 
     Args:
-        workers: Who takes part.
+        workers: Workers that take part.
         dataset: A `dmesh.data.Dataset`, or anything else that yields structures of NumPy arrays each time
             it is iterated. Every element is a batch for all replicas together.
-        options: How it is distributed.
+        options: Options of its distribution.
 
     Returns:
-        What yields a distributed value in each step.
+        Iterable that yields a distributed value in each step.
 
     Raises:
         InputModeError: The options ask for a pipeline for each replica.
@@ -76,13 +76,13 @@ def distribute_datasets_from_function(
     Nothing is divided: in each step, every replica takes the next element of its worker's dataset.
 
     Args:
-        workers: Who takes part.
-        dataset_fn: Is called once, with an `InputContext`, and returns a dataset whose elements are
-            batches for one replica.
-        options: How they are distributed.
+        workers: Workers that take part.
+        dataset_fn: Function that is called once, with an `InputContext`, and returns a dataset whose
+            elements are batches for one replica.
+        options: Options of their distribution.
 
     Returns:
-        What yields a distributed value in each step.
+        Iterable that yields a distributed value in each step.
 
     Raises:
         InputModeError: The options ask for a pipeline for each replica, which this strategy does not have.
@@ -136,8 +136,8 @@ def experimental_distribute_values_from_function(
     """Returns the distributed value that a function makes, called once for each replica of this worker.
 
     Args:
-        workers: Who takes part.
-        value_fn: Takes a `ValueContext`, returns the replica's value or structure of values.
+        workers: Workers that take part.
+        value_fn: Function that takes a `ValueContext` and returns the replica's value or structure of values.
 
     Raises:
         ArgumentTypeError: It is no function.

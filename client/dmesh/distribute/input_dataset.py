@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmesh.data.elements import TensorSpec
 from dmesh.data.optional import Optional
 from dmesh.distribute.input_reading import Reading, WorkerInput
 from dmesh.distribute.values import PerReplica
-from dmesh.errors import OutOfRangeError, StrategyValueError
+from dmesh.errors import ArgumentTypeError, DatasetError, OutOfRangeError, StrategyValueError
 from dmesh.structure import map_structure
 
 __all__ = ["DistributedDataset", "DistributedIterator"]
@@ -23,7 +23,7 @@ class DistributedDataset:
     iterated again and again; the workers must do so equally often.
 
     Args:
-        source: What this worker reads.
+        source: Input of this worker.
     """
 
     def __init__(self, source: WorkerInput) -> None:
@@ -31,7 +31,7 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """Structure of specs of what iterating gives: for each replica a `dmesh.data.TensorSpec`."""
+        """Structure of specs of the distributed values: for each replica a `dmesh.data.TensorSpec`."""
         workers = self._source.workers
         return workers.assemble([self._source.spec()] * workers.replicas_per_worker)
 
@@ -53,10 +53,12 @@ class DistributedIterator(Iterator[Any]):
         self._dataset = dataset
         self._reading: Reading | None = None
         self._over = False
+        self._state: Mapping[str, Any] | None = None
+        """Position to begin at, or the last one after the end."""
 
     @property
     def element_spec(self) -> Any:
-        """Structure of specs of what iterating gives: for each replica a `dmesh.data.TensorSpec`."""
+        """Structure of specs of the distributed values: for each replica a `dmesh.data.TensorSpec`."""
         return self._dataset.element_spec
 
     def __iter__(self) -> DistributedIterator:
@@ -83,6 +85,31 @@ class DistributedIterator(Iterator[Any]):
             raise OutOfRangeError("the distributed dataset has no more elements")
         return value.get_value()
 
+    def state(self) -> dict[str, Any]:
+        """Returns this worker's position after the last step.
+
+        Returns:
+            A dict that `json.dumps` takes, for the `restore` of the same worker.
+        """
+        if self._reading is None:
+            return dict(self._state or {})
+        return self._reading.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues after the step after which `state` was called; only before the first step.
+
+        All workers must do so, each with its own state of the same step, and be as many as then.
+
+        Raises:
+            ArgumentTypeError: It is no such state.
+            DatasetError: This iterator has begun.
+        """
+        if self._reading is not None or self._over:
+            raise DatasetError("restore() takes a new iterator: iter(dataset) makes one")
+        if not isinstance(state, Mapping) or (state and not {"epoch", "pipelines"} <= set(state)):
+            raise ArgumentTypeError(f"state must be what an iterator's state() returned, got {state!r:.80}")
+        self._state = state or None
+
     def get_next_as_optional(self) -> Optional:
         """Returns the next element, or an `Optional` without a value if no worker has one.
 
@@ -100,7 +127,7 @@ class DistributedIterator(Iterator[Any]):
             return self._nothing()
         try:
             if self._reading is None:
-                self._reading = self._source.begin()
+                self._reading = self._source.begin(self._state)
             value = self._reading.next()
         except BaseException:
             self.close()
@@ -117,6 +144,7 @@ class DistributedIterator(Iterator[Any]):
         """Ends the reading and its thread. Idempotent."""
         reading, self._reading, self._over = self._reading, None, True
         if reading is not None:
+            self._state = reading.state()
             reading.close()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from dmesh.data.batching import cut
 from dmesh.data.elements import empty_like
-from dmesh.data.pipeline import Node, opened, transform, uneven
+from dmesh.data.iterator import DatasetIterator
+from dmesh.data.pipeline import Node, transform, uneven
 from dmesh.data.prefetching import Prefetcher
 from dmesh.distribute.input_sharding import with_entropy
 from dmesh.distribute.input_workers import InputWorkers, Progress, WorkerFacts
@@ -18,19 +18,19 @@ from dmesh.structure import flatten
 
 __all__ = ["Reading", "WorkerInput"]
 
-Step = list[Any]
-"""An element for each replica of this worker."""
+Step = tuple[list[Any], list[dict[str, Any]]]
+"""An element for each replica of this worker, and the positions of its pipelines after them."""
 
 
 class WorkerInput:
     """Input of one worker, which can be read again and again.
 
     Args:
-        workers: Who takes part.
+        workers: The workers that take part.
         pipelines: One, of which the worker's replicas take elements in turn, or one for each of them.
-        facts: What this worker tells the others.
-        element_source: What a replica's elements look like, but for the number of rows.
-        ahead: How many steps are made ahead; 0 for none.
+        facts: Facts that this worker tells the others.
+        element_source: Pipeline whose elements are like a replica's, but for the number of rows.
+        ahead: Number of steps that are made ahead; 0 for none.
         same_order: Whether shuffles without a seed must have the same order on all workers.
     """
 
@@ -59,19 +59,34 @@ class WorkerInput:
             self._spec = uneven(spec) if self.workers.num_replicas_in_sync > 1 else spec
         return self._spec
 
-    def begin(self) -> Reading:
+    def begin(self, state: Mapping[str, Any] | None = None) -> Reading:
         """Agrees with the other workers on another reading, and begins it.
 
+        Args:
+            state: Result of `Reading.state`, to go on from there; None to begin with the first element.
+
         Raises:
-            DatasetError: The inputs of the workers do not go together.
+            DatasetError: The inputs of the workers do not go together, or the state is that of another input.
         """
-        said = self.workers.exchange(self._facts)
+        said = self.workers.exchange(
+            self._facts if state is None else self._facts._replace(epoch=state["epoch"])
+        )
+        if state is not None:
+            self._facts = self._facts._replace(epoch=state["epoch"])
         self._facts = self._facts._replace(epoch=self._facts.epoch + 1)
         if self._entropy is None:
             # Also when nothing needs it: fresh pipelines count their readings from here, on all workers.
             self._entropy = said[0].entropy
             self._pipelines = tuple(self._fresh(pipeline, self._entropy) for pipeline in self._pipelines)
-        return Reading(self, self._pipelines, endless=all(facts.endless for facts in said))
+        readers = [DatasetIterator(pipeline) for pipeline in self._pipelines]
+        if state is not None:
+            if len(state["pipelines"]) != len(readers):
+                raise DatasetError(
+                    f"the state is of {len(state['pipelines'])} pipelines, but this worker has {len(readers)}"
+                )
+            for reader, own in zip(readers, state["pipelines"], strict=True):
+                reader.restore(own)
+        return Reading(self, readers, self._facts.epoch - 1, endless=all(facts.endless for facts in said))
 
     def _fresh(self, pipeline: Node, entropy: int) -> Node:
         return with_entropy(pipeline, entropy) if self._same_order else transform(pipeline, lambda node: node)
@@ -81,31 +96,42 @@ class Reading:
     """One reading of a worker's input, in step with those of the other workers.
 
     Args:
-        source: What is read.
-        pipelines: Its pipelines, for this reading.
-        endless: Whether no worker's input has an end, so that they need not agree on each step.
+        source: The input.
+        readers: Iterators over its pipelines, for this reading.
+        epoch: Number of readings before this one.
+        endless: True if no worker's input has an end, so that they need not agree on each step.
     """
 
-    def __init__(self, source: WorkerInput, pipelines: Sequence[Node], *, endless: bool) -> None:
+    def __init__(
+        self, source: WorkerInput, readers: Sequence[DatasetIterator], epoch: int, *, endless: bool
+    ) -> None:
         self._source = source
         self._endless = endless
-        self._last: Step | None = None
+        self._epoch = epoch
+        self._like: Any = None
+        """An element that was read, if there is one."""
+        self._positions = [reader.state() for reader in readers]
         replicas = source.workers.replicas_per_worker
         # The thread must not hold this object, with which it ends.
         self._steps = (
-            Prefetcher(lambda: _steps(pipelines, replicas), source.ahead, "dmesh-input")
+            Prefetcher(lambda: _steps(readers, replicas), source.ahead, "dmesh-input")
             if source.ahead
-            else _steps(pipelines, replicas)
+            else _steps(readers, replicas)
         )
 
     def next(self) -> tuple[Any] | None:
         """Returns the distributed value of the next step, in a tuple; None if no worker has elements."""
-        parts: Step | None = None
+        step: Step | None = None
         progress, error, value = Progress.ENDED, None, None
         try:
-            parts = next(self._steps, None)
-            if parts is not None:
-                progress, value, self._last = Progress.ELEMENTS, self._source.workers.assemble(parts), parts
+            step = next(self._steps, None)
+            if step is not None:
+                parts, self._positions = step
+                progress, value, self._like = (
+                    Progress.ELEMENTS,
+                    self._source.workers.assemble(parts),
+                    parts[0],
+                )
             elif not self._endless:
                 progress, value = self._nothing()
         except Exception as failure:  # noqa: BLE001 -- raised once the other workers know
@@ -113,8 +139,12 @@ class Reading:
         if self._endless:
             if error is not None:
                 raise error
-            return None if parts is None else (value,)
+            return None if step is None else (value,)
         return (value,) if self._source.workers.go_on(progress, error) else None
+
+    def state(self) -> dict[str, Any]:
+        """Returns the position after the last step."""
+        return {"epoch": self._epoch, "pipelines": self._positions}
 
     def close(self) -> None:
         """Ends the reading and its thread."""
@@ -129,7 +159,7 @@ class Reading:
         if workers.num_workers == 1:
             return Progress.ENDED, None  # nobody goes on without this worker
         try:
-            like = self._source.spec() if self._last is None else self._last[0]
+            like = self._source.spec() if self._like is None else self._like
         except DatasetError:
             return Progress.CANNOT_PAD, None
         if not all(leaf.shape for leaf in flatten(like)):
@@ -137,16 +167,15 @@ class Reading:
         return Progress.ENDED, workers.assemble([empty_like(like)] * workers.replicas_per_worker)
 
 
-def _steps(pipelines: Sequence[Node], replicas: int) -> Generator[Step, None, None]:
-    """Yields an element for each replica, as long as there is one for any of them."""
-    with ExitStack() as stack:
-        readings = [stack.enter_context(opened(pipeline)) for pipeline in pipelines]
+def _steps(readers: Sequence[DatasetIterator], replicas: int) -> Generator[Step, None, None]:
+    """Yields steps, as long as there is an element for any replica."""
+    try:
         while True:
-            if len(readings) == replicas:
-                parts = [next(reading, None) for reading in readings]
+            if len(readers) == replicas:
+                parts = [next(reader, None) for reader in readers]
             else:
-                [reading] = readings
-                parts = [*islice(reading, replicas)]
+                [reader] = readers
+                parts = [*islice(reader, replicas)]
                 parts += [None] * (replicas - len(parts))
             present = [part for part in parts if part is not None]
             if not present:
@@ -156,4 +185,10 @@ def _steps(pipelines: Sequence[Node], replicas: int) -> Generator[Step, None, No
                     f"only {len(present)} elements are left for {replicas} replicas, and elements without "
                     "rows cannot be made empty for the others. Batch the dataset, or take() a multiple"
                 )
-            yield [cut(present[0], 0, 0) if part is None else part for part in parts]
+            yield (
+                [cut(present[0], 0, 0) if part is None else part for part in parts],
+                [reader.state() for reader in readers],
+            )
+    finally:
+        for reader in readers:
+            reader.close()

@@ -5,8 +5,9 @@ rows. Every worker begins at its own replicas in the list of sizes, so that one 
 rows. This is for workers that read different rows: files, or shards of their own (FILE, HINT), or all of
 them (OFF).
 
-With DATA, all workers read the same batches: each is cut into N parts, and worker w of W takes the parts w,
-w + W, w + 2 W and so on. So it is with batches whose size is not known before.
+With DATA, all workers have the same batches: each is cut into N parts, and worker w of W takes the parts w,
+w + W, w + 2 W and so on. So it is with batches whose size is not known before. Where the
+source has random access, a worker reads the rows of its parts only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from dmesh.data.batching import Rebatch, Split
 from dmesh.data.files import FileSource
 from dmesh.data.options import SHARD_HINT, AutoShardPolicy
 from dmesh.data.pipeline import Node, static_batch_size, transform, walk
-from dmesh.data.steps import Shard, Shuffle
+from dmesh.data.prefetching import Prefetch
+from dmesh.data.shuffling import Shuffle
+from dmesh.data.transforms import Shard, WithOptions
 from dmesh.errors import ShardHintError, ShardingError, UnshardableSourceError
 
 __all__ = ["batch_sizes", "divide", "effective_policy", "with_entropy"]
@@ -66,9 +69,7 @@ def effective_policy(node: Node, policy: AutoShardPolicy, num_workers: int) -> A
         )
     if policy in (AutoShardPolicy.OFF, AutoShardPolicy.DATA):
         return policy
-    others = [
-        type(leaf).__name__ for leaf in walk(node) if not leaf.inputs and not isinstance(leaf, FileSource)
-    ]
+    others = [leaf.name for leaf in walk(node) if not leaf.inputs and not isinstance(leaf, FileSource)]
     if not others:
         _check_files(node, num_workers)
         return AutoShardPolicy.FILE
@@ -81,7 +82,7 @@ def effective_policy(node: Node, policy: AutoShardPolicy, num_workers: int) -> A
         return policy
     if num_workers > 1:
         logger.warning(
-            "AutoShardPolicy.AUTO becomes DATA: %s. Every worker reads all of it and keeps its share",
+            "AutoShardPolicy.AUTO becomes DATA: %s. Every worker keeps its share of each batch",
             reason,
         )
     return AutoShardPolicy.DATA
@@ -107,6 +108,10 @@ def divide(node: Node, policy: AutoShardPolicy, num_workers: int, replicas: int,
         worker: Which of them.
     """
     total = num_workers * replicas
+    if isinstance(node, Prefetch | WithOptions):
+        # Below it, so that a worker reads its share only.
+        share = divide(node.source, policy, num_workers, replicas, worker)
+        return dataclasses.replace(node, source=share)
     if policy is AutoShardPolicy.DATA:
         parts = Split(node, total) if total > 1 else node
         return Shard(parts, num_workers, worker) if num_workers > 1 else parts

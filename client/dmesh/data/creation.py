@@ -1,0 +1,302 @@
+"""Creation of datasets: the class methods of `Dataset` that name where data comes from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from dmesh.data import adapters, csv_files, files, parquet, records, sources, webdataset
+from dmesh.data.elements import TensorSpec, as_element, check_integer
+from dmesh.data.examples import FixedLenFeature, VarLenFeature
+from dmesh.data.pipeline import UNKNOWN_CARDINALITY, Node
+from dmesh.errors import ArgumentTypeError, DatasetError
+from dmesh.structure import flatten
+
+__all__ = ["Creation"]
+
+
+class Creation(ABC):
+    """Methods that make a dataset of a source."""
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, node: Node) -> Self:
+        """Returns the dataset of a pipeline."""
+
+    @classmethod
+    def from_tensors(cls, tensors: Any) -> Self:
+        """Returns a dataset of one element.
+
+        Args:
+            tensors: The element; lists and numbers become arrays.
+
+        Raises:
+            ArgumentTypeError: It is not made of arrays.
+        """
+        return cls._of(sources.single(as_element(tensors, "the element")))
+
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any) -> Self:
+        """Returns a dataset of the rows of arrays, along their first dimension.
+
+        Args:
+            tensors: A structure of arrays of equal first lengths. They are not copied: leave them alone.
+
+        Raises:
+            ArgumentTypeError: It is not made of arrays.
+            DatasetError: An array has no dimension, or another first length than the others.
+        """
+        return cls._of(sources.slices(as_element(tensors, "the argument")))
+
+    @classmethod
+    def range(cls, *args: int, output_type: DTypeLike = np.int64) -> Self:
+        """Returns a dataset of integers; the arguments are those of Python's `range`.
+
+        Raises:
+            ArgumentTypeError: An argument is no integer, or their number is wrong.
+            DatasetError: The step is 0.
+        """
+        if not 1 <= len(args) <= 3:
+            raise ArgumentTypeError(f"Dataset.range() takes 1 to 3 integers, got {len(args)}")
+        numbers = [check_integer("an argument of Dataset.range()", number) for number in args]
+        if len(numbers) == 3 and numbers[2] == 0:
+            raise DatasetError("the step of Dataset.range() must not be 0")
+        return cls._of(sources.Range(range(*numbers), np.dtype(output_type)))
+
+    @classmethod
+    def from_generator(
+        cls, generator: Callable[..., Iterable[Any]], output_signature: Any = None, args: tuple[Any, ...] = ()
+    ) -> Self:
+        """Returns a dataset of the items of an iterator.
+
+        Args:
+            generator: Function that makes the iterator, anew each time the dataset is read.
+            output_signature: Structure of `TensorSpec` that all elements have; None to take it from the
+                first.
+            args: Arguments of `generator`.
+
+        Raises:
+            ArgumentTypeError: `generator` cannot be called, or the signature is none.
+        """
+        if not callable(generator):
+            raise ArgumentTypeError(
+                "generator must be a function that returns an iterator, so that the dataset can be read more "
+                f"than once; got {type(generator).__name__}"
+            )
+        return cls._of(sources.Iterated(lambda: generator(*args), _signature(output_signature)))
+
+    @classmethod
+    def from_iterable(cls, iterable: Iterable[Any] | Self, output_signature: Any = None) -> Self:
+        """Returns a dataset of the items of an iterable that can be read again and again.
+
+        A list that holds arrays is taken for a tuple of them: loaders of batches yield such lists.
+
+        Args:
+            iterable: Has an `__iter__` that begins anew each time.
+            output_signature: As in `from_generator`.
+
+        Raises:
+            ArgumentTypeError: It cannot be iterated, or only once.
+        """
+        if isinstance(iterable, cls):
+            return iterable
+        if isinstance(iterable, Iterator):
+            raise ArgumentTypeError(
+                f"this {type(iterable).__name__} can be read once only; a dataset is read from its "
+                "beginning in every epoch. Hand over what makes it: Dataset.from_generator(function)"
+            )
+        if not isinstance(iterable, Iterable) or isinstance(iterable, str | bytes | Mapping | np.ndarray):
+            raise ArgumentTypeError(
+                "expected a dmesh.data.Dataset, or another iterable of structures of NumPy arrays, got "
+                f"{type(iterable).__name__}; arrays go through Dataset.from_tensor_slices()"
+            )
+        length = len(iterable) if isinstance(iterable, Sequence) else UNKNOWN_CARDINALITY
+        return cls._of(
+            sources.Iterated(
+                lambda: iterable,
+                _signature(output_signature),
+                what=f"the {type(iterable).__name__}",
+                length=length,
+                lists_are_tuples=True,
+            )
+        )
+
+    @classmethod
+    def from_npy(cls, paths: files.Files) -> Self:
+        """Returns a dataset of the rows of `.npy` files, which are mapped into memory.
+
+        Args:
+            paths: A path, a pattern such as `data/*.npy`, or several of them.
+
+        Raises:
+            DatasetError: A file does not exist.
+            FileFormatError: When it is read: a file is no such file, or holds Python objects.
+        """
+        return cls._of(files.NpyFiles(files.as_files(paths)))
+
+    @classmethod
+    def from_npz(
+        cls,
+        paths: files.Files,
+        names: Iterable[str] | None = None,
+        max_unpacked_bytes: int = files.MOST_UNPACKED,
+    ) -> Self:
+        """Returns a dataset of the rows of the arrays in `.npz` files, as dicts.
+
+        Arrays that are not compressed (`numpy.savez`) are mapped into memory, others are unpacked.
+
+        Args:
+            paths: A path, a pattern such as `data/*.npz`, or several of them.
+            names: Names of the arrays; None for all.
+            max_unpacked_bytes: Bytes that an unpacked array may have.
+
+        Raises:
+            DatasetError: A file does not exist.
+            FileFormatError: When it is read: a file is no such file, holds Python objects, or not these
+                arrays.
+        """
+        limit = check_integer("max_unpacked_bytes", max_unpacked_bytes, 0)
+        chosen = None if names is None else tuple(names)
+        return cls._of(files.NpzFiles(files.as_files(paths), chosen, limit))
+
+    @classmethod
+    def from_csv(
+        cls,
+        paths: files.Files,
+        columns: Mapping[str, DTypeLike] | Sequence[DTypeLike],
+        *,
+        delimiter: str = ",",
+        encoding: str = "utf-8-sig",
+    ) -> Self:
+        """Returns a dataset of the lines of CSV files.
+
+        Args:
+            paths: A path, a pattern such as `data/*.csv`, or several of them.
+            columns: A dict from names to dtypes, for files whose first line has the names of the columns;
+                elements are dicts of those that are named. Or a list of dtypes, one for each column, for
+                files without such a line; elements are tuples.
+            delimiter: Separator of fields.
+            encoding: Encoding of the files.
+
+        Raises:
+            ArgumentTypeError: `columns` is neither.
+            DatasetError: A file does not exist.
+            FileFormatError: When it is read: a line is not as expected. The message has file and line.
+        """
+        if not isinstance(delimiter, str) or len(delimiter) != 1:
+            raise ArgumentTypeError(f"delimiter must be one character, got {delimiter!r:.80}")
+        return cls._of(
+            csv_files.CsvFiles(files.as_files(paths), csv_files.csv_columns(columns), delimiter, encoding)
+        )
+
+    @classmethod
+    def from_tfrecord(
+        cls,
+        paths: files.Files,
+        features: Mapping[str, FixedLenFeature | VarLenFeature] | None = None,
+        *,
+        compression_type: str | None = None,
+    ) -> Self:
+        """Returns a dataset of the records of TFRecord files.
+
+        Args:
+            paths: A path, a pattern such as `data/*.tfrecord`, or several of them.
+            features: Features to read of the `tf.train.Example` in each record, by name; elements are dicts.
+                None for the bytes of the records, as arrays of uint8.
+            compression_type: GZIP or ZLIB; None or empty for none.
+
+        Raises:
+            ArgumentTypeError: A feature is neither a `FixedLenFeature` nor a `VarLenFeature`.
+            DatasetError: A file does not exist, or there is no such compression.
+            FileFormatError: When it is read: a file is damaged or no such file, or an example is not as
+                expected. The message has file and number of the record.
+        """
+        if features is not None and not all(
+            isinstance(feature, FixedLenFeature | VarLenFeature) for feature in features.values()
+        ):
+            raise ArgumentTypeError("features must be FixedLenFeatures and VarLenFeatures, by name")
+        kind = records.checked_compression(compression_type)
+        chosen = None if features is None else dict(features)
+        return cls._of(records.RecordFiles(files.as_files(paths), kind, chosen))
+
+    @classmethod
+    def from_parquet(cls, paths: files.Files, columns: Iterable[str] | None = None) -> Self:
+        """Returns a dataset of the rows of Parquet files, as dicts, one row group after the other.
+
+        Needs pyarrow: `pip install 'dmesh[parquet]'`.
+
+        Args:
+            paths: A path, a pattern such as `data/*.parquet`, or several of them.
+            columns: Names of the columns; None for all. Others are not read.
+
+        Raises:
+            DatasetError: A file does not exist.
+            MissingExtraError: pyarrow is not installed.
+            FileFormatError: When it is read: a file is no such file, has not these columns, or a column has
+                no array type.
+        """
+        chosen = None if columns is None else tuple(columns)
+        return cls._of(parquet.ParquetFiles(files.as_files(paths), chosen))
+
+    @classmethod
+    def from_webdataset(cls, paths: files.Files, extensions: Iterable[str] | None = None) -> Self:
+        """Returns a dataset of the samples in tar files as WebDataset's: neighboring files of one base name.
+
+        An element is a dict from extensions to arrays, with the base name as `__key__`. `.npy` becomes an
+        array, `.cls` an integer, `.txt` a string; anything else is an array of its bytes. Of files
+        that are not compressed, only headers are read of samples that are skipped, or belong to another worker.
+
+        Args:
+            paths: A path, a pattern such as `data/*.tar`, or several of them.
+            extensions: Extensions to read, such as `jpg` and `cls`; None for all. A sample must have each.
+
+        Raises:
+            DatasetError: A file does not exist.
+            FileFormatError: When it is read: a file is no such file, or a sample is not as expected.
+        """
+        chosen = None if extensions is None else tuple(name.removeprefix(".") for name in extensions)
+        return cls._of(webdataset.TarFiles(files.as_files(paths), chosen))
+
+    @classmethod
+    def from_torch(cls, source: Any) -> Self:
+        """Returns a dataset of the elements of a PyTorch `DataLoader` or `Dataset`.
+
+        Tensors become arrays (on the host, without gradient), lists become tuples.
+
+        Args:
+            source: A `torch.utils.data.DataLoader` or `torch.utils.data.Dataset`.
+
+        Raises:
+            ArgumentTypeError: It is neither.
+        """
+        return cls._of(adapters.from_torch(source))
+
+    @classmethod
+    def from_huggingface(cls, source: Any, columns: Iterable[str] | None = None) -> Self:
+        """Returns a dataset of the rows of a Hugging Face dataset, as dicts.
+
+        Args:
+            source: A `datasets.Dataset` or `datasets.IterableDataset`: one split.
+            columns: Names of the columns; None for all.
+
+        Raises:
+            ArgumentTypeError: It is neither.
+            DatasetError: A column does not exist.
+        """
+        return cls._of(adapters.from_huggingface(source, columns))
+
+
+def _signature(signature: Any) -> Any:
+    if signature is None:
+        return None
+    for leaf in flatten(signature):
+        if not isinstance(leaf, TensorSpec):
+            raise ArgumentTypeError(
+                "output_signature must be a structure of dmesh.data.TensorSpec, got a "
+                f"{type(leaf).__name__} in it"
+            )
+    return signature

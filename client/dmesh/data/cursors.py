@@ -1,0 +1,242 @@
+"""The execution of a pipeline: cursors over the keys of elements, and tables that make elements of keys.
+
+A cursor is one reading of a node. It yields *keys*: numbers of rows where the source has random access, else
+the elements themselves. Transforms that choose or order elements work on keys and copy no data. The cursor's
+table makes an element of a key, or a batch of many keys at once, when it is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmesh.data.elements import stack
+
+__all__ = [
+    "as_list",
+    "Count",
+    "Cursor",
+    "ELEMENTS",
+    "Elements",
+    "join",
+    "Keys",
+    "Pass",
+    "read",
+    "Streamed",
+    "Table",
+]
+
+Keys = range | NDArray[np.int64] | list[Any]
+"""Keys in order: a span of row numbers, row numbers, or keys of any kind."""
+
+_SKIPPED = 4096
+"""Keys that a cursor reads at once to skip them."""
+
+
+def join(blocks: list[Keys]) -> Keys:
+    """Returns the keys of several blocks as one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    if not blocks:
+        return []
+    if any(isinstance(block, list) for block in blocks):
+        return list(itertools.chain.from_iterable(map(as_list, blocks)))
+    first = blocks[0]
+    if isinstance(first, range):
+        end = first.start
+        for block in blocks:
+            if not isinstance(block, range) or block.step != first.step or block.start != end:
+                break
+            end += len(block) * first.step
+        else:
+            return range(first.start, end, first.step)
+    return np.concatenate([np.asarray(block, np.int64) for block in blocks])
+
+
+def as_list(keys: Keys) -> list[Any] | range:
+    """Returns keys as Python objects, which are faster to iterate than an array's."""
+    return keys.tolist() if isinstance(keys, np.ndarray) else keys
+
+
+class Table(ABC):
+    """Random access to elements by key."""
+
+    size: int | None = None
+    """Number of rows, if the keys are row numbers from 0."""
+    cheap = False
+    """True if an element costs next to nothing, as views do."""
+    parallel = 1
+    """Number of elements that are worth making at once."""
+    rows: Table | None = None
+    """Table of the rows, if each element is a batch of rows of it; then a key is the rows' `Keys`."""
+
+    @abstractmethod
+    def get(self, key: Any) -> Any:
+        """Returns one element."""
+
+    def submit(self, key: Any) -> Callable[[], Any]:
+        """Begins to make an element, where that can go on meanwhile; returns a function that waits for it."""
+        return partial(self.get, key)
+
+    def gather(self, keys: Keys) -> Any:
+        """Returns a batch: one element whose rows are the elements of several keys. It is a copy.
+
+        Raises:
+            DatasetError: The elements' structures, shapes or dtypes differ.
+        """
+        return stack([pending() for pending in [self.submit(key) for key in as_list(keys)]])
+
+
+class Elements(Table):
+    """Table of keys that are elements themselves."""
+
+    cheap = True
+
+    def get(self, key: Any) -> Any:
+        """Returns the key."""
+        return key
+
+
+ELEMENTS = Elements()
+
+
+class Cursor(ABC):
+    """Position in one reading of a node."""
+
+    table: Table
+    """Table that the keys belong to."""
+    lazy: bool = False
+    """True if keys cost next to nothing and have no effects, so that many may be read in advance."""
+
+    @abstractmethod
+    def keys(self, count: int) -> Keys:
+        """Returns the next keys: `count` at most, and none only at the end."""
+
+    def skip(self, count: int) -> int:
+        """Leaves out the next `count` keys; returns how many there were."""
+        skipped = 0
+        while skipped < count and (block := len(self.keys(min(count - skipped, _SKIPPED)))):
+            skipped += block
+        return skipped
+
+    @abstractmethod
+    def state(self) -> Any:
+        """Returns the position, made of numbers and lists."""
+
+    @abstractmethod
+    def restore(self, state: Any) -> None:
+        """Moves to a position that `state` returned; only before anything is read."""
+
+    def close(self) -> None:  # noqa: B027 -- most cursors hold nothing
+        """Ends the reading. Idempotent."""
+
+
+def read(cursor: Cursor, count: int) -> Keys:
+    """Returns the next keys: exactly `count`, or fewer at the end."""
+    blocks: list[Keys] = []
+    while count > 0 and len(block := cursor.keys(count)):
+        blocks.append(block)
+        count -= len(block)
+    return join(blocks)
+
+
+class Count(Cursor):
+    """Cursor over all rows of a table, in order."""
+
+    lazy = True
+
+    def __init__(self, table: Table, size: int) -> None:
+        self.table = table
+        self._size = size
+        self._next = 0
+
+    def keys(self, count: int) -> range:
+        """Returns the next span of rows."""
+        start = self._next
+        self._next = min(start + count, self._size)
+        return range(start, self._next)
+
+    def skip(self, count: int) -> int:
+        """Moves by a number of rows."""
+        return len(self.keys(count))
+
+    def state(self) -> int:
+        """Returns the number of the next row."""
+        return self._next
+
+    def restore(self, state: Any) -> None:
+        """Moves to a row."""
+        self._next = int(state)
+
+
+class Streamed(Cursor):
+    """Cursor over an iterator, whose position is the number of its items so far.
+
+    Args:
+        start: Makes the iterator, at the first use.
+        table: Table that the items are keys of.
+    """
+
+    def __init__(self, start: Callable[[], Iterable[Any]], table: Table = ELEMENTS) -> None:
+        self.table = table
+        self._start = start
+        self._iterator: Iterator[Any] | None = None
+        self._count = 0
+
+    def keys(self, count: int) -> list[Any]:
+        """Returns the next items."""
+        if self._iterator is None:
+            self._iterator = iter(self._start())
+        block = list(itertools.islice(self._iterator, count))
+        self._count += len(block)
+        return block
+
+    def state(self) -> int:
+        """Returns the number of items so far."""
+        return self._count
+
+    def restore(self, state: Any) -> None:
+        """Reads up to the position."""
+        self.skip(int(state))
+
+    def close(self) -> None:
+        """Closes the iterator."""
+        close = getattr(self._iterator, "close", None)
+        self._iterator = iter(())
+        if close is not None:
+            close()
+
+
+class Pass(Cursor):
+    """Cursor of a transform with one source; unless a subclass says otherwise, all keys pass."""
+
+    def __init__(self, source: Cursor) -> None:
+        self.source = source
+        self.table = source.table
+        self.lazy = source.lazy
+
+    def keys(self, count: int) -> Keys:
+        """Returns the source's next keys."""
+        return self.source.keys(count)
+
+    def skip(self, count: int) -> int:
+        """Leaves out keys of the source."""
+        return self.source.skip(count)
+
+    def state(self) -> Any:
+        """Returns the source's position."""
+        return self.source.state()
+
+    def restore(self, state: Any) -> None:
+        """Moves the source."""
+        self.source.restore(state)
+
+    def close(self) -> None:
+        """Ends the source's reading."""
+        self.source.close()

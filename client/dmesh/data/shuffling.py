@@ -1,0 +1,141 @@
+"""`Dataset.shuffle`: keys in random order, drawn from a buffer of the next ones."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmesh.data.cursors import Cursor, Keys, Pass, as_list, read
+from dmesh.data.pipeline import Order, Reading, Transform
+
+__all__ = ["Shuffle"]
+
+_DRAWS = 1024
+"""Random numbers that are drawn at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffle(Transform):
+    """Draws each element at random from a buffer of the next ones."""
+
+    buffer_size: int
+    """Number of elements to draw from."""
+    seed: int | None
+    """Seed of the order; None for another order in each process."""
+    reshuffle: bool
+    """True if each reading has an order of its own."""
+    entropy: int = field(default_factory=lambda: secrets.randbits(63))
+    """Seed if none is given."""
+    shuffled: Order = field(init=False, repr=False)
+    """Order of the elements."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shuffled", Order(self.entropy if self.seed is None else self.seed))
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor that draws keys."""
+        order = reading.order(self)
+        numbers = (order.readings, *reading.repetitions) if self.reshuffle else (0,)
+        entropy = [abs(order.entropy), int(order.entropy < 0), *numbers]
+        return _Drawing(self.source.open(reading), self.buffer_size, np.random.default_rng(entropy))
+
+
+class _Drawing(Pass):
+    """Cursor of a shuffle.
+
+    While the source has keys, each one that comes takes the place of the one that is drawn. Then the rest of
+    the buffer follows in a random order.
+    """
+
+    def __init__(self, source: Cursor, size: int, generator: np.random.Generator) -> None:
+        super().__init__(source)
+        self._size = size
+        self._generator = generator
+        self._start: Any = None
+        """Position of the source at the beginning."""
+        self._given = 0
+        self._buffer: Any = None
+        self._draws: NDArray[np.int64] = np.empty(0, np.int64)
+        self._rest: Keys | None = None
+        """Keys to come once the source has ended, in order."""
+
+    def keys(self, count: int) -> Keys:
+        """Draws keys."""
+        if self._buffer is None:
+            self._fill()
+        if self._rest is None:
+            drawn = self._exchange(min(count, _DRAWS))
+            if len(drawn):
+                self._given += len(drawn)
+                return drawn
+            order = self._generator.permutation(len(self._buffer))
+            buffer = self._buffer
+            in_order = (
+                buffer[order] if isinstance(buffer, np.ndarray) else [buffer[i] for i in order.tolist()]
+            )
+            self._rest, self._buffer = in_order, ()
+        assert self._rest is not None
+        block, self._rest = self._rest[:count], self._rest[count:]
+        self._given += len(block)
+        return block
+
+    def skip(self, count: int) -> int:
+        """Draws keys and forgets them."""
+        return Cursor.skip(self, count)
+
+    def _fill(self) -> None:
+        self._start = self.source.state()
+        filled = read(self.source, self._size)
+        # Only row numbers are exchanged many at a time.
+        self._buffer = filled if isinstance(filled, list) else np.array(filled, np.int64)
+
+    def _exchange(self, count: int) -> Keys:
+        """Puts the source's next keys into the buffer, and returns those whose places they take."""
+        if len(self._buffer) < self._size:
+            return []  # the source has ended
+        coming = self.source.keys(count)
+        number = len(coming)
+        if not number:
+            return []
+        while len(self._draws) < number:
+            self._draws = np.concatenate([self._draws, self._generator.integers(self._size, size=_DRAWS)])
+        places, self._draws = self._draws[:number], self._draws[number:]
+        buffer = self._buffer
+        if isinstance(buffer, np.ndarray) and not isinstance(coming, list):
+            return _exchange_rows(buffer, np.asarray(coming, np.int64), places)
+        if isinstance(buffer, np.ndarray):
+            buffer = self._buffer = buffer.tolist()
+        drawn = []
+        for place, key in zip(places.tolist(), as_list(coming), strict=True):
+            drawn.append(buffer[place])
+            buffer[place] = key
+        return drawn
+
+    def state(self) -> list[Any]:
+        """Returns where the source began, and the number of keys so far: `restore` draws again from there."""
+        return [self.source.state() if self._buffer is None else self._start, self._given]
+
+    def restore(self, state: Any) -> None:
+        """Draws again up to a position."""
+        start, given = state
+        self.source.restore(start)
+        self.skip(given)
+
+
+def _exchange_rows(
+    buffer: NDArray[np.int64], coming: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Does what a loop over `drawn = buffer[place]; buffer[place] = key` does, without one."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    drawn = buffer[places]
+    # A place that is drawn again holds the key that came to it last.
+    again = np.nonzero(ordered[1:] == ordered[:-1])[0]
+    drawn[order[again + 1]] = coming[order[again]]
+    last = np.append(ordered[1:] != ordered[:-1], True)
+    buffer[ordered[last]] = coming[order[last]]
+    return drawn

@@ -1,0 +1,399 @@
+"""Transforms that choose and combine elements by their number: they work on keys and read no data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dmesh.data.cursors import Cursor, Keys, Pass, Table, as_list, read
+from dmesh.data.elements import TensorSpec, same_structure
+from dmesh.data.options import SHARD_HINT, Options
+from dmesh.data.pipeline import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, Reading, Transform
+from dmesh.data.tables import chained
+from dmesh.errors import ArgumentTypeError, DatasetError, ShardHintError
+from dmesh.structure import flatten, map_structure
+
+__all__ = ["Concatenate", "Repeat", "Shard", "Skip", "Take", "WithOptions", "Zip"]
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(Transform):
+    """Reads its source again and again."""
+
+    count: int | None
+    """Number of times; None for ever."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor that opens the source for each repetition."""
+        return _Repeating(lambda number: self.source.open(reading.repetition(number)), self.count)
+
+    def cardinality(self) -> int:
+        """Returns the number of elements of all repetitions together."""
+        once = self.source.cardinality()
+        if once == 0 or self.count == 0:
+            return 0
+        if self.count is None:
+            return INFINITE_CARDINALITY
+        return once if once < 0 else once * self.count
+
+
+class _Repeating(Pass):
+    def __init__(self, start: Callable[[int], Cursor], count: int | None) -> None:
+        super().__init__(start(0))
+        self._start = start
+        self._count = count
+        self._number = 0
+        self._empty = True
+
+    def keys(self, count: int) -> Keys:
+        """Returns keys of the repetition that is under way, or of the next one."""
+        while self._count is None or self._number < self._count:
+            if len(block := self.source.keys(count)):
+                self._empty = False
+                return block
+            if not self._again():
+                break
+        return []
+
+    def skip(self, count: int) -> int:
+        """Leaves out keys, of several repetitions if need be."""
+        skipped = 0
+        while skipped < count and (self._count is None or self._number < self._count):
+            step = self.source.skip(count - skipped)
+            self._empty &= not step
+            skipped += step
+            if skipped < count and not self._again():
+                break
+        return skipped
+
+    def _again(self) -> bool:
+        """Opens the source once more, unless it has turned out to be empty."""
+        if self._empty:
+            self._count = 0
+            return False
+        self.source.close()
+        self._number += 1
+        self._empty = True
+        table = self.table
+        self.source = self._start(self._number)
+        self.source.table = table  # the same rows, read in another order
+        return True
+
+    def state(self) -> list[Any]:
+        """Returns the number of the repetition, and the position in it."""
+        return [self._number, self._empty, self.source.state()]
+
+    def restore(self, state: Any) -> None:
+        """Opens one repetition."""
+        self._number, self._empty, position = state
+        if self._number:
+            self.source.close()
+            self.source = self._start(self._number)
+        self.source.restore(position)
+
+
+@dataclass(frozen=True, eq=False)
+class Take(Transform):
+    """Ends after some elements."""
+
+    count: int
+    """Number of elements; negative for all."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor that ends early."""
+        source = self.source.open(reading)
+        return source if self.count < 0 else _Taking(source, self.count)
+
+    def cardinality(self) -> int:
+        """Returns the number of the source's elements that remain."""
+        all_of_them = self.source.cardinality()
+        if self.count < 0 or all_of_them == UNKNOWN_CARDINALITY:
+            return 0 if self.count == 0 else all_of_them
+        return self.count if all_of_them == INFINITE_CARDINALITY else min(self.count, all_of_them)
+
+
+class _Taking(Pass):
+    def __init__(self, source: Cursor, count: int) -> None:
+        super().__init__(source)
+        self._left = count
+
+    def keys(self, count: int) -> Keys:
+        """Returns the source's next keys, and asks for none beyond the last."""
+        if not self._left:
+            return []
+        block = self.source.keys(min(count, self._left))
+        self._left -= len(block)
+        return block
+
+    def skip(self, count: int) -> int:
+        """Leaves out keys."""
+        skipped = self.source.skip(min(count, self._left))
+        self._left -= skipped
+        return skipped
+
+    def state(self) -> list[Any]:
+        """Returns the number of keys that are left."""
+        return [self._left, self.source.state()]
+
+    def restore(self, state: Any) -> None:
+        """Moves the source."""
+        self._left, position = state
+        self.source.restore(position)
+
+
+@dataclass(frozen=True, eq=False)
+class Skip(Transform):
+    """Leaves out the first elements."""
+
+    count: int
+    """Number of elements; negative for all."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor that begins later."""
+        source = self.source.open(reading)
+        return _Taking(source, 0) if self.count < 0 else _Stepping(source, self.count, 1)
+
+    def cardinality(self) -> int:
+        """Returns the number of the source's elements that remain."""
+        if self.count < 0:
+            return 0
+        all_of_them = self.source.cardinality()
+        return all_of_them if all_of_them < 0 else max(0, all_of_them - self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Shard(Transform):
+    """Keeps every `num_shards`-th element."""
+
+    num_shards: int
+    """Number of shards; `SHARD_HINT` to be filled in later."""
+    index: int
+    """Index of the shard."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over one shard.
+
+        Raises:
+            ShardHintError: The shard has not been filled in.
+        """
+        if self.num_shards == SHARD_HINT:
+            raise ShardHintError(
+                "shard(SHARD_HINT, SHARD_HINT) only means something in a dataset that is given to "
+                "experimental_distribute_dataset with AutoShardPolicy.HINT; elsewhere, say which shard"
+            )
+        return _Stepping(self.source.open(reading), self.index, self.num_shards)
+
+    def cardinality(self) -> int:
+        """Returns the number of the source's elements in this shard."""
+        all_of_them = self.source.cardinality()
+        if all_of_them < 0 or self.num_shards == SHARD_HINT:
+            return all_of_them
+        return max(0, math.ceil((all_of_them - self.index) / self.num_shards))
+
+
+class _Stepping(Pass):
+    """Cursor that keeps every `step`-th key.
+
+    Args:
+        source: Cursor of the source.
+        gap: Number of keys to leave out before the first one that is kept.
+        step: Distance of the keys that are kept.
+    """
+
+    def __init__(self, source: Cursor, gap: int, step: int) -> None:
+        super().__init__(source)
+        self._gap = gap
+        self._step = step
+
+    def keys(self, count: int) -> Keys:
+        """Returns the next keys that are kept, and asks for none beyond them."""
+        if self._gap:
+            self._gap -= self.source.skip(self._gap)
+            if self._gap:
+                return []
+        block = self.source.keys((count - 1) * self._step + 1)
+        kept = block[:: self._step]
+        self._gap = len(kept) * self._step - len(block)
+        return kept
+
+    def skip(self, count: int) -> int:
+        """Leaves out keys."""
+        if not count:
+            return 0
+        passed = self._gap + (count - 1) * self._step + 1
+        behind = self.source.skip(passed) - self._gap  # from the first key that is kept on
+        kept = max(0, -(-behind // self._step))
+        self._gap = kept * self._step - behind
+        return kept
+
+    def state(self) -> list[Any]:
+        """Returns the number of keys to leave out next."""
+        return [self._gap, self.source.state()]
+
+    def restore(self, state: Any) -> None:
+        """Moves the source."""
+        self._gap, position = state
+        self.source.restore(position)
+
+
+@dataclass(frozen=True, eq=False)
+class WithOptions(Transform):
+    """Carries options; elements pass."""
+
+    options: Options
+    """Options, which win over those of the source."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns the source's cursor."""
+        return self.source.open(reading)
+
+
+@dataclass(frozen=True, eq=False)
+class _Several(Node):
+    """A node that reads several others."""
+
+    sources: tuple[Node, ...]
+    """Nodes that it reads."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The nodes that this one reads."""
+        return self.sources
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        """Returns this node reading others."""
+        return type(self)(inputs)
+
+    def batch_size(self) -> int | None:
+        """Returns the batch size that all sources have, if it is one."""
+        sizes = {source.batch_size() for source in self.sources}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+class Zip(_Several):
+    """Yields tuples of one element of each source, as long as all have one."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor whose keys are tuples of keys."""
+        return _Zipping([source.open(reading.branch(index)) for index, source in enumerate(self.sources)])
+
+    def cardinality(self) -> int:
+        """Returns the smallest of the sources' numbers."""
+        numbers = {source.cardinality() for source in self.sources}
+        if UNKNOWN_CARDINALITY in numbers:
+            return UNKNOWN_CARDINALITY
+        return min(numbers - {INFINITE_CARDINALITY}, default=INFINITE_CARDINALITY)
+
+    def sample(self) -> Any:
+        """Returns a tuple of samples."""
+        return tuple(source.sample() for source in self.sources)
+
+    def spec(self) -> Any:
+        """Returns the tuple of the sources' specs."""
+        return tuple(source.spec() for source in self.sources)
+
+
+class _Columns(Table):
+    """Tuples of one element of each of several tables."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        self._tables = tables
+        self.cheap = all(table.cheap for table in tables)
+        self.parallel = max(table.parallel for table in tables)
+
+    def get(self, key: Any) -> Any:
+        """Returns a tuple."""
+        return tuple([table.get(own) for table, own in zip(self._tables, key, strict=True)])
+
+    def submit(self, key: Any) -> Callable[[], Any]:
+        """Begins to make the elements of a tuple."""
+        pending = [table.submit(own) for table, own in zip(self._tables, key, strict=True)]
+        return lambda: tuple([wait() for wait in pending])
+
+    def gather(self, keys: Keys) -> Any:
+        """Returns a tuple of batches."""
+        columns = zip(*as_list(keys), strict=True) if len(keys) else [[]] * len(self._tables)
+        return tuple([table.gather(list(own)) for table, own in zip(self._tables, columns, strict=True)])
+
+
+class _Zipping(Cursor):
+    def __init__(self, sources: list[Cursor]) -> None:
+        self._sources = sources
+        self.table = _Columns([source.table for source in sources])
+        self.lazy = all(source.lazy for source in sources)
+
+    def keys(self, count: int) -> Keys:
+        """Returns tuples of the sources' next keys."""
+        blocks = []
+        for source in self._sources:
+            blocks.append(as_list(read(source, count)))
+            count = len(blocks[-1])
+            if not count:
+                return []
+        return list(zip(*blocks, strict=False))
+
+    def skip(self, count: int) -> int:
+        """Leaves out keys of all sources."""
+        for source in self._sources:
+            count = source.skip(count)
+        return count
+
+    def state(self) -> list[Any]:
+        """Returns the sources' positions."""
+        return [source.state() for source in self._sources]
+
+    def restore(self, state: Any) -> None:
+        """Moves the sources."""
+        for source, position in zip(self._sources, state, strict=True):
+            source.restore(position)
+
+    def close(self) -> None:
+        """Ends the sources' readings."""
+        for source in self._sources:
+            source.close()
+
+
+class Concatenate(_Several):
+    """Yields the elements of one source after those of the other."""
+
+    def open(self, reading: Reading) -> Cursor:
+        """Returns a cursor over one source after the other."""
+        cursors = [source.open(reading.branch(index)) for index, source in enumerate(self.sources)]
+        return chained(cursors)
+
+    def cardinality(self) -> int:
+        """Returns the sum of the sources' numbers."""
+        numbers = [source.cardinality() for source in self.sources]
+        for special in (INFINITE_CARDINALITY, UNKNOWN_CARDINALITY):
+            if special in numbers:
+                return special
+        return sum(numbers)
+
+    def spec(self) -> Any:
+        """Returns specs that hold for the elements of all sources."""
+        first, *others = [source.spec() for source in self.sources]
+        for other in others:
+            first = map_structure(_wider, first, other)
+        return first
+
+    def check(self) -> None:
+        """Raises ArgumentTypeError unless the elements of all sources can follow each other."""
+        first, *others = [source.spec() for source in self.sources]
+        for other in others:
+            try:
+                same_structure(other, first, "an element of the second dataset")
+            except DatasetError as error:
+                raise ArgumentTypeError(str(error)) from None
+            for mine, theirs in zip(flatten(first), flatten(other), strict=True):
+                if mine.dtype != theirs.dtype or len(mine.shape) != len(theirs.shape):
+                    raise ArgumentTypeError(
+                        "concatenate() needs datasets of the same dtypes and numbers of dimensions, got "
+                        f"{mine} and {theirs}"
+                    )
+
+
+def _wider(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+    shape = [a if a == b else None for a, b in zip(one.shape, other.shape, strict=True)]
+    return TensorSpec(shape, one.dtype)
