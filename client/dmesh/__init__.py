@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         check_layout,
         copy_to_mesh,
         debug,
-        explain,
         eye,
         fetch_layout,
         from_function,
@@ -47,11 +46,12 @@ if TYPE_CHECKING:
         relayout,
         relayout_like,
         run_on,
-        shard_map,
         unpack,
         visualize_sharding,
         zeros,
     )
+    from dmesh.array.explain import explain
+    from dmesh.array.shard_map import shard_map
     from dmesh.config import client_id, full_job_name, heartbeat_enabled, job_name, jobs, num_clients
     from dmesh.devices.device import (
         DeviceSpec,
@@ -93,9 +93,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "array": (
-        "DTensor", "ImplicitGatherWarning", "arange", "axes", "call_with_layout", "check_layout", "copy_to_mesh", "debug",
-        "explain", "eye", "fetch_layout", "from_function", "from_local", "full", "implicit_gather", "is_dtensor", "linspace",
-        "ones", "pack", "random", "relayout", "relayout_like", "run_on", "shard_map", "unpack", "visualize_sharding", "zeros",
+        "DTensor", "ImplicitGatherWarning", "arange", "axes", "call_with_layout", "check_layout",
+        "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function", "from_local",
+        "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "relayout",
+        "relayout_like", "run_on", "shard_map", "unpack", "visualize_sharding", "zeros",
     ),
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),
     "engines.api": ("launch",),

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Operations by family: each takes arrays, sharded ones or NumPy's, and returns what NumPy would."""
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ UNARY = {
     "copy": (np.copy, ANY), "zeros_like": (np.zeros_like, ANY), "full_like": (lambda a: np.full_like(a, 3), R),
     "angle": (np.angle, ("complex128",)), "nan_to_num": (np.nan_to_num, F), "sinc": (np.sinc, F),
     "1 / (1 + a*a)": (lambda a: 1 / (1 + a * a), F), "np.float32(2)": (lambda a: a * np.float32(2), R),
-    "where": (lambda a: np.where(a > 1, a, 0), R), "masked add": (lambda a: np.add(a, 1, where=a > 1, out=a * 0), N[:4]),
+    "where": (lambda a: np.where(a > 1, a, 0), R), "masked add": (lambda a: np.add(a, 1, where=a > 1, out=np.zeros_like(a)), N[:4]),
     "iadd": (lambda a: iadd(a * 1), N[:4]), "sum of halves": (lambda a: (a * 0.5 + a * 0.5), F),
 }  # fmt: skip
 
@@ -73,32 +74,23 @@ WHOLE = {
     "pad": (lambda a: np.pad(a, 1), ANY), "pad edge": (lambda a: np.pad(a, 1, mode="wrap") if 0 not in a.shape else a, ANY),
     "atleast_3d": (np.atleast_3d, ANY), "broadcast_to": (lambda a: np.broadcast_to(a, (2, *a.shape)), ANY),
     "cumsum flat": (np.cumsum, N), "argmax flat": (lambda a: np.argmax(a) if a.size else a, R), "nonzero": (np.nonzero, ANY),
-    "flatnonzero": (np.flatnonzero, ANY), "mask": (lambda a: a[a > 1], R), "argwhere": (np.argwhere, ANY), "outer": (np.outer, N),
+    "flatnonzero": (np.flatnonzero, ANY), "mask": (lambda a: a[a > 1], R), "argwhere": (np.argwhere, ANY), "outer": (lambda a: np.outer(a, a), N),
     "extract": (lambda a: np.extract(a > 0, a), R), "array_equal": (lambda a: np.array_equal(a, a * 1), ANY), "allclose": (lambda a: np.allclose(a, a), F),
     "add.outer": (lambda a: np.add.outer(a, a), N), "norm": (np.linalg.norm, F), "median flat": (lambda a: np.median(a) if a.size else a, F),
     "bincount": (lambda a: np.bincount(a.ravel()), ("uint8",)), "histogram": (lambda a: np.histogram(a, 4, (-3, 6))[0], F),
     "repeat flat": (lambda a: np.repeat(a, 2), ANY), "unique rows": (lambda a: a[..., :1], ANY), "ellipsis": (lambda a: a[..., None], ANY),
     "sort flat": (lambda a: np.sort(a, axis=None), R), "trim": (lambda a: np.append(a, a), ANY),
 }  # fmt: skip
-WHOLE["outer"] = (lambda a: np.outer(a, a), N)
 MATRIX = {
     "tril": (np.tril, ANY), "triu": (lambda a: np.triu(a, 1), ANY), "trace": (np.trace, N), "diagonal": (np.diagonal, ANY), "diag": (lambda a: np.diag(a, 1), ANY),
     "diag of row": (lambda a: np.diag(a[0]) if len(a) else a, ANY), "rot90": (np.rot90, ANY), "fliplr": (np.fliplr, ANY), "vander": (lambda a: np.vander(a.ravel(), 3), N),
     "fft2": (np.fft.fft2, ("float64",)), "einsum trace": (lambda a: np.einsum("ij->ji", a), N), "einsum sum": (lambda a: np.einsum("ij->i", a), N),
     "gram": (lambda a: a.T @ a, N), "gram sum": (lambda a: (a @ a.T).sum(), N), "kron": (lambda a: np.kron(a, a), N), "hstack": (lambda a: np.hstack([a, a]), ANY),
-    "column_stack": (lambda a: np.column_stack([a, a]), ANY), "dstack": (lambda a: np.dstack([a, a]), ANY), "cholesky": (lambda a: np.linalg.cholesky(a @ a.T + 9 * np.eye(0).sum() + 50 * eye_like(a)), ("float64",)),
-    "norm 1": (lambda a: np.linalg.norm(a, 1) if a.size else a, F), "vsplit": (lambda a: np.vsplit(a, [1]), ANY), "einsum pair": (lambda a: np.einsum("ij,kj->ik", a, a), N),
+    "column_stack": (lambda a: np.column_stack([a, a]), ANY), "dstack": (lambda a: np.dstack([a, a]), ANY), "norm 1": (lambda a: np.linalg.norm(a, 1) if a.size else a, F), "vsplit": (lambda a: np.vsplit(a, [1]), ANY), "einsum pair": (lambda a: np.einsum("ij,kj->ik", a, a), N),
     "einsum three": (lambda a: np.einsum("ij,kj,kl->il", a, a, a), N), "vdot": (lambda a: np.vdot(a, a), N), "inner": (lambda a: np.inner(a, a), N),
 }  # fmt: skip
 
 
-def eye_like(a):
-    """Returns the unit matrix of a @ a.T, of a's kind of array."""
-    rows = a.sum(axis=1) * 0 + 1
-    return np.diag(rows)
-
-
-del MATRIX["cholesky"]
 PRODUCTS = {
     "matmul": (np.matmul, N), "operator": (lambda a, b: a @ b, ANY), "dot": (np.dot, N), "tensordot": (lambda a, b: np.tensordot(a, b, 1), N),
     "einsum": (lambda a, b: np.einsum("...ij,...jk->...ik", a, b), N), "mean of product": (lambda a, b: (a @ b).mean(), N),
@@ -110,4 +102,8 @@ INDICES = [
     (Ellipsis, slice(1, 3)), (slice(2, 2),), (None, Ellipsis, None), (0, Ellipsis, None), ([0, -1, 0],), (np.array([[0, 0], [-1, 0]]),),
     (Ellipsis, [0, 0]), ([0, -1], slice(1, None)), (slice(None), [0, -1]), ([0, -1], [0, -1]), ([0, -1], None, [0, -1]), (0, [0, 0]), ([0], 0), (slice(None), 0, [0, 0]),
     ([0, 0], slice(None), [0, -1]), (np.zeros(0, int),),
+]  # fmt: skip
+WRITABLE = [
+    (0,), (-1,), (slice(1, None),), (slice(None, None, 2),), (slice(None, None, -1),), (None,), (Ellipsis,), (Ellipsis, 0), (slice(None), 0),
+    (Ellipsis, slice(1, 3)), (slice(2, 2),), ([0, -1, 0],), (Ellipsis, [0, 0]), ([0, -1], slice(1, None)), (slice(None), [0, -1]), (np.zeros(0, int),), (0, 0),
 ]  # fmt: skip

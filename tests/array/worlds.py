@@ -81,7 +81,9 @@ class Made(NamedTuple):
             parts[-1] = self.values
             wide = dmesh.Layout([self.partial, *self.specs], mesh)
             return np.any(dmesh.copy_to_mesh(parts, wide, uneven=True), axis=0)
-        parts = np.stack([np.full_like(self.values, k) for k in range(n - 1)] + [self.values - sum(range(n - 1))])
+        parts = np.stack(
+            [np.full_like(self.values, k) for k in range(n - 1)] + [self.values - sum(range(n - 1))]
+        )
         parts = parts.astype(self.values.dtype)
         wide = dmesh.Layout([self.partial, *self.specs], mesh)
         return np.add.reduce(dmesh.copy_to_mesh(parts, wide, uneven=True), axis=0, dtype=self.values.dtype)
@@ -116,7 +118,9 @@ def arrays(
     """Arrays of small integers, which all dtypes can hold and add without rounding."""
     dtype = np.dtype(pick(st.sampled_from(list(dtypes))))
     seed = pick(st.integers(0, 1 << 20))
-    values = np.random.default_rng(seed).integers(0 if dtype.kind in "bu" else -3, 2 if dtype.kind == "b" else 6, tuple(shape))
+    values = np.random.default_rng(seed).integers(
+        0 if dtype.kind in "bu" else -3, 2 if dtype.kind == "b" else 6, tuple(shape)
+    )
     if dtype.kind == "c":
         values = values + 1j * values[::-1] if values.ndim else values + 2j
     layout = pick(specs(world, len(shape)))

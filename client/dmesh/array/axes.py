@@ -42,8 +42,12 @@ class Team:
             try:
                 differing = {(call[0], call[1].shape, call[1].dtype) for call in self.calls}
                 if len(differing) > 1:
-                    sides = " and ".join(sorted(f"{name} of {dtype}{list(shape)}" for name, shape, dtype in differing))
-                    raise CollectiveMismatchError(f"the devices of client {self.grid.client} called {sides} in shard_map")
+                    sides = " and ".join(
+                        sorted(f"{name} of {dtype}{list(shape)}" for name, shape, dtype in differing)
+                    )
+                    raise CollectiveMismatchError(
+                        f"the devices of client {self.grid.client} called {sides} in shard_map"
+                    )
                 self.results = act([call[1] for call in self.calls])
             except BaseException as error:  # noqa: BLE001 -- raised on every device
                 self.error = error
@@ -133,7 +137,7 @@ def all_gather(x: ArrayLike, axis: str, *, concat_axis: int | None = None) -> Ar
     """
     team, at = _here("all_gather")
     value = np.asarray(x)
-    number, count = _axis(team.grid, axis), len(team.grid.sizes)
+    number = _axis(team.grid, axis)
 
     def act(values: list[Array]) -> list[Array]:
         joined = _joined(team.grid, values)
@@ -146,8 +150,11 @@ def all_gather(x: ArrayLike, axis: str, *, concat_axis: int | None = None) -> Ar
             found.append(stacked if concat_axis is None else np.concatenate(list(stacked), concat_axis))
         return found
 
-    del count
     return team.meet(at, f"all_gather({axis!r})", value, act)
+
+
+def _places(numbers: list[int]) -> NDArray[np.intp]:
+    return np.array(numbers, np.intp)
 
 
 def permute(x: ArrayLike, axis: str, pairs: Iterable[tuple[int, int]]) -> Array:
@@ -163,7 +170,11 @@ def permute(x: ArrayLike, axis: str, pairs: Iterable[tuple[int, int]]) -> Array:
     number = _axis(team.grid, axis)
     sources, targets = [s for s, _ in wanted], [t for _, t in wanted]
     n = team.grid.sizes[number]
-    if len(set(sources)) != len(wanted) or len(set(targets)) != len(wanted) or not all(0 <= i < n for i in sources + targets):
+    if (
+        len(set(sources)) != len(wanted)
+        or len(set(targets)) != len(wanted)
+        or not all(0 <= i < n for i in sources + targets)
+    ):
         raise ValueError(f"pairs must name different places from 0 to {n - 1}, got {wanted}")
 
     def act(values: list[Array]) -> list[Array]:
@@ -171,7 +182,7 @@ def permute(x: ArrayLike, axis: str, pairs: Iterable[tuple[int, int]]) -> Array:
         spec = joined.spec
         into = DTensor(spec, tuple(np.zeros_like(block) for block in joined.blocks))
         dims = [
-            Dim(len(wanted), side(spec, d, np.array(sources, np.intp)), side(spec, d, np.array(targets, np.intp)))
+            Dim(len(wanted), side(spec, d, _places(sources)), side(spec, d, _places(targets)))
             if d == number else Dim(length, side(spec, d), side(spec, d))
             for d, length in enumerate(spec.shape)
         ]  # fmt: skip

@@ -42,7 +42,11 @@ def zeros(shape: int | Sequence[int], dtype: DTypeLike = ..., *, shared: bool = 
 @overload
 def zeros(shape: int | Sequence[int], dtype: DTypeLike = ..., *, layout: Layout) -> DTensor: ...
 def zeros(
-    shape: int | Sequence[int], dtype: DTypeLike = float, *, layout: Layout | None = None, shared: bool = False
+    shape: int | Sequence[int],
+    dtype: DTypeLike = float,
+    *,
+    layout: Layout | None = None,
+    shared: bool = False,
 ) -> Any:
     """Return a new array of zeros: with a layout a sharded one, without one this client's own.
 
@@ -64,7 +68,9 @@ def zeros(
     if layout is None:
         return memory.zeros(shape, dtype, shared=shared)
     if shared:
-        raise UnshardableError("zeros() takes layout= or shared=, not both: only a client's own array is shared memory")
+        raise UnshardableError(
+            "zeros() takes layout= or shared=, not both: only a client's own array is shared memory"
+        )
     spec = spec_for(layout, _lengths(shape), dtype)
     return from_blocks_of(spec, lambda local: np.zeros(local, spec.dtype))
 
@@ -75,17 +81,25 @@ def ones(shape: int | Sequence[int], dtype: DTypeLike = float, *, layout: Layout
     return from_blocks_of(spec, lambda local: np.ones(local, spec.dtype))
 
 
-def full(shape: int | Sequence[int], fill_value: Any, dtype: DTypeLike = None, *, layout: Layout) -> DTensor:
+def full(
+    shape: int | Sequence[int], fill_value: Any, dtype: DTypeLike | None = None, *, layout: Layout
+) -> DTensor:
     """Return a sharded array filled with a number, the same on all clients; see `zeros`."""
     value = np.asarray(fill_value)
     if value.ndim:
-        raise UnshardableError(f"full() of a sharded array takes a number, not an array of shape {value.shape}")
+        raise UnshardableError(
+            f"full() of a sharded array takes a number, not an array of shape {value.shape}"
+        )
     spec = spec_for(layout, _lengths(shape), value.dtype if dtype is None else dtype)
     return from_blocks_of(spec, lambda local: np.full(local, fill_value, spec.dtype))
 
 
 def from_function(
-    function: Callable[..., ArrayLike], shape: int | Sequence[int], dtype: DTypeLike = float, *, layout: Layout
+    function: Callable[..., ArrayLike],
+    shape: int | Sequence[int],
+    dtype: DTypeLike = float,
+    *,
+    layout: Layout,
 ) -> DTensor:
     """Return a sharded array whose elements a function makes of their indices.
 
@@ -115,7 +129,14 @@ def from_function(
     return DTensor(spec, tuple(blocks))
 
 
-def arange(start: float, stop: float | None = None, step: float = 1, dtype: DTypeLike = None, *, layout: Layout) -> DTensor:
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    dtype: DTypeLike | None = None,
+    *,
+    layout: Layout,
+) -> DTensor:
     """Return evenly spaced numbers within an interval, as `numpy.arange` does, sharded; see `zeros`."""
     first, last = (0, start) if stop is None else (start, stop)
     kind = np.arange(first, first, step, dtype=dtype).dtype
@@ -131,7 +152,13 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: DTyp
 
 
 def linspace(
-    start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: DTypeLike = None, *, layout: Layout
+    start: float,
+    stop: float,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DTypeLike | None = None,
+    *,
+    layout: Layout,
 ) -> DTensor:
     """Return evenly spaced numbers over an interval, as `numpy.linspace` does, sharded; see `zeros`."""
     if num < 0:
@@ -162,7 +189,8 @@ def from_local(blocks: Sequence[ArrayLike], layout: Layout, shape: Sequence[int]
         blocks: This client's blocks, one for each of its devices, in their order. Devices that have the same
             block by the layout take the first one's.
         layout: Where the array lies.
-        shape: Shape of the whole array. None if all blocks, on all clients, are as long as the first one: then
+        shape: Shape of the whole array. None if all blocks, on all clients, are as long as the first one:
+        then
             it is a multiple of that.
 
     Raises:
@@ -175,7 +203,8 @@ def from_local(blocks: Sequence[ArrayLike], layout: Layout, shape: Sequence[int]
     grid = grid_of(layout.mesh)
     if len(arrays) != len(grid.positions):
         raise LayoutError(
-            f"{len(arrays)} blocks were given for the {len(grid.positions)} devices that this client, {grid.client}, has "
+            f"{len(arrays)} blocks were given for the {len(grid.positions)} devices that this client, "
+            f"{grid.client}, has "
             "in the mesh; give one for each"
         )
     first = arrays[0]
@@ -190,7 +219,8 @@ def from_local(blocks: Sequence[ArrayLike], layout: Layout, shape: Sequence[int]
         wanted = spec.local_shapes[spec.slot_of[device]]
         if array.shape != wanted:
             raise LayoutError(
-                f"block {device} has shape {array.shape}, but the layout {layout.sharding_specs} gives device "
+                f"block {device} has shape {array.shape}, but the layout {layout.sharding_specs} gives "
+                "device "
                 f"{grid.positions[device]} a block of shape {wanted} of an array of shape {tuple(whole)}"
             )
     for device in spec.devices:

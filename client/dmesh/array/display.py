@@ -19,7 +19,8 @@ _FEW = 1000
 def describe(x: DTensor) -> str:
     """Return shape, dtype and placement, and this client's blocks if they are small."""
     spec = x.spec
-    head = f"DTensor({spec.describe()}, mesh {', '.join(f'{n}={s}' for n, s in zip(spec.grid.names, spec.grid.sizes, strict=True))})"
+    mesh = ", ".join(f"{n}={s}" for n, s in zip(spec.grid.names, spec.grid.sizes, strict=True))
+    head = f"DTensor({spec.describe()}, mesh {mesh})"
     if x._shards is None:
         return head
     lines = []
@@ -27,7 +28,11 @@ def describe(x: DTensor) -> str:
         place = ", ".join(f"{start}:{stop}" for start, stop in region)
         where = f"[{place}]" if region else ""
         what = "contribution" if spec.partial else "block"
-        text = np.array2string(block, prefix="  ", threshold=20, edgeitems=2) if block.size <= _FEW else f"{block.shape}"
+        text = (
+            np.array2string(block, prefix="  ", threshold=20, edgeitems=2)
+            if block.size <= _FEW
+            else f"{block.shape}"
+        )
         lines.append(f"  {what} {slot or ''}{where}: {text}")
         if len(lines) == 4 and len(spec.slots) > 4:
             lines.append(f"  ... {len(spec.slots)} blocks on this client")
@@ -78,9 +83,7 @@ def _cells(spec: Spec) -> list[list[str]]:
     names = {block: _named(spec, positions) for block, positions in holders.items()}
     if spec.ndim == 1:
         return [[names[(column,)] for column in range(len(spec.cuts(0)))]]
-    return [
-        [names[(row, column)] for column in range(len(spec.cuts(1)))] for row in range(len(spec.cuts(0)))
-    ]
+    return [[names[(row, column)] for column in range(len(spec.cuts(1)))] for row in range(len(spec.cuts(0)))]
 
 
 def _named(spec: Spec, positions: list[int]) -> str:

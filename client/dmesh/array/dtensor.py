@@ -55,10 +55,17 @@ def _unary(ufunc: np.ufunc) -> Callable[[DTensor], Any]:
     return method
 
 
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> DTensor:
+    """Call a function of NumPy, which returns a sharded array for one."""
+    result: DTensor = function(*args, **kwargs)
+    return result
+
+
 class DTensor:
     """NumPy array that lies on the devices of a mesh.
 
-    NumPy's functions and operators take it and return sharded arrays; docs/arrays.md says what holds for them.
+    NumPy's functions and operators take it and return sharded arrays; docs/arrays.md says what holds for
+    them.
     All clients of the mesh must call the same operations in the same order. Arrays are made by the functions
     of `dmesh`: `copy_to_mesh`, `zeros`, `arange`, `from_function`, `from_local`.
 
@@ -154,7 +161,8 @@ class DTensor:
         """
         if self._shards is None:
             raise UnshardableError(
-                f"{ledger.current_operation('this operation')} depends on the values of an array, so it cannot be "
+                f"{ledger.current_operation('this operation')} depends on the values of an array, so it "
+                "cannot be "
                 "explained without running it"
             )
         self._owned = False
@@ -186,7 +194,7 @@ class DTensor:
         """
         return self.__array__()
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
             raise ValueError("a sharded array cannot become a NumPy array without a copy")
         with ledger.operation("np.asarray"):
@@ -240,7 +248,8 @@ class DTensor:
             raise TypeError("iteration over a 0-d array")
         if self._spec.axes[0] >= 0 and not self._spec.is_whole:
             raise UnshardableError(
-                f"iteration over {self._spec.describe()} would communicate for each element: use NumPy's functions "
+                f"iteration over {self._spec.describe()} would communicate for each element: use NumPy's "
+                "functions "
                 "on the whole array, or dmesh.shard_map on the blocks"
             )
         return (self[at] for at in range(self.shape[0]))
@@ -269,6 +278,10 @@ class DTensor:
         assert self._shards is not None
         return self._shards
 
+    def alias(self) -> DTensor:
+        """Return another array of the same blocks; writing to either copies them first."""
+        return DTensor(self._spec, None if self._shards is None else self.blocks)
+
     # NumPy's protocols --------------------------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -284,28 +297,30 @@ class DTensor:
     # Methods ------------------------------------------------------------------------------------------------
 
     @property
-    def T(self) -> DTensor:  # noqa: N802 -- NumPy's name
+    def T(self) -> DTensor:
         """The array with its dimensions in reverse order."""
-        return np.transpose(self)  # type: ignore[call-overload, no-any-return]
+        return _call(np.transpose, self)
 
     @property
-    def mT(self) -> DTensor:  # noqa: N802 -- NumPy's name
+    def mT(self) -> DTensor:
         """The array with its last two dimensions exchanged."""
         if self.ndim < 2:
             raise ValueError("matrix transpose with ndim < 2 is undefined")
-        return np.swapaxes(self, -1, -2)  # type: ignore[call-overload, no-any-return]
+        return _call(np.swapaxes, self, -1, -2)
 
     @property
     def real(self) -> DTensor:
         """Real part."""
-        return np.real(self)  # type: ignore[call-overload, no-any-return]
+        return _call(np.real, self)
 
     @property
     def imag(self) -> DTensor:
         """Imaginary part."""
-        return np.imag(self)  # type: ignore[call-overload, no-any-return]
+        return _call(np.imag, self)
 
-    def astype(self, dtype: DTypeLike, order: str = "K", casting: str = "unsafe", copy: bool = True) -> DTensor:
+    def astype(
+        self, dtype: DTypeLike, order: str = "K", casting: str = "unsafe", copy: bool = True
+    ) -> DTensor:
         """Return the array with another dtype."""
         del order, copy
         return HOOKS["astype"](self, np.dtype(dtype), casting)  # type: ignore[no-any-return]
@@ -313,17 +328,17 @@ class DTensor:
     def copy(self, order: str = "C") -> DTensor:
         """Return a copy."""
         del order
-        return np.copy(self)  # type: ignore[call-overload, no-any-return]
+        return _call(np.copy, self)
 
     def reshape(self, *shape: Any, order: str = "C") -> DTensor:
         """Return the array with another shape; see `numpy.reshape`."""
         lengths = shape[0] if len(shape) == 1 else shape
-        return np.reshape(self, lengths, order=order)  # type: ignore[call-overload, no-any-return]
+        return _call(np.reshape, self, lengths, order=order)
 
     def transpose(self, *axes: Any) -> DTensor:
         """Return the array with its dimensions in another order; see `numpy.transpose`."""
         order = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], Sequence)) else axes
-        return np.transpose(self, order or None)  # type: ignore[call-overload, no-any-return]
+        return _call(np.transpose, self, order or None)
 
     def fill(self, value: Any) -> None:
         """Set all elements."""
@@ -331,7 +346,7 @@ class DTensor:
 
     def dot(self, other: Any) -> DTensor:
         """Return `numpy.dot` of the two arrays."""
-        return np.dot(self, other)  # type: ignore[no-any-return]
+        return _call(np.dot, self, other)
 
     __add__, __radd__, __iadd__ = _operator(np.add), _reflected(np.add), _in_place(np.add)
     __sub__, __rsub__ = _operator(np.subtract), _reflected(np.subtract)
@@ -347,15 +362,27 @@ class DTensor:
     __or__, __ror__ = _operator(np.bitwise_or), _reflected(np.bitwise_or)
     __xor__, __rxor__ = _operator(np.bitwise_xor), _reflected(np.bitwise_xor)
     __matmul__, __rmatmul__ = _operator(np.matmul), _reflected(np.matmul)
-    __isub__, __imul__, __itruediv__ = _in_place(np.subtract), _in_place(np.multiply), _in_place(np.true_divide)
-    __ifloordiv__, __imod__, __ipow__ = _in_place(np.floor_divide), _in_place(np.remainder), _in_place(np.power)
+    __isub__, __imul__, __itruediv__ = (
+        _in_place(np.subtract),
+        _in_place(np.multiply),
+        _in_place(np.true_divide),
+    )
+    __ifloordiv__, __imod__, __ipow__ = (
+        _in_place(np.floor_divide),
+        _in_place(np.remainder),
+        _in_place(np.power),
+    )
     __ilshift__, __irshift__ = _in_place(np.left_shift), _in_place(np.right_shift)
-    __iand__, __ior__, __ixor__ = _in_place(np.bitwise_and), _in_place(np.bitwise_or), _in_place(np.bitwise_xor)
+    __iand__, __ior__, __ixor__ = (
+        _in_place(np.bitwise_and),
+        _in_place(np.bitwise_or),
+        _in_place(np.bitwise_xor),
+    )
     __imatmul__ = _in_place(np.matmul)
     __lt__, __le__, __gt__, __ge__ = (
         _operator(np.less), _operator(np.less_equal), _operator(np.greater), _operator(np.greater_equal)
     )  # fmt: skip
-    __eq__, __ne__ = _operator(np.equal), _operator(np.not_equal)  # type: ignore[assignment]
+    __eq__, __ne__ = _operator(np.equal), _operator(np.not_equal)
     __neg__, __pos__, __abs__, __invert__ = (
         _unary(np.negative), _unary(np.positive), _unary(np.absolute), _unary(np.invert)
     )  # fmt: skip
@@ -371,11 +398,17 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _function in (
-    np.all, np.any, np.argmax, np.argmin, np.argsort, np.clip, np.cumprod, np.cumsum, np.diagonal, np.max, np.mean,
-    np.min, np.nonzero, np.prod, np.ptp, np.ravel, np.repeat, np.round, np.searchsorted, np.squeeze, np.std, np.sum,
+    np.all, np.any, np.argmax, np.argmin, np.argsort, np.clip, np.cumprod, np.cumsum, np.diagonal, np.max,
+    np.mean,
+    np.min, np.nonzero, np.prod, np.ptp, np.ravel, np.repeat, np.round, np.searchsorted, np.squeeze,
+    np.std, np.sum,
     np.swapaxes, np.take, np.trace, np.var,
 ):  # fmt: skip
-    setattr(DTensor, {"amax": "max", "amin": "min"}.get(_function.__name__, _function.__name__), _method(_function))
+    setattr(
+        DTensor,
+        {"amax": "max", "amin": "min"}.get(_function.__name__, _function.__name__),
+        _method(_function),
+    )
 DTensor.flatten = lambda self, order="C": np.ravel(self, order=order)  # type: ignore[attr-defined]
 DTensor.conj = DTensor.conjugate = _unary(np.conjugate)  # type: ignore[attr-defined]
 
@@ -385,7 +418,8 @@ def _refuse(func: Callable[..., Any]) -> NoReturn:
     name = f"{module}.{func.__name__}" if module in ("linalg", "fft") else func.__name__
     reason = REFUSED.get(name, "not built for sharded arrays")
     raise UnshardableError(
-        f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() is the whole "
+        f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "
+        "is the whole "
         "array. docs/coverage.md lists what there is"
     )
 
@@ -405,8 +439,8 @@ def move(x: DTensor, target: Spec) -> DTensor:
         return DTensor(now, shards)
     for step in plan(now, target):
         ledger.record(
-            f"{step.kind} {step.source.describe()} -> {step.target.describe()}", step.kind, step.bytes_by_client(),
-            step.target.largest, "relayout",
+            f"{step.kind} {step.source.describe()} -> {step.target.describe()}", step.kind,
+            step.bytes_by_client(), step.target.largest, "relayout",
         )  # fmt: skip
         if shards is not None:
             shards = step.run(shards)

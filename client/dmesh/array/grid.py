@@ -45,18 +45,21 @@ class Grid:
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "client", "clients", "coords", "mesh", "names", "owners", "positions", "sizes"
+        "__dict__", "__weakref__", "client", "clients", "coords", "mesh", "names", "owners", "
+        ""positions", "sizes"
     )  # fmt: skip
 
     def __init__(self, mesh: Mesh, me: ThisClient) -> None:
         if not isinstance(mesh, Mesh) or mesh.is_single_device() or mesh.size == 0:
             raise UnshardableError(
-                f"a sharded array needs a mesh with dimensions, got {mesh!r:.200}; dmesh.create_mesh() makes one "
+                f"a sharded array needs a mesh with dimensions, got {mesh!r:.200}; dmesh.create_mesh() "
+                "makes one "
                 "of a single device, too"
             )
         if mesh.device_type() not in _DEVICES:
             raise UnshardableError(
-                f"sharded arrays lie in the memory of hosts, not on devices of type {mesh.device_type()}: use "
+                "sharded arrays lie in the memory of hosts, not on devices of type "
+                f"{mesh.device_type()}: use "
                 "mesh.host_mesh(), whose devices are the CPUs beside them"
             )
         self.mesh = mesh

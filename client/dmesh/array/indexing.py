@@ -1,4 +1,4 @@
-"""Indexing of sharded arrays, for reading and writing: slices, integers, `None`, `...`, masks and lists of indices."""
+"""Indexing of sharded arrays, for reading and writing: slices, integers, `None`, `...`, masks and lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dmesh.array.dispatch.operands import aligned, bring, check_operand, choose_
 from dmesh.array.dispatch.registry import hook
 from dmesh.array.dispatch.ufunc import astype, run_local, store
 from dmesh.array.dtensor import DTensor, exchange, move
-from dmesh.array.ops.mappings import Pick, map_blocks, moved_dims, pick, put, reshape
+from dmesh.array.ops.mappings import Pick, moved_dims, pick, put, reshape
 from dmesh.array.spec import WHOLE, spec_of
 from dmesh.array.transfer.execute import gather_counts
 from dmesh.array.transfer.mapping import Dim, Run, Side, plan_exchange, side
@@ -64,7 +64,9 @@ def _plain(x: Any) -> Any:
 
 
 def _is_list(x: Any) -> bool:
-    return isinstance(x, (list, np.ndarray, DTensor)) and not (isinstance(x, (np.ndarray, DTensor)) and x.ndim == 0 and x.dtype.kind in "iu")
+    return isinstance(x, (list, np.ndarray, DTensor)) and not (
+        isinstance(x, (np.ndarray, DTensor)) and x.ndim == 0 and x.dtype.kind in "iu"
+    )
 
 
 def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
@@ -77,14 +79,21 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
     expanded: list[Any] = []
     for entry in entries:
         if isinstance(entry, (bool, np.bool_)):
-            raise UnshardableError("a single True or False as an index of a sharded array is refused: use None, or where")
+            raise UnshardableError(
+                "a single True or False as an index of a sharded array is refused: use None, or where"
+            )
         if _is_list(entry):
             values = _plain(entry)
             values = np.asarray(values)
             if values.dtype == np.bool_:
                 expanded.append(("mask", values))
                 continue
-            expanded.append(("list", values if not (values.size == 0 and isinstance(entry, list)) else values.astype(np.intp)))
+            expanded.append(
+                (
+                    "list",
+                    values if not (values.size == 0 and isinstance(entry, list)) else values.astype(np.intp),
+                )
+            )
             continue
         expanded.append(("basic", entry))
     used = sum(
@@ -92,7 +101,9 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
         for kind, value in expanded
     )
     if used > len(shape):
-        raise IndexError(f"too many indices for array: array is {len(shape)}-dimensional, but {used} were indexed")
+        raise IndexError(
+            f"too many indices for array: array is {len(shape)}-dimensional, but {used} were indexed"
+        )
     if sum(kind == "basic" and value is Ellipsis for kind, value in expanded) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if not any(kind == "basic" and value is Ellipsis for kind, value in expanded):
@@ -109,7 +120,8 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
         if kind == "mask":
             if value.shape != shape[dim : dim + value.ndim]:
                 raise IndexError(
-                    f"boolean index did not match indexed array along axis {dim}; size of axis is {shape[dim]} but "
+                    f"boolean index did not match indexed array along axis {dim}; size of axis is "
+                    f"{shape[dim]} but "
                     f"size of corresponding boolean axis is {value.shape[0] if value.ndim else 0}"
                 )
             first_at = result_at if first_at is None else first_at
@@ -138,7 +150,8 @@ def parse(index: Any, shape: tuple[int, ...]) -> Parsed:
                 at = operator.index(value)
             except TypeError:
                 raise IndexError(
-                    "only integers, slices (`:`), ellipsis (`...`), None and integer or boolean arrays are valid indices"
+                    "only integers, slices (`:`), ellipsis (`...`), None and integer or boolean arrays "
+                    "are valid indices"
                 ) from None
             if not -shape[dim] <= at < shape[dim]:
                 raise IndexError(f"index {at} is out of bounds for axis {dim} with size {shape[dim]}")
@@ -179,7 +192,11 @@ def map_blocks_of_slots(x: DTensor, target: Any) -> DTensor:
     blocks = x.blocks
     shapes = target.local_shapes
     return DTensor(
-        target, tuple(blocks[x.spec.slot_of[device]].reshape(shape) for device, shape in zip(target.devices, shapes, strict=True))
+        target,
+        tuple(
+            blocks[x.spec.slot_of[device]].reshape(shape)
+            for device, shape in zip(target.devices, shapes, strict=True)
+        ),
     )
 
 
@@ -219,7 +236,9 @@ def _advanced(x: DTensor, parsed: Parsed) -> DTensor:
         ordered = moved_dims(bring(basic, basic.spec.complete(), "index"), [*advanced.dims, *rest])
         lengths = ordered.shape[: len(advanced.dims)]
         merged = reshape(ordered, (math.prod(lengths), *ordered.shape[len(advanced.dims) :]))
-        flat = np.ravel_multi_index(tuple(values.reshape(-1) for values in advanced.lists), lengths).astype(np.intp)
+        flat = np.ravel_multi_index(tuple(values.reshape(-1) for values in advanced.lists), lengths).astype(
+            np.intp
+        )
         picks = [Pick(len(flat), flat), *(Pick(n) for n in merged.shape[1:])]
         front = pick(merged, picks)
         # The merged dimension goes back to where the first list was, among those that are left.
@@ -243,7 +262,7 @@ def _advanced(x: DTensor, parsed: Parsed) -> DTensor:
     if parsed.new:
         final = list(result.shape)
         for place in sorted(parsed.new):
-            final.insert(place if place < target_at else place + len(shape) , 1)
+            final.insert(place if place < target_at else place + len(shape), 1)
         result = reshape(result, tuple(final))
     return result
 
@@ -279,7 +298,9 @@ def compress(x: DTensor, mask: DTensor) -> DTensor:
     """Return the elements where a mask of the same shape is true, in NumPy's order."""
     grid_among([x, mask], "x[mask]")
     flat = reshape(x, (x.size,))
-    there = bring(reshape(mask, (x.size,)), spec_of(flat.spec.grid, (x.size,), mask.dtype, flat.spec.axes), "x[mask]")
+    there = bring(
+        reshape(mask, (x.size,)), spec_of(flat.spec.grid, (x.size,), mask.dtype, flat.spec.axes), "x[mask]"
+    )
     flat = bring(flat, flat.spec.complete(), "x[mask]")
     chosen = [block[where] for block, where in zip(flat.blocks, there.blocks, strict=True)]
     return counted(flat, chosen)
@@ -331,7 +352,9 @@ def _as_values(x: DTensor, value: Any) -> DTensor:
 
 
 def _set_basic(x: DTensor, parsed: Parsed, value: Any) -> None:
-    if is_scalar(value) and all(one.at == Run() and one.count == n for one, n in zip(parsed.picks, x.shape, strict=True)):
+    if is_scalar(value) and all(
+        one.at == Run() and one.count == n for one, n in zip(parsed.picks, x.shape, strict=True)
+    ):
         for block in x.writable():
             block[...] = value
         return
@@ -344,15 +367,19 @@ def _set_basic(x: DTensor, parsed: Parsed, value: Any) -> None:
 
 
 def _to_picks(values: DTensor, shape: list[int], parsed: Parsed, ndim: int) -> DTensor:
-    """Return values whose dimensions are those of the picks: without new ones, with those that integers index."""
+    """Return values with the dimensions of the picks: no new ones, and those that integers index."""
     lengths = [1] * (len(shape) - values.ndim) + list(values.shape)
     if len(lengths) > len(shape):
         extra = len(lengths) - len(shape)
         if any(n != 1 for n in lengths[:extra]):
-            raise ValueError(f"could not broadcast input array from shape {values.shape} into shape {tuple(shape)}")
+            raise ValueError(
+                f"could not broadcast input array from shape {values.shape} into shape {tuple(shape)}"
+            )
         lengths = lengths[extra:]
     if any(n not in (1, m) for n, m in zip(lengths, shape, strict=True)):
-        raise ValueError(f"could not broadcast input array from shape {values.shape} into shape {tuple(shape)}")
+        raise ValueError(
+            f"could not broadcast input array from shape {values.shape} into shape {tuple(shape)}"
+        )
     for at in sorted(parsed.new, reverse=True):
         del lengths[at]
     for d in sorted(parsed.dropped):
@@ -363,9 +390,17 @@ def _to_picks(values: DTensor, shape: list[int], parsed: Parsed, ndim: int) -> D
 def _set_advanced(x: DTensor, parsed: Parsed, value: Any) -> None:
     advanced = parsed.advanced
     assert advanced is not None
-    if parsed.new or len(advanced.dims) > 1 or (parsed.dropped and advanced.at != sum(d < advanced.dims[0] for d in range(x.ndim) if d not in parsed.dropped)):
+    if (
+        parsed.new
+        or len(advanced.dims) > 1
+        or (
+            parsed.dropped
+            and advanced.at != sum(d < advanced.dims[0] for d in range(x.ndim) if d not in parsed.dropped)
+        )
+    ):
         raise UnshardableError(
-            "assignment by several lists of indices, or by a list beside None, is refused on sharded arrays: assign by one "
+            "assignment by several lists of indices, or by a list beside None, is refused on sharded "
+            "arrays: assign by one "
             "list or one mask of x's shape at a time"
         )
     dim, indices = advanced.dims[0], advanced.lists[0]
@@ -375,10 +410,14 @@ def _set_advanced(x: DTensor, parsed: Parsed, value: Any) -> None:
     shape = [one.count for d, one in enumerate(parsed.picks) if d not in parsed.dropped]
     at = dim - sum(d < dim for d in parsed.dropped)
     if advanced.at != at:
-        raise UnshardableError("assignment by a list of indices apart from an integer is refused on sharded arrays")
+        raise UnshardableError(
+            "assignment by a list of indices apart from an integer is refused on sharded arrays"
+        )
     full = [*shape[:at], *indices.shape, *shape[at + 1 :]]
     if np.broadcast_shapes(tuple(full), values.shape) != tuple(full):
-        raise ValueError(f"could not broadcast input array from shape {values.shape} into shape {tuple(full)}")
+        raise ValueError(
+            f"could not broadcast input array from shape {values.shape} into shape {tuple(full)}"
+        )
     if indices.ndim != 1 and values.ndim:
         values = reshape(_broadcast(values, tuple(full)), (*shape[:at], indices.size, *shape[at + 1 :]))
     shape[at] = indices.size
@@ -390,7 +429,9 @@ def _broadcast(x: DTensor, shape: tuple[int, ...]) -> DTensor:
     target = spec_of(x.spec.grid, shape, x.dtype, axes)
     placed = x.spec.complete().replace(axes=aligned(x.shape, shape, axes))
     zeros = from_blocks_of(target, lambda local: np.zeros(local, x.dtype))
-    (result,) = run_local("broadcast_to", lambda a, b: np.broadcast_to(a, b.shape), [x, zeros], [placed, target], (target,))
+    (result,) = run_local(
+        "broadcast_to", lambda a, b: np.broadcast_to(a, b.shape), [x, zeros], [placed, target], (target,)
+    )
     return result
 
 

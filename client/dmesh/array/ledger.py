@@ -123,7 +123,8 @@ def place() -> str:
     """Return file and line of the program that the operation under way was called at."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_ROOM) or f"/{_NUMPY}" in frame.f_code.co_filename.replace("\\", "/")
+        frame.f_code.co_filename.startswith(_ROOM)
+        or f"/{_NUMPY}" in frame.f_code.co_filename.replace("\\", "/")
     ):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -23,7 +23,9 @@ class ImplicitGatherWarning(UserWarning):
 
 @contextmanager
 def implicit_gather(policy: Policy) -> Iterator[None]:
-    """Set what happens, within the block, if an operation needs more of an array on each device than its layout says.
+    """Set what happens, within the block, if an operation would have to gather an array.
+
+    It gathers an array if it needs more of it on each device than the layout says.
 
     The default is `"forbid"`. Completing a partial result, reading one element, and what an operation's
     documentation lists are always allowed.
@@ -68,7 +70,8 @@ def check_gather(operation: str, source: Spec, target: Spec) -> None:
     name = ledger.current_operation(operation)
     message = (
         f"{name} needs {source.describe()} as {target.describe()}: {target.largest:,} bytes on each device, "
-        f"where the layout says {source.complete().largest:,}. Call dmesh.relayout(x, dmesh.Layout({specs}, mesh)) "
+        f"where the layout says {source.complete().largest:,}. Call dmesh.relayout(x, "
+        f"dmesh.Layout({specs}, mesh)) "
         'first, or allow it with dmesh.implicit_gather("allow")'
     )
     if policy == "forbid":

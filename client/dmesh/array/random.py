@@ -1,6 +1,7 @@
 """Random arrays that do not depend on their layout: `dmesh.random`.
 
-Element i of a call takes words i * k to (i + 1) * k - 1 of a Philox stream whose key is the seed and the number
+Element i of a call takes words i * k to (i + 1) * k - 1 of a Philox stream whose key is the seed and the
+number
 of the call. Every client makes its own blocks, and nothing is sent.
 """
 
@@ -26,7 +27,7 @@ Words = NDArray[np.uint64]
 
 
 class Generator:
-    """Generator of random arrays: equal seeds give equal arrays, whatever the layout and the number of clients.
+    """Generator of random arrays: equal seeds give equal arrays, whatever the layout.
 
     All clients must make the same calls. `random` gives the same bits as
     `numpy.random.Generator(numpy.random.Philox(key=[seed, call]))`, with calls counted from 0.
@@ -77,9 +78,15 @@ class Generator:
         return self._make(shape, layout, float, 2, values)
 
     def integers(
-        self, low: int, high: int | None = None, *, shape: int | Sequence[int], layout: Layout, dtype: DTypeLike = np.int64
+        self,
+        low: int,
+        high: int | None = None,
+        *,
+        shape: int | Sequence[int],
+        layout: Layout,
+        dtype: DTypeLike = np.int64,
     ) -> DTensor:
-        """Return integers from low to high - 1, or from 0 to low - 1; each with probability 1 / n up to 2**-64."""
+        """Return integers from low to high - 1, or from 0 to low - 1, evenly distributed up to 2**-64."""
         first, last = (0, low) if high is None else (low, high)
         kind = np.dtype(dtype)
         info = np.iinfo(kind)
@@ -93,7 +100,12 @@ class Generator:
         return self._make(shape, layout, kind, 1, values)
 
     def _make(
-        self, shape: int | Sequence[int], layout: Layout, dtype: DTypeLike, each: int, values: Callable[[Words], Any]
+        self,
+        shape: int | Sequence[int],
+        layout: Layout,
+        dtype: DTypeLike,
+        each: int,
+        values: Callable[[Words], Any],
     ) -> DTensor:
         lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         spec = spec_for(layout, lengths, dtype)
@@ -108,7 +120,7 @@ class Generator:
 
 
 def _unit(words: Words) -> NDArray[np.float64]:
-    return (words >> np.uint64(11)) * _SCALE
+    return np.multiply(words >> np.uint64(11), _SCALE, dtype=np.float64)
 
 
 def _high_product(words: Words, n: int) -> Words:
@@ -118,7 +130,8 @@ def _high_product(words: Words, n: int) -> Words:
     w_low, w_high = words & low, words >> half
     middle = w_high * n_low + ((w_low * n_low) >> half)
     other = w_low * n_high + (middle & low)
-    return w_high * n_high + (middle >> half) + (other >> half)
+    high: Words = w_high * n_high + (middle >> half) + (other >> half)
+    return high
 
 
 def stream(key: tuple[int, int], start: int, count: int) -> Words:

@@ -37,7 +37,8 @@ def shard_map(
 ) -> Callable[..., Any]:
     """Return a function of sharded arrays that runs a NumPy function on their blocks, once for each device.
 
-    Within it, `dmesh.axes` has collectives along the mesh's dimensions. On a client of several devices, each call
+    Within it, `dmesh.axes` has collectives along the mesh's dimensions. On a client of several devices,
+    each call
     has a thread of its own.
 
     ```python
@@ -49,13 +50,16 @@ def shard_map(
 
     Args:
         fn: Takes the blocks, and returns one for each of `out_layouts`. Must not write to its arguments.
-        in_layouts: Layout of each argument, to which it is brought first; None for one that every device gets as
+        in_layouts: Layout of each argument, to which it is brought first; None for one that every device
+        gets as
             it is. A single layout is that of all arguments.
-        out_layouts: Layout of each result: a sequence if there are several. The blocks must have the lengths that
+        out_layouts: Layout of each result: a sequence if there are several. The blocks must have the
+        lengths that
             the layout gives them: ceil(length / shards), the last ones shorter or empty.
         halo: For each argument, the number of elements that a block gets from its neighbors, on both sides of
             each dimension; None for an argument without.
-        boundary: At the ends of the array: `"clip"` for blocks without neighbors there, `"wrap"` for an array that
+        boundary: At the ends of the array: `"clip"` for blocks without neighbors there, `"wrap"` for an
+        array that
             goes on at its other end.
 
     Returns:
@@ -78,9 +82,12 @@ def shard_map(
             grid = _grid([*layouts, *outs])
             widths = [None] * len(args) if halo is None else list(halo)
             columns = [
-                _blocks(x, layout, width, boundary, grid) for x, layout, width in zip(args, layouts, widths, strict=True)
+                _blocks(x, layout, width, boundary, grid)
+                for x, layout, width in zip(args, layouts, widths, strict=True)
             ]
-            results = _run(fn, grid, list(zip(*columns, strict=True)) if columns else [()] * len(grid.positions))
+            results = _run(
+                fn, grid, list(zip(*columns, strict=True)) if columns else [()] * len(grid.positions)
+            )
             if isinstance(out_layouts, Layout):
                 return _assemble(grid, [np.asarray(result) for result in results], out_layouts)
             made = []
@@ -107,7 +114,9 @@ def _blocks(x: Any, layout: Layout | None, width: Widths, boundary: str, grid: G
             raise LayoutError("a sharded array needs a layout in in_layouts")
         return [x] * len(grid.positions)
     if not isinstance(x, DTensor):
-        raise UnshardableError(f"shard_map takes sharded arrays where in_layouts has a layout, got {type(x).__name__}")
+        raise UnshardableError(
+            f"shard_map takes sharded arrays where in_layouts has a layout, got {type(x).__name__}"
+        )
     grid_among([x], "shard_map")
     if x.spec.grid is not grid:
         raise MeshMismatchError("an argument of a shard_map lies on another mesh than the layouts'")
@@ -127,7 +136,9 @@ def _blocks(x: Any, layout: Layout | None, width: Widths, boundary: str, grid: G
 def _with_halo(x: DTensor, widths: list[int], boundary: str) -> Sequence[Array]:
     spec = x.spec
     if len(widths) != spec.ndim or any(n < 0 for n in widths):
-        raise LayoutError(f"halo= has a width of 0 or more for each of the {spec.ndim} dimensions, not {widths}")
+        raise LayoutError(
+            f"halo= has a width of 0 or more for each of the {spec.ndim} dimensions, not {widths}"
+        )
     dims = []
     for d, (n, width) in enumerate(zip(spec.shape, widths, strict=True)):
         cuts = spec.cuts(d)
@@ -136,7 +147,10 @@ def _with_halo(x: DTensor, widths: list[int], boundary: str) -> Sequence[Array]:
             wider = tuple((low, high + 2 * width) if high > low else (low, low) for low, high in cuts)
             dims.append(Dim(n + 2 * width, side(spec, d, around), Side(spec.axes[d], wider)))
         else:
-            wider = tuple((max(0, low - width), min(n, high + width)) if high > low else (low, low) for low, high in cuts)
+            wider = tuple(
+                (max(0, low - width), min(n, high + width)) if high > low else (low, low)
+                for low, high in cuts
+            )
             dims.append(Dim(n, side(spec, d), Side(spec.axes[d], wider, Run())))
     return exchange(x, plan_exchange(spec, dims, spec.used), spec).blocks
 
@@ -173,12 +187,13 @@ def _run(fn: Callable[..., Any], grid: Grid, arguments: Sequence[tuple[Any, ...]
 
 
 def _assemble(grid: Grid, blocks: list[Array], layout: Layout) -> DTensor:
-    """Return the array of the devices' results, whose length is found out by exchanging those of the blocks."""
+    """Return the array of the devices' results; the blocks' lengths are exchanged to find its own."""
     ndim, dtype = layout.rank, blocks[0].dtype
     wrong = next((block for block in blocks if block.ndim != ndim or block.dtype != dtype), None)
     if wrong is not None:
         raise LayoutError(
-            f"a result of shard_map is {wrong.dtype}{list(wrong.shape)}, but its layout is for {ndim} dimensions and "
+            f"a result of shard_map is {wrong.dtype}{list(wrong.shape)}, but its layout is for {ndim} "
+            "dimensions and "
             f"another device's is {dtype}{list(blocks[0].shape)}"
         )
     lengths = np.full((grid.mesh.size, max(ndim, 1)), -1, np.int64)
@@ -189,11 +204,17 @@ def _assemble(grid: Grid, blocks: list[Array], layout: Layout) -> DTensor:
     names, shape = grid.names, []
     for d, name in enumerate(layout.sharding_specs):
         axis = names.index(name) if name in names else WHOLE
-        along = {} if axis == WHOLE else {coords[axis]: int(lengths[at, d]) for at, coords in enumerate(grid.coords)}
+        along = (
+            {}
+            if axis == WHOLE
+            else {coords[axis]: int(lengths[at, d]) for at, coords in enumerate(grid.coords)}
+        )
         shape.append(int(lengths[0, d]) if axis == WHOLE else sum(along.values()))
     spec = spec_for(layout, shape, dtype)
     _check_lengths(spec, lengths)
-    return DTensor(spec, tuple(np.ascontiguousarray(blocks[at]).reshape(blocks[at].shape) for at in spec.devices))
+    return DTensor(
+        spec, tuple(np.ascontiguousarray(blocks[at]).reshape(blocks[at].shape) for at in spec.devices)
+    )
 
 
 def _check_lengths(spec: Spec, lengths: Array) -> None:
@@ -202,6 +223,7 @@ def _check_lengths(spec: Spec, lengths: Array) -> None:
             low, high = spec.cuts(d)[0 if axis == WHOLE else coords[axis]]
             if lengths[position, d] != high - low:
                 raise LayoutError(
-                    f"the result of shard_map on device {position} has length {lengths[position, d]} along dimension {d}, "
+                    f"the result of shard_map on device {position} has length {lengths[position, d]} "
+                    f"along dimension {d}, "
                     f"but the layout gives it {high - low} of {spec.shape[d]}"
                 )

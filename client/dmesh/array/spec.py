@@ -86,7 +86,9 @@ class Spec:
     def shards(self) -> int:
         """Number of different blocks of the array."""
         return math.prod(
-            self.grid.sizes[axis] for axis, n in zip(self.axes, self.shape, strict=True) if axis != WHOLE and n > 1
+            self.grid.sizes[axis]
+            for axis, n in zip(self.axes, self.shape, strict=True)
+            if axis != WHOLE and n > 1
         )
 
     @cached_property
@@ -98,9 +100,7 @@ class Spec:
     @cached_property
     def is_whole(self) -> bool:
         """True if every device holds all of the array, complete."""
-        return not self.partial and all(
-            axis == WHOLE or self.grid.sizes[axis] == 1 for axis in self.axes
-        )
+        return not self.partial and all(axis == WHOLE or self.grid.sizes[axis] == 1 for axis in self.axes)
 
     def cuts(self, dim: int) -> Bounds:
         """Return the blocks of a dimension: one if it is not cut."""
@@ -162,7 +162,7 @@ class Spec:
         self,
         *,
         shape: tuple[int, ...] | None = None,
-        dtype: DTypeLike = None,
+        dtype: DTypeLike | None = None,
         axes: Sequence[int] | None = None,
         partial: Iterable[int] | None = None,
         op: str | None = None,
@@ -236,14 +236,20 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """
     if dtype.hasobject:
         raise UnshardableError(
-            f"arrays of dtype {dtype} cannot be sharded: their elements are references to Python objects. Convert "
+            f"arrays of dtype {dtype} cannot be sharded: their elements are references to Python "
+            "objects. Convert "
             "them to a dtype of fixed size"
         )
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def spec_for(
-    layout: Layout, shape: Sequence[int], dtype: DTypeLike, current: Spec | None = None, *, uneven: bool = True
+    layout: Layout,
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    current: Spec | None = None,
+    *,
+    uneven: bool = True,
 ) -> Spec:
     """Return the placement that a layout gives an array.
 
@@ -274,7 +280,9 @@ def spec_for(
     for dim, name in enumerate(layout.sharding_specs):
         if name == MATCH:
             if current is None:
-                raise LayoutError(f"{MATCH!r} for dimension {dim} keeps a sharding, but a new array has none yet")
+                raise LayoutError(
+                    f"{MATCH!r} for dimension {dim} keeps a sharding, but a new array has none yet"
+                )
             axes.append(current.axes[dim] if current.grid is grid else WHOLE)
         else:
             axes.append(WHOLE if name == UNSHARDED else grid.names.index(name))
@@ -282,14 +290,16 @@ def spec_for(
     if len(set(cut)) != len(cut):
         twice = next(axis for axis in cut if cut.count(axis) > 1)
         raise LayoutError(
-            f"the layout would cut two dimensions along mesh dimension {grid.names[twice]!r}, which cuts only one"
+            f"the layout would cut two dimensions along mesh dimension {grid.names[twice]!r}, which cuts "
+            "only one"
         )
     for dim, axis in enumerate(axes):
         shards = 1 if axis == WHOLE else grid.sizes[axis]
         if not uneven and lengths[dim] % shards:
             raise LayoutError(
                 f"dimension {dim} of shape {lengths} has length {lengths[dim]}, which mesh dimension "
-                f"{grid.names[axis]!r} of {shards} devices does not divide; with uneven=True the last shards are "
+                f"{grid.names[axis]!r} of {shards} devices does not divide; with uneven=True the last "
+                "shards are "
                 "shorter"
             )
     return spec_of(grid, lengths, check_dtype(np.dtype(dtype)), axes)

@@ -1,4 +1,4 @@
-"""Operands of an operation: what may meet in one, and how they are brought to where the operation needs them."""
+"""Operands of an operation: what may meet in one, and where they have to be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYTHON_SCALARS = (bool, int, float, complex)
 
 
 def is_scalar(x: Any) -> bool:
-    """Return whether a value mixes with sharded arrays as it is: a number, or a plain array without dimensions."""
+    """Return whether a value mixes with sharded arrays: a number, or a plain array without dimensions."""
     return isinstance(x, (*PYTHON_SCALARS, np.generic)) or (isinstance(x, np.ndarray) and x.ndim == 0)
 
 
@@ -37,7 +37,8 @@ def check_operand(x: Any, operation: str) -> None:
     if isinstance(x, (np.ndarray, list, tuple)):
         shape = np.shape(x)
         raise UnshardableError(
-            f"{name} cannot mix a sharded array with a plain one of shape {shape}, of which every client has its own: "
+            f"{name} cannot mix a sharded array with a plain one of shape {shape}, of which every client "
+            "has its own: "
             "dmesh.copy_to_mesh(x, layout) makes a sharded array of it"
         )
     raise UnshardableError(f"{name} cannot mix a sharded array with {type(x).__name__}: {x!r:.100}")
@@ -152,6 +153,6 @@ def result_like(grid: Grid, shape: Sequence[int], dtype: Any, axes: Sequence[int
     return spec_of(grid, tuple(shape), np.dtype(dtype), unique)
 
 
-def product_of(options: Sequence[Sequence[int]]) -> Iterable[tuple[int, ...]]:
+def product_of(options: Sequence[Sequence[Any]]) -> Iterable[tuple[Any, ...]]:
     """Return all combinations of options."""
     return itertools.product(*options)

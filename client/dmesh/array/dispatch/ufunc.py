@@ -36,6 +36,8 @@ GENERALIZED: dict[np.ufunc, Callable[..., Any]] = {}
 """Handlers of the ufuncs that work on whole vectors or matrices; entered by `ops`."""
 _KEEPS_SUM = (np.negative, np.positive, np.conjugate)
 _MOST_PLANS = 4096
+NO_VALUE: Any = np._NoValue
+"""What NumPy's functions pass for an argument that was not given."""
 
 
 class Plan(NamedTuple):
@@ -88,7 +90,8 @@ def call(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str
         if method == "outer":
             return _outer(ufunc, inputs, kwargs)
     raise UnshardableError(
-        f"np.{ufunc.__name__}.{method} is refused on sharded arrays: it reads and writes elements by index, one after "
+        f"np.{ufunc.__name__}.{method} is refused on sharded arrays: it reads and writes elements by "
+        "index, one after "
         "the other. Use a reduction, or dmesh.shard_map on the blocks"
     )
 
@@ -96,7 +99,9 @@ def call(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str
 def _generalized(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = GENERALIZED.get(ufunc)
     if handler is None:
-        raise UnshardableError(f"np.{ufunc.__name__} is not built for sharded arrays; docs/coverage.md lists what is")
+        raise UnshardableError(
+            f"np.{ufunc.__name__} is not built for sharded arrays; docs/coverage.md lists what is"
+        )
     out = kwargs.pop("out", None)
     result = handler(*inputs, **kwargs)
     if out is None or out == (None,):
@@ -192,7 +197,12 @@ def _plan(
         operands.append(x.spec if keeps else x.spec.complete().replace(axes=wanted))
     out = tuple(spec_of(grid, shape, dtype, axes, kept, "sum" if kept else "") for dtype in dtypes)
     direct = all(
-        spec is None or (spec is x.spec and spec.used == out[0].used and slots_for(out[0], spec) == tuple(range(len(spec.slots))))
+        spec is None
+        or (
+            spec is x.spec
+            and spec.used == out[0].used
+            and slots_for(out[0], spec) == tuple(range(len(spec.slots)))
+        )
         for spec, x in zip(operands, inputs, strict=True)
     )
     return Plan(tuple(operands), out, direct, not shape)
@@ -210,7 +220,11 @@ def _completed(x: Any) -> Any:
 def _kept_partial(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) -> tuple[int, ...]:
     """Return the mesh axes along which a result is a sum of contributions, because its operand is one."""
     partial = [x for x in inputs if isinstance(x, DTensor) and x.spec.partial]
-    if not partial or any(x.spec.op != "sum" or x.dtype != dtype for x in partial) or dtype.kind not in "iufc":
+    if (
+        not partial
+        or any(x.spec.op != "sum" or x.dtype != dtype for x in partial)
+        or dtype.kind not in "iufc"
+    ):
         return ()
     axes: tuple[int, ...] = partial[0].spec.partial
     if any(x.spec.partial != axes for x in partial):
@@ -219,7 +233,9 @@ def _kept_partial(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) 
         return axes
     if ufunc in (np.add, np.subtract) and len(partial) == 2 and partial[0].shape == partial[1].shape:
         return axes
-    scales = ufunc is np.multiply or (ufunc is np.true_divide and partial[0] is inputs[0] and dtype.kind in "fc")
+    scales = ufunc is np.multiply or (
+        ufunc is np.true_divide and partial[0] is inputs[0] and dtype.kind in "fc"
+    )
     if scales and len(partial) == 1 and all(x is partial[0] or not isinstance(x, DTensor) for x in inputs):
         return axes
     return ()
@@ -232,7 +248,14 @@ def _call(
     if not options and not _named(outs):
         key = (
             ufunc,
-            *(x._spec if type(x) is DTensor else type(x) if type(x) in PYTHON_SCALARS else np.asarray(x).dtype for x in inputs),
+            *(
+                x._spec
+                if type(x) is DTensor
+                else type(x)
+                if type(x) in PYTHON_SCALARS
+                else np.asarray(x).dtype
+                for x in inputs
+            ),
         )
     plan = _plans.get(key) if key is not None else None
     if plan is None:
@@ -269,9 +292,7 @@ def run_local(
     ledger.record(f"local -> {first.describe()}", "local", {}, sum(one.largest for one in out), f"np.{name}")
     if any(isinstance(x, DTensor) and x._shards is None for x in there):
         return tuple(DTensor(spec, None) for spec in out)
-    columns = [
-        blocks_for(first, x) if isinstance(x, DTensor) else [x] * len(first.slots) for x in there
-    ]
+    columns = [blocks_for(first, x) if isinstance(x, DTensor) else [x] * len(first.slots) for x in there]
     results: list[list[Any]] = [[] for _ in out]
     for blocks in zip(*columns, strict=True):
         made = kernel(*blocks)
@@ -298,7 +319,9 @@ def _call_where(
     count = len(inputs)
 
     def kernel(*blocks: Any) -> Any:
-        start = next(block.shape for block in blocks if isinstance(block, np.ndarray) and block.ndim == len(shape))
+        start = next(
+            block.shape for block in blocks if isinstance(block, np.ndarray) and block.ndim == len(shape)
+        )
         made = np.zeros(np.broadcast_shapes(start, *(np.shape(b) for b in blocks)), out.dtype)
         if target is not None:
             made[...] = blocks[count + 1]
@@ -313,19 +336,31 @@ def _call_where(
     return run_local(ufunc.__name__, kernel, operands, placed, (out,))
 
 
+def can_cast(source: Any, target: np.dtype[Any], casting: Any) -> bool:
+    """Return whether a casting rule allows to cast one dtype to another."""
+    return bool(np.can_cast(source, target, casting=casting))
+
+
 def _check_out(target: Any, name: str) -> None:
     if not isinstance(target, DTensor):
-        raise UnshardableError(f"out= of np.{name} on sharded arrays must be one, too, not {type(target).__name__}")
+        raise UnshardableError(
+            f"out= of np.{name} on sharded arrays must be one, too, not {type(target).__name__}"
+        )
 
 
 def store(result: DTensor, target: DTensor, casting: str) -> DTensor:
     """Make an array take the value of a result, in its own layout and dtype."""
     if result.shape != target.shape:
         np.broadcast_shapes(result.shape, target.shape)
-        raise ValueError(f"non-broadcastable output operand with shape {target.shape} doesn't match the broadcast shape {result.shape}")
+        raise ValueError(
+            f"non-broadcastable output operand with shape {target.shape} doesn't match the broadcast "
+            f"shape {result.shape}"
+        )
     if result.dtype != target.dtype:
-        if not np.can_cast(result.dtype, target.dtype, casting=casting):  # type: ignore[arg-type]
-            raise TypeError(f"Cannot cast output from {result.dtype!r} to {target.dtype!r} with casting rule {casting!r}")
+        if not can_cast(result.dtype, target.dtype, casting):
+            raise TypeError(
+                f"Cannot cast output from {result.dtype!r} to {target.dtype!r} with casting rule {casting!r}"
+            )
         result = astype(result, target.dtype, "unsafe")
     spec = target.spec.complete()
     moved = bring(result, spec, "out=")
@@ -354,7 +389,7 @@ def reduce(
     dtype: Any = None,
     out: Any = None,
     keepdims: bool = False,
-    initial: Any = np._NoValue,  # type: ignore[attr-defined]
+    initial: Any = NO_VALUE,
     where: Any = True,
 ) -> Any:
     """Reduce dimensions; over those that are cut, the result is left as contributions."""
@@ -365,7 +400,7 @@ def reduce(
         dtype = target.dtype if dtype is None else dtype
     if not isinstance(array, DTensor):
         raise UnshardableError(f"np.{name}.reduce of a plain array takes no sharded arguments")
-    keepdims = bool(keepdims) if keepdims is not np._NoValue else False  # type: ignore[attr-defined]
+    keepdims = bool(keepdims) if keepdims is not NO_VALUE else False
     result = _reduce(ufunc, array, normalized_axes(axis, array.ndim), dtype, keepdims, initial, where)
     return result if target is None else store(result, target, "same_kind")
 
@@ -390,7 +425,7 @@ def _identity(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Any:
 def _reduce(
     ufunc: np.ufunc, x: DTensor, dims: tuple[int, ...], dtype: Any, keepdims: bool, initial: Any, where: Any
 ) -> DTensor:
-    given = initial is not np._NoValue  # type: ignore[attr-defined]
+    given = initial is not NO_VALUE
     # NumPy itself says what the dtype is, and refuses what it does not reduce.
     probe = np.ones((1,) * max(len(dims), 1), x.dtype)
     result_dtype = ufunc.reduce(probe, axis=tuple(range(len(dims))) if dims else (), dtype=dtype).dtype
@@ -398,7 +433,10 @@ def _reduce(
     extreme = ufunc in (np.minimum, np.maximum, np.fmin, np.fmax)
     if (empty or where is not True) and ufunc.identity is None and not given:
         if where is not True:
-            raise ValueError(f"reduction operation '{ufunc.__name__}' does not have an identity, so to use a where mask one has to specify 'initial'")
+            raise ValueError(
+                f"reduction operation '{ufunc.__name__}' does not have an identity, so to use a where "
+                "mask one has to specify 'initial'"
+            )
         raise ValueError(f"zero-size array to reduction operation {ufunc.__name__} which has no identity")
     op = REDUCTIONS.get(ufunc)
     spec = x.spec
@@ -407,7 +445,9 @@ def _reduce(
         spec = spec.complete()
     if op is None and any(spec.axes[dim] != WHOLE for dim in dims):
         spec = free_axes(spec, dims)
-    over = {spec.axes[dim] for dim in dims if spec.axes[dim] != WHOLE} | (set(spec.partial) if keeps else set())
+    over = {spec.axes[dim] for dim in dims if spec.axes[dim] != WHOLE} | (
+        set(spec.partial) if keeps else set()
+    )
     shape, axes = [], []
     for dim, n in enumerate(spec.shape):
         if dim not in dims:
@@ -479,8 +519,8 @@ def _carry(ufunc: np.ufunc, x: DTensor, dim: int, cut: int) -> DTensor:
     ends = [stop - 1 for start, stop in spec.cuts(dim) if stop > start]
     if len(ends) < 2:
         return x
-    tail_shape = spec.shape[:dim] + (len(ends),) + spec.shape[dim + 1 :]
-    tail_axes = spec.axes[:dim] + (WHOLE,) + spec.axes[dim + 1 :]
+    tail_shape = (*spec.shape[:dim], len(ends), *spec.shape[dim + 1 :])
+    tail_axes = (*spec.axes[:dim], WHOLE, *spec.axes[dim + 1 :])
     tails = spec_of(grid, tail_shape, spec.dtype, tail_axes)
     dims = [
         Dim(len(ends), side(spec, d, np.array(ends, np.intp)), side(tails, d)) if d == dim
@@ -514,8 +554,12 @@ def _outer(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 @hook("astype")
 def astype(x: DTensor, dtype: np.dtype[Any], casting: str = "unsafe") -> DTensor:
     """Return an array with another dtype."""
-    if not np.can_cast(x.dtype, dtype, casting=casting):  # type: ignore[arg-type]
-        raise TypeError(f"Cannot cast array data from {x.dtype!r} to {dtype!r} according to the rule {casting!r}")
+    if not can_cast(x.dtype, dtype, casting):
+        raise TypeError(
+            f"Cannot cast array data from {x.dtype!r} to {dtype!r} according to the rule {casting!r}"
+        )
     spec = x.spec.complete()
-    (result,) = run_local("astype", lambda block: block.astype(dtype), [x], [spec], (spec.replace(dtype=dtype),))
+    (result,) = run_local(
+        "astype", lambda block: block.astype(dtype), [x], [spec], (spec.replace(dtype=dtype),)
+    )
     return result

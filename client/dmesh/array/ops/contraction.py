@@ -1,7 +1,9 @@
 """Products: matmul, dot, einsum and their relatives, as contractions of labeled dimensions.
 
-Each mesh axis cuts at most one label. A label that is summed and cut leaves a partial sum. The smaller operand
-may be gathered for that: of all ways, the one that moves the fewest bytes is taken, the reduction of the result
+Each mesh axis cuts at most one label. A label that is summed and cut leaves a partial sum. The smaller
+operand
+may be gathered for that: of all ways, the one that moves the fewest bytes is taken, the reduction of the
+result
 included.
 """
 
@@ -15,7 +17,15 @@ import numpy as np
 
 from dmesh.array.dispatch.operands import check_operand, free_axes, grid_among, product_of
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import GENERALIZED, astype, elementwise, normalized_axes, reduce, run_local, store
+from dmesh.array.dispatch.ufunc import (
+    GENERALIZED,
+    astype,
+    elementwise,
+    normalized_axes,
+    reduce,
+    run_local,
+    store,
+)
 from dmesh.array.dtensor import DTensor, move
 from dmesh.array.ops import mappings
 from dmesh.array.policy import check_gather
@@ -27,7 +37,9 @@ Labels = tuple[Any, ...]
 
 
 @lru_cache(maxsize=1024)
-def assign(a: Spec, b: Spec, left: Labels, right: Labels, out: Labels, dtype: np.dtype[Any]) -> tuple[tuple[int, Any], ...]:
+def assign(
+    a: Spec, b: Spec, left: Labels, right: Labels, out: Labels, dtype: np.dtype[Any]
+) -> tuple[tuple[int, Any], ...]:
     """Return the label that each mesh axis cuts: the cheapest choice among those of the operands."""
     grid = a.grid
     options: list[list[Any]] = []
@@ -42,7 +54,7 @@ def assign(a: Spec, b: Spec, left: Labels, right: Labels, out: Labels, dtype: np
     lengths = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
     smaller = "a" if a.size * a.dtype.itemsize <= b.size * b.dtype.itemsize else "b"
 
-    def price(choice: Sequence[Any]) -> tuple[int, int]:
+    def price(choice: tuple[Any, ...]) -> tuple[int, int]:
         cut = {label: axis for axis, label in enumerate(choice) if label is not None}
         if len(cut) != sum(label is not None for label in choice):
             return 1 << 62, 0
@@ -53,23 +65,27 @@ def assign(a: Spec, b: Spec, left: Labels, right: Labels, out: Labels, dtype: np
         forbidden = grown.shards < before.shards and grown.largest > before.complete().largest
         shape = tuple(lengths[label] for label in out)
         partial = [axis for label, axis in cut.items() if label not in out]
-        result = spec_of(grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, "sum" if partial else "")
+        result = spec_of(
+            grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, "sum" if partial else ""
+        )
         moved = cost(a, needed_a) + cost(b, needed_b)
         if result.partial:
             moved += cost(result, result.complete())
         return (1 << 61 if forbidden else 0) + moved, result.largest
-    return tuple(enumerate(min(product_of(options), key=price)))
+
+    return tuple(enumerate(min(list(product_of(options)), key=price)))
 
 
 def contract(
-    name: str, kernel: Callable[[Any, Any], Any], a: DTensor, b: DTensor, left: Labels, right: Labels, out: Labels,
-    dtype: np.dtype[Any],
+    name: str, kernel: Callable[[Any, Any], Any], a: DTensor, b: DTensor, left: Labels, right: Labels,
+    out: Labels, dtype: np.dtype[Any],
 ) -> DTensor:  # fmt: skip
     """Return the product of two arrays, summed over the labels that the result does not have."""
     for label, n in zip(right, b.shape, strict=True):
         if label in left and a.shape[left.index(label)] != n:
             raise ValueError(
-                f"{name}: shapes {a.shape} and {b.shape} do not fit: {a.shape[left.index(label)]} and {n} are summed "
+                f"{name}: shapes {a.shape} and {b.shape} do not fit: {a.shape[left.index(label)]} and "
+                f"{n} are summed "
                 "together"
             )
     op = "any" if dtype.kind == "b" else "sum"
@@ -84,7 +100,9 @@ def contract(
     lengths = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
     partial = [axis for label, axis in cut.items() if label not in out]
     shape = tuple(lengths[label] for label in out)
-    target = spec_of(a.spec.grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, op if partial else "")
+    target = spec_of(
+        a.spec.grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, op if partial else ""
+    )
     there = [move(x, spec) for x, spec in zip((a, b), needed, strict=True)]
     (result,) = run_local(name.removeprefix("np."), kernel, there, needed, (target,))
     return result
@@ -119,17 +137,21 @@ def matmul(a: Any, b: Any, /, **kwargs: Any) -> DTensor:
         )
     out: Labels = (*batch, *(["i"] if a.ndim > 1 else []), *(["j"] if b.ndim > 1 else []))
     a, b = (x if x.dtype == dtype else astype(x, dtype) for x in (a, b))
-    return contract("np.matmul", np.matmul, _whole_ones(a, left), _whole_ones(b, right), left, right, out, dtype)
+    return contract(
+        "np.matmul", np.matmul, _whole_ones(a, left), _whole_ones(b, right), left, right, out, dtype
+    )
 
 
 def _matmul_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    return np.matmul.resolve_dtypes((a, b, None))[2]  # type: ignore[no-any-return]
+    return np.matmul.resolve_dtypes((a, b, None))[2]
 
 
 def _own_ones(labels: Labels, shape: Sequence[int], batch: Labels, full: Sequence[int], side: str) -> Labels:
     lead = len(batch)
     return tuple(
-        f"{side}1{label}" if label in batch and n == 1 and full[len(full) - lead + batch.index(label)] != 1 else label
+        f"{side}1{label}"
+        if label in batch and n == 1 and full[len(full) - lead + batch.index(label)] != 1
+        else label
         for label, n in zip(labels, shape, strict=True)
     )
 
@@ -137,10 +159,14 @@ def _own_ones(labels: Labels, shape: Sequence[int], batch: Labels, full: Sequenc
 def _whole_ones(x: DTensor, labels: Labels) -> DTensor:
     """Return an operand that is whole along the dimensions of length 1 that are broadcast."""
     spec = x.spec
-    ones = [d for d, label in enumerate(labels) if label[1:2] == "1" and len(label) > 2 and spec.axes[d] != WHOLE]
+    ones = [
+        d for d, label in enumerate(labels) if label[1:2] == "1" and len(label) > 2 and spec.axes[d] != WHOLE
+    ]
     if not ones:
         return x
-    return move(x, spec.complete().replace(axes=[WHOLE if d in ones else axis for d, axis in enumerate(spec.axes)]))
+    return move(
+        x, spec.complete().replace(axes=[WHOLE if d in ones else axis for d, axis in enumerate(spec.axes)])
+    )
 
 
 GENERALIZED[np.matmul] = matmul
@@ -151,9 +177,11 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """Return the sum of products over some dimensions of both arrays."""
     _arrays("np.tensordot", a, b)
     if isinstance(axes, (int, np.integer)):
-        first, second = list(range(a.ndim - axes, a.ndim)), list(range(axes))
+        first, second = list(range(a.ndim - int(axes), a.ndim)), list(range(int(axes)))
     else:
-        first, second = ([x] if isinstance(x, (int, np.integer)) else list(x) for x in axes)
+        first, second = (
+            [int(d) for d in (x if isinstance(x, (list, tuple, np.ndarray)) else [x])] for x in axes
+        )
     first, second = [d % a.ndim for d in first], [d % b.ndim for d in second]
     if len(first) != len(second) or any(a.shape[i] != b.shape[j] for i, j in zip(first, second, strict=True)):
         raise ValueError("shape-mismatch for sum")
@@ -283,9 +311,11 @@ def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], 
     inputs, arrow, result = text.partition("->")
     terms = inputs.split(",")
     if len(terms) != len(operands):
-        raise ValueError("more operands provided to einstein sum function than specified in the subscripts string"
-                         if len(operands) > len(terms) else
-                         "fewer operands provided to einstein sum function than specified in the subscripts string")
+        raise ValueError(
+            "more operands provided to einstein sum function than specified in the subscripts string"
+            if len(operands) > len(terms)
+            else "fewer operands provided to einstein sum function than specified in the subscripts string"
+        )
     longest = 0
     for term, x in zip(terms, operands, strict=True):
         if "..." in term:
@@ -296,7 +326,9 @@ def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], 
         before, ellipsis, after = term.partition("...")
         count = x.ndim - len(before) - len(after)
         if count < 0 or (count and not ellipsis):
-            raise ValueError(f"einstein sum subscripts string {term!r} does not fit an operand of {x.ndim} dimensions")
+            raise ValueError(
+                f"einstein sum subscripts string {term!r} does not fit an operand of {x.ndim} dimensions"
+            )
         found.append((*before, *dots[longest - count :], *after))
     if arrow:
         before, ellipsis, after = result.partition("...")
@@ -306,17 +338,24 @@ def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], 
         out = (*dots, *sorted({label for label in every if every.count(label) == 1}))
     known = {label for labels in found for label in labels}
     if any(label not in known for label in out) or len(set(out)) != len(out):
-        raise ValueError(f"einstein sum subscripts string {subscripts!r} has an output that does not fit its inputs")
+        raise ValueError(
+            f"einstein sum subscripts string {subscripts!r} has an output that does not fit its inputs"
+        )
     return found, out
 
 
 @implements(np.einsum)
 def einsum(*operands: Any, out: Any = None, optimize: Any = False, **kwargs: Any) -> Any:
-    """Return sums of products that labels describe; more than two operands are combined from left to right."""
+    """Return sums of products that labels describe; operands are combined from left to right."""
     del optimize
     if not operands or not isinstance(operands[0], str):
-        raise UnshardableError("np.einsum of sharded arrays takes its labels as a string, such as 'ij,jk->ik'")
-    if any(kwargs.get(key) not in (None, usual) for key, usual in (("dtype", None), ("order", "K"), ("casting", "safe"))):
+        raise UnshardableError(
+            "np.einsum of sharded arrays takes its labels as a string, such as 'ij,jk->ik'"
+        )
+    if any(
+        kwargs.get(key) not in (None, usual)
+        for key, usual in (("dtype", None), ("order", "K"), ("casting", "safe"))
+    ):
         raise UnshardableError("np.einsum of sharded arrays has no arguments dtype=, order= and casting=")
     arrays = list(operands[1:])
     _arrays("np.einsum", *arrays)
@@ -355,12 +394,15 @@ def _einsum_pair(a: DTensor, b: DTensor, left: Labels, right: Labels, out: Label
     lengths: dict[Any, int] = {}
     for label, n in [*zip(left, a.shape, strict=True), *zip(right, b.shape, strict=True)]:
         if lengths.get(label, n) not in (n, 1) and n != 1:
-            raise ValueError(f"operands could not be broadcast together: label {label!r} has lengths {lengths[label]} and {n}")
+            raise ValueError(
+                f"operands could not be broadcast together: label {label!r} has lengths {lengths[label]} "
+                f"and {n}"
+            )
         lengths[label] = max(lengths.get(label, 1), n) if n != 0 else 0
     for number, (x, labels) in enumerate(((a, left), (b, right))):
         short = [d for d, label in enumerate(labels) if x.shape[d] != lengths[label]]
         if short:
-            full = np.broadcast_to(x, tuple(lengths[label] for label in labels))  # type: ignore[call-overload]
+            full = _broadcast_to(x, tuple(lengths[label] for label in labels))
             a, b = (full, b) if number == 0 else (a, full)
     letters = {label: chr(97 + at) for at, label in enumerate(dict.fromkeys((*left, *right)))}
     text = ",".join("".join(letters[x] for x in labels) for labels in (left, right))
@@ -373,6 +415,12 @@ def _einsum_pair(a: DTensor, b: DTensor, left: Labels, right: Labels, out: Label
         return np.einsum(text, x, y, optimize=bool(matrix))
 
     return contract("np.einsum", kernel, a, b, left, right, out, dtype)
+
+
+def _broadcast_to(x: DTensor, shape: tuple[int, ...]) -> DTensor:
+    broadcast: Any = np.broadcast_to
+    result: DTensor = broadcast(x, shape)
+    return result
 
 
 def _diagonal(x: DTensor, i: int, j: int, offset: int = 0) -> DTensor:
@@ -423,5 +471,6 @@ def kron(a: Any, b: Any) -> Any:
     x = mappings.reshape(a, tuple(n for m in (1,) * (ndim - a.ndim) + a.shape for n in (m, 1)))
     y = mappings.reshape(b, tuple(n for m in (1,) * (ndim - b.ndim) + b.shape for n in (1, m)))
     product = elementwise(np.multiply, (x, y), {})
-    return mappings.reshape(product, tuple(p * q for p, q in zip(product.shape[::2], product.shape[1::2], strict=True)))
-
+    return mappings.reshape(
+        product, tuple(p * q for p, q in zip(product.shape[::2], product.shape[1::2], strict=True))
+    )

@@ -55,15 +55,15 @@ def pick(x: DTensor, picks: Sequence[Pick], axes: Sequence[int] | None = None) -
         dims = [Dim(one.count, side(spec, d, one.at), side(target, d)) for d, one in enumerate(picks)]
         return exchange(source, plan_exchange(spec, dims, target.used), target)
     if all(key == (n, Run()) for key, n in zip(keys, spec.shape, strict=True)) and target is spec:
-        return DTensor(spec, None if source._shards is None else source.blocks)
+        return source.alias()
     return exchange(source, _plan_runs(spec, target, keys), target)
 
 
 def put(x: DTensor, picks: Sequence[Pick], values: DTensor) -> None:
-    """Write to the elements at some indices of each dimension; the values have the shape of the picks, or fewer."""
+    """Write to the elements at some indices of each dimension; the values are broadcast to them."""
     target, source = x.spec, values.spec.complete()
     values = bring(values, source, "assignment")
-    if not source.ndim == target.ndim:
+    if source.ndim != target.ndim:
         values = with_shape_ones(values, target.ndim)
         source = values.spec
     dims = []
@@ -118,7 +118,7 @@ def with_shape_ones(x: DTensor, ndim: int) -> DTensor:
 
 
 def groups_of(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """Return the dimensions of two shapes of the same size in groups of the same size, as small as possible."""
+    """Return the dimensions of two shapes in groups of the same size, as small as possible."""
     groups: list[tuple[range, range]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -152,7 +152,7 @@ def reshape(x: DTensor, shape: tuple[int, ...]) -> DTensor:
     """
     spec = x.spec
     if spec.shape == shape:
-        return DTensor(spec, None if x._shards is None else x.blocks)
+        return x.alias()
     if spec.size == 0:
         return _reshape_empty(x, shape)
     axes, new_axes = [WHOLE] * spec.ndim, [WHOLE] * len(shape)
@@ -191,7 +191,9 @@ def reshape(x: DTensor, shape: tuple[int, ...]) -> DTensor:
         shapes = target.local_shapes
         if source._shards is None:
             return DTensor(target, None)
-        return DTensor(target, tuple(block.reshape(s) for block, s in zip(source.blocks, shapes, strict=True)))
+        return DTensor(
+            target, tuple(block.reshape(s) for block, s in zip(source.blocks, shapes, strict=True))
+        )
     return _ragged(source, target, dims)
 
 
@@ -206,7 +208,9 @@ def _flat_side(spec: Spec, dims: range) -> tuple[int, tuple[tuple[int, int], ...
         count *= spec.shape[dim]
     for dim in dims:
         if spec.axes[dim] != WHOLE:
-            width = count // spec.shape[dim]  # the group is cut at its first dimension that is not of length 1
+            width = (
+                count // spec.shape[dim]
+            )  # the group is cut at its first dimension that is not of length 1
             return spec.axes[dim], tuple((a * width, b * width) for a, b in spec.cuts(dim))
     return WHOLE, ((0, count),)
 
@@ -238,6 +242,8 @@ def _reshape_empty(x: DTensor, shape: tuple[int, ...]) -> DTensor:
         if shape[dim] == x.shape[dim]:
             axes[dim] = axis
     target = spec_of(x.spec.grid, shape, x.dtype, axes)
+    if x._shards is None:
+        return DTensor(target, None)
     return DTensor(target, tuple(np.empty(s, x.dtype) for s in target.local_shapes))
 
 
@@ -252,6 +258,11 @@ def moved_dims(x: DTensor, order: Sequence[int]) -> DTensor:
     """Return an array with its dimensions in another order."""
     spec = x.spec
     target = spec_of(
-        spec.grid, tuple(spec.shape[d] for d in order), spec.dtype, [spec.axes[d] for d in order], spec.partial, spec.op
+        spec.grid,
+        tuple(spec.shape[d] for d in order),
+        spec.dtype,
+        [spec.axes[d] for d in order],
+        spec.partial,
+        spec.op,
     )
     return map_blocks(x, target, lambda block: block.transpose(order))

@@ -15,23 +15,32 @@ import numpy as np
 
 from dmesh.array.dispatch.operands import bring, check_operand, free_axes, grid_among
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import accumulate, astype, elementwise, normalized_axes, reduce, run_local, store
+from dmesh.array.dispatch.ufunc import (
+    NO_VALUE,
+    accumulate,
+    astype,
+    elementwise,
+    normalized_axes,
+    reduce,
+    run_local,
+    store,
+)
 from dmesh.array.dtensor import DTensor, exchange
 from dmesh.array.ops.mappings import reshape
 from dmesh.array.spec import WHOLE, spec_of
 from dmesh.array.transfer.mapping import plan_relayout
 from dmesh.errors import UnshardableError
 
-_NONE: Any = np._NoValue  # type: ignore[attr-defined]
+_f: Any  # NumPy's functions, by families
 
 
 def _reduction(ufunc: np.ufunc, name: str) -> Callable[..., Any]:
     def function(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = _NONE, initial: Any = _NONE,
-        where: Any = _NONE,
+        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = NO_VALUE,
+        initial: Any = NO_VALUE, where: Any = NO_VALUE,
     ) -> Any:  # fmt: skip
-        kept = keepdims is not _NONE and bool(keepdims)
-        mask = True if where is _NONE else where
+        kept = keepdims is not NO_VALUE and bool(keepdims)
+        mask = True if where is NO_VALUE else where
         return reduce(ufunc, a, axis, dtype, out, kept, initial, mask)
 
     function.__name__ = name
@@ -40,19 +49,26 @@ def _reduction(ufunc: np.ufunc, name: str) -> Callable[..., Any]:
 
 def _extreme(ufunc: np.ufunc, name: str) -> Callable[..., Any]:
     def function(
-        a: Any, axis: Any = None, out: Any = None, keepdims: Any = _NONE, initial: Any = _NONE, where: Any = _NONE
+        a: Any,
+        axis: Any = None,
+        out: Any = None,
+        keepdims: Any = NO_VALUE,
+        initial: Any = NO_VALUE,
+        where: Any = NO_VALUE,
     ) -> Any:
-        kept = keepdims is not _NONE and bool(keepdims)
-        return reduce(ufunc, a, axis, None, out, kept, initial, True if where is _NONE else where)
+        kept = keepdims is not NO_VALUE and bool(keepdims)
+        return reduce(ufunc, a, axis, None, out, kept, initial, True if where is NO_VALUE else where)
 
     function.__name__ = name
     return function
 
 
 def _logical(ufunc: np.ufunc, name: str) -> Callable[..., Any]:
-    def function(a: Any, axis: Any = None, out: Any = None, keepdims: Any = _NONE, *, where: Any = _NONE) -> Any:
-        kept = keepdims is not _NONE and bool(keepdims)
-        return reduce(ufunc, a, axis, None, out, kept, _NONE, True if where is _NONE else where)
+    def function(
+        a: Any, axis: Any = None, out: Any = None, keepdims: Any = NO_VALUE, *, where: Any = NO_VALUE
+    ) -> Any:
+        kept = keepdims is not NO_VALUE and bool(keepdims)
+        return reduce(ufunc, a, axis, None, out, kept, NO_VALUE, True if where is NO_VALUE else where)
 
     function.__name__ = name
     return function
@@ -77,14 +93,22 @@ def _finish(result: Any, out: Any) -> Any:
 
 @implements(np.mean)
 def mean(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = _NONE, *, where: Any = _NONE
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = NO_VALUE,
+    *,
+    where: Any = NO_VALUE,
 ) -> Any:
     """Return the arithmetic mean."""
     kind = np.mean(np.ones(1, a.dtype), dtype=dtype).dtype
     # NumPy adds float16 in float32.
     working = np.dtype(np.float32) if kind == np.float16 and dtype is None else kind
-    mask = True if where is _NONE else where
-    total = reduce(np.add, a, axis, working, None, keepdims is not _NONE and bool(keepdims), _NONE, mask)
+    mask = True if where is NO_VALUE else where
+    total = reduce(
+        np.add, a, axis, working, None, keepdims is not NO_VALUE and bool(keepdims), NO_VALUE, mask
+    )
     n: Any = count_of(a, axis) if mask is True else _counted(mask, a, axis, keepdims)
     if mask is True and not n:
         warnings.warn("Mean of empty slice.", RuntimeWarning, stacklevel=2)
@@ -94,33 +118,41 @@ def mean(
 
 def _counted(mask: Any, x: DTensor, axis: Any, keepdims: Any) -> Any:
     ones = elementwise(np.logical_and, (mask, elementwise(np.equal, (astype(x, np.dtype(bool)), 0), {})), {})
-    both = elementwise(np.logical_or, (ones, elementwise(np.logical_and, (mask, astype(x, np.dtype(bool))), {})), {})
-    return reduce(np.add, both, axis, np.intp, None, keepdims is not _NONE and bool(keepdims))
+    both = elementwise(
+        np.logical_or, (ones, elementwise(np.logical_and, (mask, astype(x, np.dtype(bool))), {})), {}
+    )
+    return reduce(np.add, both, axis, np.intp, None, keepdims is not NO_VALUE and bool(keepdims))
 
 
 @implements(np.var)
 def var(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = _NONE, *,
-    where: Any = _NONE, mean: Any = _NONE, correction: Any = _NONE,
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = NO_VALUE, *,
+    where: Any = NO_VALUE, mean: Any = NO_VALUE, correction: Any = NO_VALUE,
 ) -> Any:  # fmt: skip
     """Return the variance: in two passes, as NumPy does."""
-    if where is not _NONE:
-        raise UnshardableError("where= of np.var and np.std is not built: select the elements with x[mask] first")
-    if correction is not _NONE:
+    if where is not NO_VALUE:
+        raise UnshardableError(
+            "where= of np.var and np.std is not built: select the elements with x[mask] first"
+        )
+    if correction is not NO_VALUE:
         ddof = correction
     kind = np.var(np.ones(2, a.dtype), dtype=dtype).dtype
     work = np.result_type(kind, np.float32) if kind == np.float16 else kind
     wide = np.result_type(a.dtype, work)
     x = a if a.dtype == wide else astype(a, np.dtype(wide))
     n = count_of(a, axis)
-    center = mean if mean is not _NONE else elementwise(
-        np.true_divide, (reduce(np.add, x, axis, None, None, True), n), {}
+    center = (
+        mean
+        if mean is not NO_VALUE
+        else elementwise(np.true_divide, (reduce(np.add, x, axis, None, None, True), n), {})
     )
     difference = elementwise(np.subtract, (x, center), {})
     square = (
-        _abs_squared(difference) if difference.dtype.kind == "c" else elementwise(np.multiply, (difference, difference), {})
+        _abs_squared(difference)
+        if difference.dtype.kind == "c"
+        else elementwise(np.multiply, (difference, difference), {})
     )
-    total = reduce(np.add, square, axis, None, None, keepdims is not _NONE and bool(keepdims))
+    total = reduce(np.add, square, axis, None, None, keepdims is not NO_VALUE and bool(keepdims))
     if n - ddof <= 0:
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
     divided = elementwise(np.true_divide, (total, max(n - ddof, 0)), {})
@@ -138,8 +170,8 @@ def _abs_squared(x: DTensor) -> DTensor:
 
 @implements(np.std)
 def std(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = _NONE, *,
-    where: Any = _NONE, mean: Any = _NONE, correction: Any = _NONE,
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = NO_VALUE, *,
+    where: Any = NO_VALUE, mean: Any = NO_VALUE, correction: Any = NO_VALUE,
 ) -> Any:  # fmt: skip
     """Return the standard deviation."""
     found = var(a, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction)
@@ -147,17 +179,19 @@ def std(
 
 
 @implements(np.ptp)
-def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = _NONE) -> Any:
+def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = NO_VALUE) -> Any:
     """Return the range of the values."""
-    kept = keepdims is not _NONE and bool(keepdims)
+    kept = keepdims is not NO_VALUE and bool(keepdims)
     high, low = reduce(np.maximum, a, axis, keepdims=kept), reduce(np.minimum, a, axis, keepdims=kept)
     return _finish(elementwise(np.subtract, (high, low), {}), out)
 
 
 @implements(np.average)
-def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = _NONE) -> Any:
+def average(
+    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = NO_VALUE
+) -> Any:
     """Return the weighted average."""
-    kept = keepdims is not _NONE and bool(keepdims)
+    kept = keepdims is not NO_VALUE and bool(keepdims)
     if weights is None:
         found = mean(a, axis, keepdims=kept)
         scale = elementwise(np.add, (elementwise(np.multiply, (found, 0), {}), float(count_of(a, axis))), {})
@@ -173,8 +207,10 @@ def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
         weights = reshape(weights, tuple(weights.shape[0] if d == dim else 1 for d in range(a.ndim)))
     kind = np.result_type(a.dtype, weights.dtype, np.float64 if a.dtype.kind in "iub" else a.dtype)
     product = elementwise(np.multiply, (a, weights), {"dtype": kind})
-    spread = product if weights.shape == a.shape else elementwise(
-        np.add, (elementwise(np.multiply, (a, 0), {"dtype": kind}), weights), {}
+    spread = (
+        product
+        if weights.shape == a.shape
+        else elementwise(np.add, (elementwise(np.multiply, (a, 0), {"dtype": kind}), weights), {})
     )
     scale = reduce(np.add, weights if weights.shape == a.shape else spread, axis, kind, None, kept)
     found = elementwise(np.true_divide, (reduce(np.add, product, axis, kind, None, kept), scale), {})
@@ -194,17 +230,19 @@ def _replaced(a: DTensor, value: float) -> DTensor:
     if a.dtype.kind not in "fc":
         return a
     spec = a.spec.complete()
-    (result,) = run_local("nan", lambda block: np.where(np.isnan(block), a.dtype.type(value), block), [a], [spec], (spec,))
+    (result,) = run_local(
+        "nan", lambda block: np.where(np.isnan(block), a.dtype.type(value), block), [a], [spec], (spec,)
+    )
     return result
 
 
 def _nan_reduction(ufunc: np.ufunc, value: float) -> Callable[..., Any]:
     def function(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = _NONE, initial: Any = _NONE,
-        where: Any = _NONE,
+        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = NO_VALUE,
+        initial: Any = NO_VALUE, where: Any = NO_VALUE,
     ) -> Any:  # fmt: skip
-        kept = keepdims is not _NONE and bool(keepdims)
-        mask = True if where is _NONE else where
+        kept = keepdims is not NO_VALUE and bool(keepdims)
+        mask = True if where is NO_VALUE else where
         return reduce(ufunc, _replaced(a, value), axis, dtype, out, kept, initial, mask)
 
     return function
@@ -216,10 +254,15 @@ implements(np.nanprod)(_nan_reduction(np.multiply, 1.0))
 
 def _nan_extreme(ufunc: np.ufunc) -> Callable[..., Any]:
     def function(
-        a: Any, axis: Any = None, out: Any = None, keepdims: Any = _NONE, initial: Any = _NONE, where: Any = _NONE
+        a: Any,
+        axis: Any = None,
+        out: Any = None,
+        keepdims: Any = NO_VALUE,
+        initial: Any = NO_VALUE,
+        where: Any = NO_VALUE,
     ) -> Any:
-        kept = keepdims is not _NONE and bool(keepdims)
-        return reduce(ufunc, a, axis, None, out, kept, initial, True if where is _NONE else where)
+        kept = keepdims is not NO_VALUE and bool(keepdims)
+        return reduce(ufunc, a, axis, None, out, kept, initial, True if where is NO_VALUE else where)
 
     return function
 
@@ -236,12 +279,18 @@ def _present(a: DTensor, axis: Any, keepdims: bool) -> Any:
 
 @implements(np.nanmean)
 def nanmean(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = _NONE, *, where: Any = _NONE
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = NO_VALUE,
+    *,
+    where: Any = NO_VALUE,
 ) -> Any:
     """Return the mean of the elements that are not NaN."""
-    if where is not _NONE:
+    if where is not NO_VALUE:
         raise UnshardableError("where= of np.nanmean is not built: select the elements with x[mask] first")
-    kept = keepdims is not _NONE and bool(keepdims)
+    kept = keepdims is not NO_VALUE and bool(keepdims)
     kind = np.mean(np.ones(1, a.dtype), dtype=dtype).dtype
     total = reduce(np.add, _replaced(a, 0.0), axis, kind, None, kept)
     return _finish(astype(elementwise(np.true_divide, (total, _present(a, axis, kept)), {}), kind), out)
@@ -249,28 +298,36 @@ def nanmean(
 
 @implements(np.nanvar)
 def nanvar(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = _NONE, *,
-    where: Any = _NONE, mean: Any = _NONE, correction: Any = _NONE,
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = NO_VALUE, *,
+    where: Any = NO_VALUE, mean: Any = NO_VALUE, correction: Any = NO_VALUE,
 ) -> Any:  # fmt: skip
     """Return the variance of the elements that are not NaN."""
-    if where is not _NONE:
+    if where is not NO_VALUE:
         raise UnshardableError("where= of np.nanvar is not built: select the elements with x[mask] first")
-    ddof = ddof if correction is _NONE else correction
-    kept = keepdims is not _NONE and bool(keepdims)
+    ddof = ddof if correction is NO_VALUE else correction
+    kept = keepdims is not NO_VALUE and bool(keepdims)
     kind = np.var(np.ones(2, a.dtype), dtype=dtype).dtype
-    center = nanmean(a, axis, dtype, keepdims=True) if mean is _NONE else mean
+    center = nanmean(a, axis, dtype, keepdims=True) if mean is NO_VALUE else mean
     difference = _replaced(elementwise(np.subtract, (a, center), {}), 0.0)
-    square = _abs_squared(difference) if difference.dtype.kind == "c" else elementwise(np.square, (difference,), {})
+    square = (
+        _abs_squared(difference)
+        if difference.dtype.kind == "c"
+        else elementwise(np.square, (difference,), {})
+    )
     total = reduce(np.add, square, axis, None, None, kept)
     n = _present(a, axis, kept)
-    divided = elementwise(np.true_divide, (total, elementwise(np.subtract, (n, ddof), {}) if isinstance(n, DTensor) else n - ddof), {})
+    divided = elementwise(
+        np.true_divide,
+        (total, elementwise(np.subtract, (n, ddof), {}) if isinstance(n, DTensor) else n - ddof),
+        {},
+    )
     return _finish(astype(divided, kind), out)
 
 
 @implements(np.nanstd)
 def nanstd(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = _NONE, *,
-    where: Any = _NONE, mean: Any = _NONE, correction: Any = _NONE,
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: Any = NO_VALUE, *,
+    where: Any = NO_VALUE, mean: Any = NO_VALUE, correction: Any = NO_VALUE,
 ) -> Any:  # fmt: skip
     """Return the standard deviation of the elements that are not NaN."""
     found = nanvar(a, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction)
@@ -288,7 +345,9 @@ def _flat(a: DTensor, axis: Any) -> tuple[DTensor, int]:
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
     """Return the sums up to each element."""
     x, dim = _flat(a, axis)
-    return accumulate(np.add, x, dim, np.add.reduce(np.ones(1, a.dtype)).dtype if dtype is None else dtype, out)
+    return accumulate(
+        np.add, x, dim, np.add.reduce(np.ones(1, a.dtype)).dtype if dtype is None else dtype, out
+    )
 
 
 @implements(np.cumprod)
@@ -316,7 +375,9 @@ def _cumulative(base: Callable[..., Any]) -> Callable[..., Any]:
         x: Any, /, *, axis: Any = None, dtype: Any = None, out: Any = None, include_initial: bool = False
     ) -> Any:
         if include_initial:
-            raise UnshardableError("include_initial= is not built: np.concatenate puts the initial value in front")
+            raise UnshardableError(
+                "include_initial= is not built: np.concatenate puts the initial value in front"
+            )
         if axis is None and x.ndim > 1:
             raise ValueError("For arrays which have more than one dimension ``axis`` argument is required.")
         return base(x, 0 if axis is None else axis, dtype, out)
@@ -332,8 +393,8 @@ implements(getattr(np, "cumulative_prod", None))(_cumulative(cumprod))
 
 
 def _arg_extreme(find: Any, name: str) -> Callable[..., Any]:
-    def function(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = _NONE) -> Any:
-        kept = keepdims is not _NONE and bool(keepdims)
+    def function(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = NO_VALUE) -> Any:
+        kept = keepdims is not NO_VALUE and bool(keepdims)
         x, dim = _flat(a, axis)
         result = _places(find, x, normalized_axes(dim, x.ndim)[0], name)
         if axis is None:
@@ -357,13 +418,18 @@ def _places(find: Any, x: DTensor, dim: int, name: str) -> DTensor:
     if shards == 1:
         spec = free_axes(spec, [dim]) if spec.ndim > 1 or cut == WHOLE else spec.replicated()
         rest = [d for d in range(x.ndim) if d != dim]
-        target = spec_of(spec.grid, tuple(spec.shape[d] for d in rest), np.dtype(np.intp), [spec.axes[d] for d in rest])
+        target = spec_of(
+            spec.grid, tuple(spec.shape[d] for d in rest), np.dtype(np.intp), [spec.axes[d] for d in rest]
+        )
         (result,) = run_local(name, lambda b: find(b, axis=dim), [x], [spec], (target,))
         return result
     # One candidate from each block: its value, and its index in the whole dimension.
     length = spec.grid.sizes[cut]
-    shape = spec.shape[:dim] + (length,) + spec.shape[dim + 1 :]
-    values, places = spec_of(spec.grid, shape, spec.dtype, spec.axes), spec_of(spec.grid, shape, np.dtype(np.intp), spec.axes)
+    shape = (*spec.shape[:dim], length, *spec.shape[dim + 1 :])
+    values, places = (
+        spec_of(spec.grid, shape, spec.dtype, spec.axes),
+        spec_of(spec.grid, shape, np.dtype(np.intp), spec.axes),
+    )
     offsets = [start for start, _ in spec.cuts(dim)]
     there = bring(x, spec, name)
     if there._shards is None:
@@ -389,7 +455,9 @@ def _places(find: Any, x: DTensor, dim: int, name: str) -> DTensor:
     where = whole.replace(dtype=np.intp)
     p = exchange(p, plan_relayout(places, where), where)
     rest = [d for d in range(x.ndim) if d != dim]
-    target = spec_of(spec.grid, tuple(spec.shape[d] for d in rest), np.dtype(np.intp), [whole.axes[d] for d in rest])
+    target = spec_of(
+        spec.grid, tuple(spec.shape[d] for d in rest), np.dtype(np.intp), [whole.axes[d] for d in rest]
+    )
 
     def best(candidates: Any, indices: Any) -> Any:
         candidates = np.take(candidates, range(shards), axis=dim)  # the last blocks may be empty
@@ -405,8 +473,10 @@ implements(np.argmin)(_arg_extreme(np.argmin, "argmin"))
 
 
 def _nan_arg(find: Any, value: float) -> Callable[..., Any]:
-    def function(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = _NONE) -> Any:
-        if a.dtype.kind in "fc" and bool(reduce(np.logical_or, reduce(np.logical_and, elementwise(np.isnan, (a,), {}), axis), None)):
+    def function(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = NO_VALUE) -> Any:
+        if a.dtype.kind in "fc" and bool(
+            reduce(np.logical_or, reduce(np.logical_and, elementwise(np.isnan, (a,), {}), axis), None)
+        ):
             raise ValueError("All-NaN slice encountered")
         return find(_replaced(a, value), axis, out, keepdims=keepdims)
 

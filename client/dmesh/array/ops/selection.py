@@ -8,14 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from dmesh.array.dispatch.operands import PYTHON_SCALARS, aligned, bring, check_operand, choose_axes, grid_among
+from dmesh.array.dispatch.operands import (
+    PYTHON_SCALARS,
+    aligned,
+    bring,
+    check_operand,
+    choose_axes,
+    grid_among,
+)
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import astype, elementwise, normalized_axes, reduce, run_local, store
+from dmesh.array.dispatch.ufunc import (
+    NO_VALUE,
+    astype,
+    elementwise,
+    normalized_axes,
+    reduce,
+    run_local,
+    store,
+)
 from dmesh.array.dtensor import DTensor, move
 from dmesh.array.indexing import compress, counted
 from dmesh.array.ops import mappings
 from dmesh.array.spec import WHOLE, spec_of
 from dmesh.errors import UnshardableError
+
+_f: Any  # NumPy's functions, by families
 
 
 def local_elementwise(name: str, kernel: Any, inputs: Sequence[Any], dtype: Any) -> DTensor:
@@ -27,14 +44,18 @@ def local_elementwise(name: str, kernel: Any, inputs: Sequence[Any], dtype: Any)
     shape = np.broadcast_shapes(*(x.shape for x in arrays))
     axes = choose_axes(tuple(x.spec for x in arrays), shape)
     placed = [
-        x.spec.complete().replace(axes=aligned(x.shape, shape, axes)) if isinstance(x, DTensor) else None for x in inputs
+        x.spec.complete().replace(axes=aligned(x.shape, shape, axes)) if isinstance(x, DTensor) else None
+        for x in inputs
     ]
     (result,) = run_local(name, kernel, inputs, placed, (spec_of(grid, shape, np.dtype(dtype), axes),))
     return result
 
 
 def _typed(values: Sequence[Any]) -> list[Any]:
-    return [x.dtype if isinstance(x, DTensor) else x if type(x) in PYTHON_SCALARS else np.asarray(x).dtype for x in values]
+    return [
+        x.dtype if isinstance(x, DTensor) else x if type(x) in PYTHON_SCALARS else np.asarray(x).dtype
+        for x in values
+    ]
 
 
 def where_(condition: Any, x: Any, y: Any) -> DTensor:
@@ -54,16 +75,23 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
 
 @implements(np.clip)
 def clip(
-    a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None, max: Any = None, **kwargs: Any
+    a: Any,
+    a_min: Any = None,
+    a_max: Any = None,
+    out: Any = None,
+    *,
+    min: Any = None,
+    max: Any = None,
+    **kwargs: Any,
 ) -> Any:
     """Return values limited to an interval."""
-    if a_min is np._NoValue:  # type: ignore[attr-defined]
+    if a_min is NO_VALUE:
         a_min = None
-    if a_max is np._NoValue:  # type: ignore[attr-defined]
+    if a_max is NO_VALUE:
         a_max = None
     low, high = (min if a_min is None else a_min), (max if a_max is None else a_max)
-    low = None if low is np._NoValue else low  # type: ignore[attr-defined]
-    high = None if high is np._NoValue else high  # type: ignore[attr-defined]
+    low = None if low is NO_VALUE else low
+    high = None if high is NO_VALUE else high
     if low is None and high is None:
         return elementwise(np.positive, (a,), {"out": None if out is None else (out,)})
     options = {"out": None if out is None else (out,), **kwargs}
@@ -89,15 +117,31 @@ def _simple(function: Any, *names: str) -> Any:
         out = kwargs.pop("out", None)
         for value in (*args, *kwargs.values()):
             if isinstance(value, DTensor) or (isinstance(value, np.ndarray) and value.ndim):
-                raise UnshardableError(f"np.{function.__name__} of a sharded array takes numbers as its other arguments")
+                raise UnshardableError(
+                    f"np.{function.__name__} of a sharded array takes numbers as its other arguments"
+                )
         dtype = np.asarray(function(np.ones(1, a.dtype), *args, **kwargs)).dtype
-        result = local_elementwise(function.__name__, lambda b: np.asarray(function(b, *args, **kwargs)), [a], dtype)
+        result = local_elementwise(
+            function.__name__, lambda b: np.asarray(function(b, *args, **kwargs)), [a], dtype
+        )
         return result if out is None else store(result, out, "same_kind")
 
     return handler
 
 
-for _f in (np.real, np.imag, np.angle, np.nan_to_num, np.sinc, np.i0, np.fix, np.isneginf, np.isposinf, np.iscomplex, np.isreal):
+for _f in (
+    np.real,
+    np.imag,
+    np.angle,
+    np.nan_to_num,
+    np.sinc,
+    np.i0,
+    np.fix,
+    np.isneginf,
+    np.isposinf,
+    np.iscomplex,
+    np.isreal,
+):
     implements(_f, note="local")(_simple(_f))
 
 
@@ -112,19 +156,21 @@ def real_if_close(a: Any, tol: float = 100) -> Any:
 @implements(np.iscomplexobj, note="local")
 def iscomplexobj(x: Any) -> bool:
     """Return whether the dtype is complex."""
-    return x.dtype.kind == "c"  # type: ignore[no-any-return]
+    return bool(x.dtype.kind == "c")
 
 
 @implements(np.isrealobj, note="local")
 def isrealobj(x: Any) -> bool:
     """Return whether the dtype is not complex."""
-    return x.dtype.kind != "c"  # type: ignore[no-any-return]
+    return bool(x.dtype.kind != "c")
 
 
 @implements(np.isclose)
 def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
     """Return whether elements are close."""
-    return local_elementwise("isclose", lambda x, y: np.asarray(np.isclose(x, y, rtol, atol, equal_nan)), [a, b], bool)
+    return local_elementwise(
+        "isclose", lambda x, y: np.asarray(np.isclose(x, y, rtol, atol, equal_nan)), [a, b], bool
+    )
 
 
 def _truth(x: DTensor) -> bool:
@@ -146,7 +192,16 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
         return False
     same = elementwise(np.equal, (a1, a2), {})
     if equal_nan:
-        same = elementwise(np.logical_or, (same, elementwise(np.logical_and, (elementwise(np.isnan, (a1,), {}), elementwise(np.isnan, (a2,), {})), {})), {})
+        same = elementwise(
+            np.logical_or,
+            (
+                same,
+                elementwise(
+                    np.logical_and, (elementwise(np.isnan, (a1,), {}), elementwise(np.isnan, (a2,), {})), {}
+                ),
+            ),
+            {},
+        )
     return _truth(same)
 
 
@@ -165,23 +220,34 @@ def array_equiv(a1: Any, a2: Any) -> bool:
 
 def _indices(indices: Any) -> Any:
     """Return indices as every client has them; sharded ones are read whole."""
-    return move(indices, indices.spec.replicated()).blocks[0] if isinstance(indices, DTensor) else np.asarray(indices)
+    return (
+        move(indices, indices.spec.replicated()).blocks[0]
+        if isinstance(indices, DTensor)
+        else np.asarray(indices)
+    )
 
 
 @implements(np.take)
 def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
     """Return the elements at a list of indices of a dimension; sharded indices are read whole."""
     if not isinstance(a, DTensor):
-        raise UnshardableError("np.take from a plain array by sharded indices: dmesh.copy_to_mesh makes it a sharded one")
+        raise UnshardableError(
+            "np.take from a plain array by sharded indices: dmesh.copy_to_mesh makes it a sharded one"
+        )
     x, dim = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, normalized_axes(axis, a.ndim)[0])
     values = _indices(indices)
     if values.dtype.kind not in "iu" and values.size:
-        raise TypeError(f"Cannot cast array data from {values.dtype!r} to dtype('int64') according to the rule 'safe'")
+        raise TypeError(
+            f"Cannot cast array data from {values.dtype!r} to dtype('int64') according to the rule 'safe'"
+        )
     n = x.shape[dim]
     flat = values.reshape(-1).astype(np.intp)
     if mode == "raise":
         if flat.size and (flat.min() < -n or flat.max() >= n):
-            raise IndexError(f"index {flat.max() if flat.max() >= n else flat.min()} is out of bounds for axis {dim} with size {n}")
+            raise IndexError(
+                f"index {flat.max() if flat.max() >= n else flat.min()} is out of bounds for axis {dim} "
+                f"with size {n}"
+            )
         flat = np.where(flat < 0, flat + n, flat)
     else:
         flat = flat % n if mode == "wrap" else np.clip(flat, 0, n - 1)
@@ -220,12 +286,18 @@ def flatnonzero(a: Any) -> Any:
 def nonzero(a: Any) -> Any:
     """Return the indices of the elements that are not zero, dimension by dimension."""
     if not a.ndim:
-        raise ValueError("Calling nonzero on 0d arrays is not allowed. Use np.atleast_1d(scalar).nonzero() instead.")
+        raise ValueError(
+            "Calling nonzero on 0d arrays is not allowed. Use np.atleast_1d(scalar).nonzero() instead."
+        )
     flat = flatnonzero(a)
     results = []
     for dim, n in enumerate(a.shape):
         stride = math.prod(a.shape[dim + 1 :])
-        results.append(elementwise(np.remainder, (elementwise(np.floor_divide, (flat, max(stride, 1)), {}), max(n, 1)), {}))
+        results.append(
+            elementwise(
+                np.remainder, (elementwise(np.floor_divide, (flat, max(stride, 1)), {}), max(n, 1)), {}
+            )
+        )
     return tuple(results)
 
 
@@ -237,7 +309,7 @@ def argwhere(a: Any) -> Any:
 
 def _triangle(lower: bool) -> Any:
     def function(m: Any, k: int = 0) -> Any:
-        x = m if m.ndim > 1 else np.broadcast_to(m, (m.shape[0], m.shape[0]))
+        x: Any = m if m.ndim > 1 else np.broadcast_to(m, (m.shape[0], m.shape[0]))
         spec = x.spec.complete()
         there = bring(x, spec, "np.tril" if lower else "np.triu")
         if there._shards is None:
@@ -265,8 +337,8 @@ def diag(v: Any, k: int = 0) -> Any:
     if v.ndim != 1:
         raise ValueError("Input must be 1- or 2-d.")
     n = v.shape[0] + abs(k)
-    row = np.pad(v, (max(k, 0), max(-k, 0)))
-    whole = np.broadcast_to(row, (n, n))
+    row: Any = np.pad(v, (max(k, 0), max(-k, 0)))
+    whole: Any = np.broadcast_to(row, (n, n))
     target = whole.spec
     if whole._shards is None:
         return DTensor(target, None)
@@ -284,7 +356,7 @@ def diagflat(v: Any, k: int = 0) -> Any:
 
 
 @implements(np.vander)
-def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:  # noqa: N803 -- NumPy's name
+def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     """Return the powers of the elements, one row for each."""
     n = x.shape[0] if N is None else N
     dtype = np.vander(np.ones(1, x.dtype), n).dtype
@@ -300,7 +372,9 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
     if x.ndim != 1:
         raise ValueError("object too deep for desired array")
     if x.dtype.kind not in "iub":
-        raise TypeError(f"Cannot cast array data from {x.dtype!r} to dtype('int64') according to the rule 'safe'")
+        raise TypeError(
+            f"Cannot cast array data from {x.dtype!r} to dtype('int64') according to the rule 'safe'"
+        )
     highest = int(reduce(np.maximum, x, None).item()) if x.size else -1
     if x.size and int(reduce(np.minimum, x, None).item()) < 0:
         raise ValueError("'list' argument must have no negative elements")
@@ -315,7 +389,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
         placed.append(weights.spec.complete().replace(axes=spec.axes))
     dtype = np.dtype(np.intp if weights is None else np.float64)
     target = spec_of(spec.grid, (n,), dtype, None, over, "sum" if over else "")
-    (result,) = run_local("bincount", lambda b, *w: np.bincount(b, *w, minlength=n), operands, placed, (target,))
+    (result,) = run_local("bincount", lambda b, w=None: np.bincount(b, w, n), operands, placed, (target,))
     return result
 
 
@@ -323,7 +397,9 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
 def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
     """Return how many elements lie in each bin, as a partial sum, and the bins' edges as a plain array."""
     if weights is not None or isinstance(bins, (str, DTensor)):
-        raise UnshardableError("np.histogram of sharded arrays takes no weights=, and bins as a number or a plain array")
+        raise UnshardableError(
+            "np.histogram of sharded arrays takes no weights=, and bins as a number or a plain array"
+        )
     flat = mappings.reshape(a, (a.size,)) if a.ndim != 1 else a
     if range is None and np.ndim(bins) == 0 and a.size:
         range = (reduce(np.minimum, flat, None).item(), reduce(np.maximum, flat, None).item())
@@ -337,7 +413,9 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
 
     (counts,) = run_local("histogram", kernel, [flat], [spec], (target,))
     if density:
-        return elementwise(np.true_divide, (counts, reduce(np.add, counts, None)), {}) / _widths(counts, edges), edges
+        return elementwise(np.true_divide, (counts, reduce(np.add, counts, None)), {}) / _widths(
+            counts, edges
+        ), edges
     return counts, edges
 
 

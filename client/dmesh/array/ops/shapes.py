@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -12,13 +13,15 @@ import numpy as np
 from dmesh.array.creation import from_blocks_of
 from dmesh.array.dispatch.operands import aligned, bring, check_operand, choose_axes, grid_among
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import astype, store
+from dmesh.array.dispatch.ufunc import astype, can_cast, store
 from dmesh.array.dtensor import DTensor
 from dmesh.array.ops import mappings
 from dmesh.array.ops.mappings import Pick, map_blocks, moved_dims, pick, place_into
 from dmesh.array.spec import WHOLE, spec_of
 from dmesh.array.transfer.mapping import Run
 from dmesh.errors import UnshardableError
+
+_f: Any  # NumPy's functions, by families
 
 
 def _axis(axis: Any, ndim: int) -> int:
@@ -31,11 +34,15 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
 
 def _row_major(order: str, name: str) -> None:
     if order not in ("C", "K", "A"):
-        raise UnshardableError(f"np.{name} of sharded arrays takes elements in C order only, not order={order!r}")
+        raise UnshardableError(
+            f"np.{name} of sharded arrays takes elements in C order only, not order={order!r}"
+        )
 
 
 @implements(np.reshape)
-def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Any:
+def reshape(
+    a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None
+) -> Any:
     """Return an array with another shape: see `mappings.reshape`."""
     _row_major(order, "reshape")
     wanted = newshape if shape is None else shape
@@ -133,7 +140,9 @@ def _relabel(a: DTensor, shape: tuple[int, ...], new: Sequence[int], dropped: Se
     """Add and drop dimensions of length 1; one that is cut is first brought to all devices."""
     spec = a.spec
     if any(spec.axes[d] != WHOLE for d in dropped):
-        spec = spec.complete().replace(axes=[WHOLE if d in dropped else axis for d, axis in enumerate(spec.axes)])
+        spec = spec.complete().replace(
+            axes=[WHOLE if d in dropped else axis for d, axis in enumerate(spec.axes)]
+        )
         a = bring(a, spec, "squeeze")
     axes = [axis for d, axis in enumerate(spec.axes) if d not in dropped]
     for at in new:
@@ -167,11 +176,13 @@ for _f, _n in ((np.atleast_1d, 1), (np.atleast_2d, 2), (np.atleast_3d, 3)):
 
 @implements(np.broadcast_to)
 def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
-    """Return an array that is repeated along new and lengthened dimensions, on each device as far as it needs."""
+    """Return an array that is repeated along new and lengthened dimensions."""
     del subok
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if np.broadcast_shapes(array.shape, lengths) != lengths:
-        raise ValueError(f"operands could not be broadcast together with remapped shapes {array.shape} and {lengths}")
+        raise ValueError(
+            f"operands could not be broadcast together with remapped shapes {array.shape} and {lengths}"
+        )
     spec = array.spec.complete()
     axes = choose_axes((spec,), lengths)
     placed = spec.replace(axes=aligned(spec.shape, lengths, axes))
@@ -192,7 +203,9 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
     for x in args:
         check_operand(x, "np.broadcast_arrays")
     if not all(isinstance(x, DTensor) for x in args):
-        raise UnshardableError("np.broadcast_arrays of sharded arrays and numbers: make the numbers arrays, by dmesh.full")
+        raise UnshardableError(
+            "np.broadcast_arrays of sharded arrays and numbers: make the numbers arrays, by dmesh.full"
+        )
     shape = np.broadcast_shapes(*(x.shape for x in args))
     return tuple(broadcast_to(x, shape) for x in args)
 
@@ -211,11 +224,15 @@ def copy(a: Any, order: str = "K", subok: bool = False) -> Any:
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
     """Copy values to an array, in its layout."""
     if not isinstance(dst, DTensor):
-        raise UnshardableError("np.copyto writes to a sharded array, or from plain to plain; x.full() is the whole array")
+        raise UnshardableError(
+            "np.copyto writes to a sharded array, or from plain to plain; x.full() is the whole array"
+        )
     check_operand(src, "np.copyto")
     source = src.dtype if isinstance(src, (DTensor, np.ndarray, np.generic)) else np.min_scalar_type(src)
-    if not np.can_cast(source, dst.dtype, casting=casting):  # type: ignore[arg-type]
-        raise TypeError(f"Cannot cast array data from {source!r} to {dst.dtype!r} according to the rule {casting!r}")
+    if not can_cast(source, dst.dtype, casting):
+        raise TypeError(
+            f"Cannot cast array data from {source!r} to {dst.dtype!r} according to the rule {casting!r}"
+        )
     if where is True:
         dst[...] = src
         return
@@ -230,11 +247,20 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) ->
 
 def _like(make: Any) -> Any:
     def function(
-        a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+        a: Any,
+        dtype: Any = None,
+        order: str = "K",
+        subok: bool = True,
+        shape: Any = None,
+        *,
+        device: Any = None,
     ) -> Any:
         del order, subok, device
         if shape is not None and tuple(np.atleast_1d(shape)) != a.shape:
-            raise UnshardableError("shape= of the _like functions is refused for sharded arrays: use dmesh.zeros and others, with a layout")
+            raise UnshardableError(
+                "shape= of the _like functions is refused for sharded arrays: use dmesh.zeros and "
+                "others, with a layout"
+            )
         spec = a.spec.complete().replace(dtype=a.dtype if dtype is None else dtype)
         return from_blocks_of(spec, lambda local: make(local, spec.dtype))
 
@@ -284,12 +310,14 @@ def concatenate(
     for x in found:
         if x.ndim != first.ndim:
             raise ValueError(
-                "all the input array dimensions except for the concatenation axis must match exactly: they have "
+                "all the input array dimensions except for the concatenation axis must match exactly: "
+                "they have "
                 f"{first.ndim} and {x.ndim} dimensions"
             )
         if any(n != m for d, (n, m) in enumerate(zip(x.shape, first.shape, strict=True)) if d != at):
             raise ValueError(
-                f"all the input array dimensions except for the concatenation axis must match exactly: {first.shape} "
+                "all the input array dimensions except for the concatenation axis must match exactly: "
+                f"{first.shape} "
                 f"and {x.shape}"
             )
     kind = np.result_type(*(x.dtype for x in found)) if dtype is None else np.dtype(dtype)
@@ -310,7 +338,9 @@ def concatenate(
 
 
 @implements(np.stack)
-def stack(arrays: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def stack(
+    arrays: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
     """Return arrays joined along a new dimension."""
     found = _arrays(arrays, "stack")
     if not found:
@@ -362,13 +392,16 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
         ends = np.cumsum([0] + more * [each + 1] + (indices_or_sections - more) * [each]).tolist()
     else:
         ends = [0, *(int(i) for i in indices_or_sections), length]
-    return [ary[(slice(None),) * at + (slice(a, b),)] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [ary[(slice(None),) * at + (slice(a, b),)] for a, b in itertools.pairwise(ends)]
 
 
 @implements(np.split)
 def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
     """Return equal parts of an array along a dimension."""
-    if isinstance(indices_or_sections, (int, np.integer)) and ary.shape[_axis(axis, ary.ndim)] % indices_or_sections:
+    if (
+        isinstance(indices_or_sections, (int, np.integer))
+        and ary.shape[_axis(axis, ary.ndim)] % indices_or_sections
+    ):
         raise ValueError("array split does not result in an equal division")
     return array_split(ary, indices_or_sections, axis)
 
@@ -442,7 +475,7 @@ def rot90(m: Any, k: int = 1, axes: Any = (0, 1)) -> Any:
 
 @implements(np.roll)
 def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    """Return an array whose elements are shifted along dimensions, those beyond the end coming in at the start."""
+    """Return an array whose elements are shifted, those beyond the end coming in at the start."""
     if axis is None:
         return mappings.reshape(roll(mappings.reshape(a, (a.size,)), shift, 0), a.shape)
     shifts = np.atleast_1d(shift).tolist()
@@ -470,7 +503,7 @@ def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
 
 
 @implements(np.tile)
-def tile(A: Any, reps: Any) -> Any:  # noqa: N803 -- NumPy's name
+def tile(A: Any, reps: Any) -> Any:
     """Return an array that is repeated as a whole."""
     counts = list(reps) if isinstance(reps, (tuple, list)) else [reps]
     x = expand_dims(A, tuple(range(len(counts) - A.ndim))) if A.ndim < len(counts) else A
@@ -494,7 +527,8 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     values = kwargs.pop("constant_values", 0)
     if mode != "constant" or kwargs or np.ndim(values):
         raise UnshardableError(
-            "np.pad of sharded arrays is built for mode='constant' with one value, 'edge', 'wrap', 'reflect' and 'symmetric'"
+            "np.pad of sharded arrays is built for mode='constant' with one value, 'edge', 'wrap', "
+            "'reflect' and 'symmetric'"
         )
     shape = tuple(n + before + after for n, (before, after) in zip(array.shape, widths, strict=True))
     target = spec_of(array.spec.grid, shape, array.dtype, array.spec.axes)

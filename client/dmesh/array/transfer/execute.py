@@ -37,7 +37,7 @@ def run_exchange(
     arrived: list[tuple[Piece, Array]] = []
     if plan.communicates:
         arrived = _communicate(plan, shards, dtype)
-    targets = list(into) if into is not None else [None] * len(plan.shapes)
+    targets: list[Array | None] = list(into) if into is not None else [None] * len(plan.shapes)
     ledger.count("exchange", sum(values.nbytes for _, values in arrived))
     by_target: dict[int, int] = {}
     for piece in (*plan.local, *(piece for piece, _ in arrived)):

@@ -29,7 +29,8 @@ def copy_to_mesh(
     ```
 
     Args:
-        tensor: A NumPy array, with the same elements on every client: nothing is sent, and nobody compares. Or a
+        tensor: A NumPy array, with the same elements on every client: nothing is sent, and nobody
+        compares. Or a
             sharded array.
         layout: Where it goes.
         source_layout: Kept for TensorFlow's sake; a sharded array knows its layout.
@@ -75,7 +76,7 @@ def _moved(tensor: DTensor, target: Spec) -> DTensor:
             "relayout stays on the array's mesh; copy_to_mesh(x.full(), layout) brings it to another one"
         )
     result = move(tensor, target)
-    return result if result is not tensor else DTensor(target, tensor.blocks)
+    return result if result is not tensor else tensor.alias()
 
 
 def relayout_like(tensor: ArrayLike | DTensor, layout_tensor: DTensor, name: str | None = None) -> DTensor:
@@ -94,7 +95,9 @@ def fetch_layout(tensor: DTensor) -> Layout:
         UnshardableError: It is no sharded array.
     """
     if not isinstance(tensor, DTensor):
-        raise UnshardableError(f"fetch_layout expects a sharded array, got {type(tensor).__name__}: {tensor!r:.100}")
+        raise UnshardableError(
+            f"fetch_layout expects a sharded array, got {type(tensor).__name__}: {tensor!r:.100}"
+        )
     return tensor.layout
 
 
@@ -117,7 +120,8 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
     """Return a sharded array of this client's blocks, all of the same shape; nothing is sent.
 
     Args:
-        tensors: One block for each of this client's devices, in their order. Blocks of devices that have the same
+        tensors: One block for each of this client's devices, in their order. Blocks of devices that have
+        the same
             part of the array are not compared: the first one's counts.
         layout: Where the array lies.
 
@@ -129,7 +133,8 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise LayoutError(
-            f"pack needs blocks of one shape, got {sorted(shapes)}; from_local(blocks, layout, shape) takes others"
+            f"pack needs blocks of one shape, got {sorted(shapes)}; from_local(blocks, layout, shape) "
+            "takes others"
         )
     return from_local(arrays, layout)
 
@@ -141,13 +146,13 @@ def unpack(tensor: DTensor) -> list[NDArray[Any]]:
         UnshardableError: It is no sharded array.
     """
     if not isinstance(tensor, DTensor):
-        raise UnshardableError(f"unpack expects a sharded array, got {type(tensor).__name__}: {tensor!r:.100}")
+        raise UnshardableError(
+            f"unpack expects a sharded array, got {type(tensor).__name__}: {tensor!r:.100}"
+        )
     return tensor.to_local()
 
 
-def call_with_layout(
-    fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any
-) -> Any:
+def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any) -> Any:
     """Call a function and return its result in a layout; without a layout, as it is.
 
     ```python

@@ -69,8 +69,6 @@ class Part(NamedTuple):
     """Within the target's block."""
     taken: int
     """Elements that are taken."""
-    count: int
-    """Elements that are put: more than are taken, if one is repeated."""
 
 
 class Piece(NamedTuple):
@@ -147,7 +145,7 @@ def _parts(dim: Dim) -> Iterator[Part]:
                 if a < b:
                     take = _run_slice(source.at, a, b, low)
                     taken = 1 if source.at.step == 0 else b - a
-                    yield Part(k, j, take, _run_slice(target.at, a, b, lower), taken, b - a)
+                    yield Part(k, j, take, _run_slice(target.at, a, b, lower), taken)
         return
     pairs = np.arange(count)
     sources = _listed(source.at, pairs)
@@ -157,9 +155,7 @@ def _parts(dim: Dim) -> Iterator[Part]:
         for j, (lower, upper) in enumerate(target.cuts):
             chosen = pairs[mine & (targets >= lower) & (targets < upper)]
             if chosen.size:
-                yield Part(
-                    k, j, sources[chosen] - low, targets[chosen] - lower, chosen.size, chosen.size
-                )
+                yield Part(k, j, sources[chosen] - low, targets[chosen] - lower, chosen.size)
 
 
 def _listed(indices: Indices, pairs: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -173,7 +169,8 @@ def _selection(parts: Sequence[Part], attribute: str) -> tuple[Selector, ...]:
     if len(lists) > 1 or (lists and len(selectors) > 1):
         # Beside a list, slices would move its dimension to the front if it were not alone: all become lists.
         ranges = [
-            one if isinstance(one, np.ndarray) else np.arange(one.start, _stop(one), one.step) for one in selectors
+            one if isinstance(one, np.ndarray) else np.arange(one.start, _stop(one), one.step)
+            for one in selectors
         ]
         return np.ix_(*ranges)
     return tuple(selectors)
@@ -228,7 +225,9 @@ def plan_exchange(
                         for dim, at in zip(dims, places, strict=True)
                     )
                 )
-            for parts in itertools.product(*(table.get(at, ()) for table, at in zip(tables, places, strict=True))):
+            for parts in itertools.product(
+                *(table.get(at, ()) for table, at in zip(tables, places, strict=True))
+            ):
                 wanted = {
                     dim.source.axis: part.source
                     for dim, part in zip(dims, parts, strict=True)
@@ -248,7 +247,9 @@ def plan_exchange(
                     continue
                 at = slots_of_source[sender][slot]
                 shape = tuple(part.taken for part in parts)
-                piece = Piece(at, number, _selection(parts, "take"), _selection(parts, "put"), shape, slot not in held)
+                piece = Piece(
+                    at, number, _selection(parts, "take"), _selection(parts, "put"), shape, slot not in held
+                )
                 if sender == client:
                     local.append(piece)
                 elif client == me:

@@ -123,7 +123,8 @@ class Reduce:
         )
         fold, result = FOLDS[self.source.op], []
         for stack in stacked:
-            flat = stack.reshape(-1, *stack.shape[len(self.axes) :])
+            count = math.prod(stack.shape[: len(self.axes)])
+            flat = stack.reshape(count, *stack.shape[len(self.axes) :])
             total = flat[0]
             for one in flat[1:]:
                 total = np.asarray(fold(total, one))
@@ -172,7 +173,11 @@ def _reduce(source: Spec, axes: tuple[int, ...], scatter: int) -> Reduce:
     exchange = None
     if grid.lines(axes) is None:
         dims = [
-            Dim(grid.sizes[a], Side(a, tuple((i, i + 1) for i in range(grid.sizes[a]))), Side(WHOLE, ((0, grid.sizes[a]),)))
+            Dim(
+                grid.sizes[a],
+                Side(a, tuple((i, i + 1) for i in range(grid.sizes[a]))),
+                Side(WHOLE, ((0, grid.sizes[a]),)),
+            )
             for a in axes
         ] + [Dim(n, side(source, d), side(target, d)) for d, n in enumerate(source.shape)]
         exchange = plan_exchange(source, dims, target.used, tied=left)
@@ -183,7 +188,8 @@ def _reduce(source: Spec, axes: tuple[int, ...], scatter: int) -> Reduce:
 def plan(source: Spec, target: Spec) -> tuple[Step, ...]:
     """Return the steps from one placement to another of the same shape and dtype; the target is complete.
 
-    Contributions are reduced first: scattered if the target is cut along their mesh axis, so that each element
+    Contributions are reduced first: scattered if the target is cut along their mesh axis, so that each
+    element
     travels once.
     """
     steps: list[Step] = []
