@@ -23,6 +23,35 @@ from dmesh._version import __version__
 
 if TYPE_CHECKING:
     from dmesh import collectives, config, coordination, data, distribute, errors, tpu, train
+    from dmesh.array import (
+        DTensor,
+        ImplicitGatherWarning,
+        arange,
+        axes,
+        call_with_layout,
+        check_layout,
+        copy_to_mesh,
+        debug,
+        eye,
+        fetch_layout,
+        from_function,
+        from_local,
+        full,
+        implicit_gather,
+        is_dtensor,
+        linspace,
+        ones,
+        pack,
+        random,
+        relayout,
+        relayout_like,
+        run_on,
+        unpack,
+        visualize_sharding,
+        zeros,
+    )
+    from dmesh.array.explain import explain
+    from dmesh.array.shard_map import shard_map
     from dmesh.config import client_id, full_job_name, heartbeat_enabled, job_name, jobs, num_clients
     from dmesh.devices.device import (
         DeviceSpec,
@@ -36,7 +65,7 @@ if TYPE_CHECKING:
     from dmesh.distribute.variable import Variable
     from dmesh.engines.api import launch
     from dmesh.layout import MATCH, UNSHARDED, Layout
-    from dmesh.memory import array, empty, zeros
+    from dmesh.memory import array, empty
     from dmesh.mesh import (
         Mesh,
         MeshDimension,
@@ -63,6 +92,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
+    "array": (
+        "DTensor", "ImplicitGatherWarning", "arange", "axes", "call_with_layout", "check_layout",
+        "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function", "from_local",
+        "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "relayout",
+        "relayout_like", "run_on", "shard_map", "unpack", "visualize_sharding", "zeros",
+    ),
     "config": ("client_id", "full_job_name", "heartbeat_enabled", "job_name", "jobs", "num_clients"),
     "engines.api": ("launch",),
     "devices.device": (
@@ -72,7 +107,7 @@ _HOMES = {
     "distribute.reduce_op": ("VariableAggregation", "VariableSynchronization"),
     "distribute.variable": ("Variable",),
     "layout": ("MATCH", "UNSHARDED", "Layout"),
-    "memory": ("array", "empty", "zeros"),
+    "memory": ("array", "empty"),
     "mesh": (
         "Mesh", "MeshDimension", "create_distributed_mesh", "create_mesh", "default_mesh", "get_default_mesh",
     ),
@@ -123,32 +158,49 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "__version__",
+    "arange",
     "array",
+    "axes",
     "barrier",
+    "call_with_layout",
+    "check_layout",
     "client_id",
     "collectives",
     "config",
     "coordination",
+    "copy_to_mesh",
     "create_distributed_mesh",
     "create_mesh",
     "create_tpu_mesh",
     "data",
+    "debug",
     "default_mesh",
     "device_name",
     "DeviceSpec",
     "distribute",
+    "DTensor",
     "empty",
     "errors",
+    "explain",
+    "eye",
+    "fetch_layout",
+    "from_function",
+    "from_local",
+    "full",
     "full_job_name",
     "get_default_mesh",
     "heartbeat_enabled",
+    "implicit_gather",
+    "ImplicitGatherWarning",
     "initialize_accelerator_system",
     "initialize_multi_client",
     "initialize_tpu_system",
+    "is_dtensor",
     "job_name",
     "jobs",
     "launch",
     "Layout",
+    "linspace",
     "local_devices",
     "local_rank",
     "local_size",
@@ -159,19 +211,28 @@ __all__ = [
     "num_clients",
     "num_global_devices",
     "num_local_devices",
+    "ones",
+    "pack",
     "preferred_device_type",
     "progress",
+    "random",
     "rank",
+    "relayout",
+    "relayout_like",
+    "run_on",
     "session",
+    "shard_map",
     "shutdown_accelerator_system",
     "shutdown_tpu_system",
     "size",
     "summary",
     "tpu",
     "train",
+    "unpack",
     "UNSHARDED",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "visualize_sharding",
     "zeros",
 ]

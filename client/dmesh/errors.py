@@ -21,6 +21,9 @@ DMeshError
 ├── DatasetError (ValueError)
 │   ├── FileFormatError
 │   └── ShardingError: ShardHintError (RuntimeError), UnshardableSourceError (LookupError)
+├── ArrayError
+│   ├── ImplicitGatherError (TypeError), UnshardableError (TypeError)
+│   └── MeshMismatchError (ValueError)
 ├── InputModeError (NotImplementedError), OutOfRangeError (IndexError), RemoteInputError (RuntimeError)
 ├── MissingExtraError (ImportError), NativeCoreError (ImportError)
 ├── AddressInUseError (OSError)
@@ -148,6 +151,22 @@ class MeshError(DMeshError, ValueError):
 
 class LayoutError(DMeshError, ValueError):
     """A layout cannot be made, or does not fit an array."""
+
+
+class ArrayError(DMeshError):
+    """An operation on a sharded array is not possible as it was asked for; nothing was moved."""
+
+
+class ImplicitGatherError(ArrayError, TypeError):
+    """An operation would make an array larger on each device than its layout says, without being told to."""
+
+
+class UnshardableError(ArrayError, TypeError):
+    """An operation, an argument or a device is not one that sharded arrays have."""
+
+
+class MeshMismatchError(ArrayError, ValueError):
+    """Arrays of different meshes meet in one operation."""
 
 
 class ArgumentTypeError(DMeshError, TypeError):

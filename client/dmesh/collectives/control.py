@@ -24,6 +24,7 @@ from dmesh.collectives.control_messages import (
 from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.group import Group
 from dmesh.collectives.position_query import blocked_in
+from dmesh.collectives.request import agreed
 from dmesh.collectives.services import Pair, Services
 from dmesh.collectives.work import Generation, Work
 
@@ -172,7 +173,7 @@ class ControlHandler:
             # It is over, or an endpoint has it.
             state = "finished" if question.sequence <= finished else "running"
             mine = stream.recorded(question.sequence)[0]
-        if mine and question.signature and clean(mine) != question.signature:
+        if mine and question.signature and agreed(clean(mine)) != agreed(question.signature):
             calls = {communicator.rank: mine, rank: question.signature}
             _fail_mismatch(generation, question.pair, question.sequence, calls)
             return

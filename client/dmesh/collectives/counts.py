@@ -7,9 +7,10 @@ collective that exchanges them (`Request.exchange`); `Request.resolve` makes the
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -95,6 +96,26 @@ class CountsRequestBuilder(RequestBuilder):
         passed = None if receives else x
         call = Call(kind, size, rank, root, axis, array, passed, out, lengths, expected, reduction)
         return call.request()
+
+
+def known_exchange(size: int, rank: int, source: Array, matrix: tuple[tuple[int, ...], ...]) -> Request:
+    """Return the request of an all-to-all of which every rank knows all lengths, so that none are exchanged.
+
+    Args:
+        size: Number of ranks in the group.
+        rank: This rank's position.
+        source: Flat array of the blocks for each rank, one after the other.
+        matrix: Lengths of the blocks, by sender and receiver; the same on all ranks.
+    """
+    call = Call("all_to_all", size, rank, 0, 0, source, source, None, matrix[rank], None, None)
+    arrives = tuple(row[rank] for row in matrix)
+    blocks = Blocks(
+        spans_of(matrix[rank], 1), spans_of(arrives, 1), tuple(sum(row[:rank]) for row in matrix),
+        max(map(sum, matrix)), max(map(max, matrix)), closes=any(0 in row for row in matrix),
+    )  # fmt: skip
+    digest = hashlib.blake2b(repr(matrix).encode(), digest_size=6).hexdigest()
+    text = f"all_to_all(counts=#{digest}, {describe_dtype(source.dtype)})"
+    return replace(call._laid_out(blocks, sum(arrives)), text=text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ _EXACT = frozenset((int, str, NoneType))
 _MOST_KNOWN = 256
 _UNKNOWN: tuple[None, None] = (None, None)
 
+LABEL = " @ "
+"""What stands between a descriptor's text and the place in the program, which ranks need not agree on."""
 MAX_LENGTH = 1000
 """Characters of the text. A longer one (a structured dtype can be) ends in a hash of the whole."""
 TRANSFER = "transfer"
@@ -223,9 +225,9 @@ class Request:
     @property
     def hash(self) -> int:
         """Descriptor as 64 bits, by which native endpoints compare calls."""
-        if self.descriptor is not None:
+        if self.descriptor is not None and LABEL not in self.text:
             return hash_of(self.descriptor)
-        digest = hashlib.blake2b(self.text.encode(), digest_size=8, person=b"dmesh call").digest()
+        digest = hashlib.blake2b(agreed(self.text).encode(), digest_size=8, person=b"dmesh call").digest()
         return int.from_bytes(digest, "big")
 
     @property
@@ -233,6 +235,13 @@ class Request:
         """Bytes of the larger of input and output."""
         source = 0 if self.source is None else int(self.source.nbytes)
         return max(source, 0 if self.shape is None else math.prod(self.shape) * self.dtype.itemsize)
+
+    def labeled(self, operation: str, place: str) -> Request:
+        """Return the same call, made by an operation, which must be the same on all ranks, at a place."""
+        made = object.__new__(Request)
+        text = f"{operation}: {self.text}"[: MAX_LENGTH - 200] + f"{LABEL}{place[-150:]}"
+        made.__dict__.update(self.__dict__, text=text)
+        return made
 
     def of(self, source: Any) -> Request:
         """Return the same call of another array."""
@@ -416,6 +425,11 @@ def hash_of(descriptor: Descriptor) -> int:
         number = ((number ^ word) * 0xBF58476D1CE4E5B9) & _WORD
         number ^= number >> 29
     return number
+
+
+def agreed(text: str) -> str:
+    """Return the part of a call's text that is the same on all ranks: not its place in the program."""
+    return text.partition(LABEL)[0]
 
 
 def as_called(text: str, is_sender: bool | None) -> str:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dmesh.collectives.backends.base import Backend, Call, Capabilities, Operation, Stream
 from dmesh.collectives.backends.mpi_world import MOVING_FOR, MpiWorld
 from dmesh.collectives.backends.tcp.frames import SIGNATURE_LIMIT
-from dmesh.collectives.request import KINDS, OPS, Buffers, Reduction, Request
+from dmesh.collectives.request import KINDS, OPS, Buffers, Reduction, Request, agreed
 from dmesh.collectives.schedules.program import bounds
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.errors import CollectiveError
@@ -247,7 +247,7 @@ class MpiBackend(Backend):
 
     def start(self, request: Request, buffers: Buffers, call: Call) -> Operation:
         """See `Backend.start`."""
-        text = f"{call.stream.number} {call.sequence} {request.text}"
+        text = f"{call.stream.number} {call.sequence} {agreed(request.text)}"
         number = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint64)
         pair = call.stream.pair
         steps = self._collective

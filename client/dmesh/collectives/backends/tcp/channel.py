@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind
+from dmesh.collectives.backends.tcp.frames import EAGER_LIMIT, SIGNATURE_LIMIT, Frame, Kind, agree
 from dmesh.coordination.waiting import Bell, take
 from dmesh.errors import CollectiveError, CollectiveValueError, PeerLostError
 
@@ -344,7 +344,7 @@ class Channel:
 
     def signature_fits(self, peer: int, frame: Frame, deferred: Deferred) -> bool:
         """Compare the signatures of a frame and the channel; a difference is reported once per peer."""
-        if frame.signature == self.signature:
+        if agree(frame.signature, self.signature):
             return True
         if peer not in self._mismatched:
             self._mismatched.add(peer)

@@ -53,6 +53,8 @@ CONTROL_LIMIT: Final = 64 * 1024
 """Largest control message."""
 SIGNATURE_LIMIT: Final = 4 * 1024
 """Longest signature of a channel."""
+_PLACE: Final = b" @ "
+"""What stands before the place in the program, in the signature of a call that has one."""
 
 HEADER: Final = struct.Struct("!BBHIQQQQ")
 """A frame's fixed header; `connection.encode` writes it."""
@@ -101,6 +103,11 @@ _LENGTHS: Final = {
     Kind.CONTROL: (0, CONTROL_LIMIT),
     Kind.GOODBYE: (0, 0),
 }
+
+
+def agree(mine: bytes, theirs: bytes) -> bool:
+    """Return whether two signatures are those of the same call, wherever in the program it was made."""
+    return mine == theirs or mine.partition(_PLACE)[0] == theirs.partition(_PLACE)[0]
 
 
 def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple[Frame, int]:
