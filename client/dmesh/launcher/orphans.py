@@ -100,6 +100,8 @@ class Orphans:
     def __init__(self, guard: Guard, *, shared: bool = False) -> None:
         self._guard = guard
         self._shared = shared
+        self._known: set[int] = set()
+        """Orphans found so far: one that has ended has no environment any more."""
 
     @contextlib.contextmanager
     def adopted(self) -> Iterator[None]:
@@ -148,10 +150,13 @@ class Orphans:
 
     def _found(self) -> set[int]:
         """Return the orphans, those that have ended included."""
-        own = {*self._guard.groups, self._guard.pid}
-        return {pid for pid in _children() if pid not in own and (not self._shared or self._is_marked(pid))}
+        found = _children() - self._guard.groups - {self._guard.pid}
+        self._known = {pid for pid in found if not self._shared or self._is_marked(pid)}
+        return self._known
 
     def _is_marked(self, pid: int) -> bool:
+        if pid in self._known:
+            return True
         with contextlib.suppress(OSError):
             return os.getsid(pid) in self._guard.sessions or is_marked(pid, RUN_ID, self._guard.run_id)
         return False
