@@ -9,6 +9,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.e2e import forkserver
+from tests.processes import started
 
 # Shells start background jobs with SIGINT ignored, which our children would inherit; some are tested with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,9 +58,9 @@ def _no_traces():
 @pytest.fixture(autouse=True, scope="session")
 def _no_orphans():
     """Fails the run if a test left a process behind."""
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = started()
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    left = started() - before
     forkserver.end_all()
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive, f"processes left behind: {[(process.pid, process.cmdline()) for process in alive]}"

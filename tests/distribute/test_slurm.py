@@ -112,6 +112,67 @@ def test_gpus_that_are_not_seen_are_numbered(step):
     assert resolver.num_accelerators() == {"GPU": 2}
 
 
+@pytest.fixture
+def bound_step(step, monkeypatch):
+    """Makes this process one of 4 tasks of `srun --gpus-per-task=1`, each of which sees its GPU as number 0."""
+    step(3, gpus="0", nodes="n1", tasks="4", num_tasks=4, node="n1", local=3)
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    monkeypatch.setenv("SLURM_STEP_GPUS", "0,1,2,3")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"gpus_per_task": 1}, {"gpus_per_node": 4}, {"gpus_per_node": 4, "gpus_per_task": 1}]
+)
+def test_a_gpu_that_slurm_has_bound_to_the_task_is_kept(bound_step, arguments):
+    resolver = SlurmClusterResolver(**arguments)
+    assert resolver.num_accelerators() == {"GPU": 1}
+    assert resolver.cluster_spec().num_tasks("worker") == 4
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [
+        (("SLURM_STEP_GPUS",), ("4,5,6,7",)),
+        (("SLURM_JOB_GPUS",), ("4,5,6,7",)),
+        (("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS"), ("4", "0,1,2,3,4,5,6,7")),
+    ],
+)
+def test_the_gpus_of_a_host_are_what_slurm_says(step, monkeypatch, names, values):
+    step(1, gpus="0", nodes="n1", tasks="4", num_tasks=4, node="n1", local=1)
+    for name, value in zip(names, values, strict=True):
+        monkeypatch.setenv(name, value)
+    resolver = SlurmClusterResolver()
+    assert resolver.num_accelerators() == {"GPU": 1}
+    resolver.cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_gpus_for_each_task_on_hosts_of_unequal_size(step, monkeypatch):
+    """Slurm's number is of the task's own host, which has fewer tasks than another one."""
+    step(4, gpus="0,1", nodes="n[1-2]", tasks="4,2", num_tasks=6, node="n2", local=0)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    assert SlurmClusterResolver().num_accelerators() == {"GPU": 1}
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "volta:1,kepler:0")
+    assert SlurmClusterResolver().num_accelerators() == {"GPU": 1}
+
+
+def test_unbound_gpus_are_shared_out_as_slurm_counts_them(step, monkeypatch):
+    step(1, gpus="0,1,2,3", nodes="n1", tasks="2", num_tasks=2, node="n1", local=1)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    SlurmClusterResolver().cluster_spec()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+@pytest.mark.parametrize("asked", ["x", "volta:", "1,,2", "-1"])
+def test_malformed_gpus_per_task(step, monkeypatch, asked):
+    step()
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", asked)
+    with pytest.raises(ConfigurationError, match=f"SLURM_GPUS_PER_TASK is '{asked}'"):
+        SlurmClusterResolver()
+
+
 @pytest.mark.parametrize("arguments", [{"auto_set_gpu": False}, {"gpus_per_task": 0}])
 def test_gpus_can_be_left_alone(step, arguments):
     step(0, gpus="0,1", nodes="n1", tasks="1", num_tasks=1)

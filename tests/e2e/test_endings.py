@@ -68,6 +68,21 @@ def test_an_end_costs_no_fixed_waits():
             assert float(client.wait_for("took").split()[1]) < 0.9, client.out  # 0.02 s on an idle machine
 
 
+def test_the_host_of_the_server_hears_of_a_leave_without_a_goodbye():
+    """A client that is fast, or on a busy machine, may leave before it is connected with client 0."""
+    script = """
+import dmesh
+from dmesh.collectives.communicator import Communicator
+Communicator.watch = lambda communicator, rank: None
+dmesh.initialize_accelerator_system()
+dmesh.shutdown_accelerator_system()
+"""
+    with run_clients(2, script, environ={"DMESH_SHUTDOWN_TIMEOUT": "5"}) as clients:
+        for client in clients.values():
+            assert client.wait() == 0, client.err
+            assert client.err == ""
+
+
 @pytest.mark.parametrize("means", MEANS)
 def test_what_the_ended_one_had_completed_completes_for_the_others(means):
     """Rank 2 ends when its own calls are complete; the others make theirs when it is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -136,3 +137,16 @@ class Holder:
 
     def hold(self) -> int:
         return os.getpid()
+
+
+def starts_a_daemon() -> int:
+    """Leaves a process in a session of its own; returns its id."""
+    dmesh.collectives.barrier()
+    return subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL).pid
+
+
+def signals_its_launcher(number: int) -> bool:
+    """Sends a signal to the process that has launched this rank; returns whether it came back."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    os.kill(os.getppid(), number)
+    return signal.sigtimedwait([number], 60.0 if number == signal.SIGUSR2 else 0.5) is not None

@@ -35,6 +35,31 @@ def test_each_rank_returns_its_result():
     assert [total for _, _, total in found] == [[33, 3]] * 3
 
 
+def test_what_ranks_leave_behind_ends_and_what_the_caller_has_started_does_not():
+    own = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        daemons = dmesh.launch(programs.starts_a_daemon, n=2)
+        assert own.poll() is None
+    finally:
+        own.kill()
+        own.wait()
+    assert not any(psutil.pid_exists(daemon) for daemon in daemons)
+
+
+def test_signals_that_the_caller_handles_are_left_to_it():
+    got = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: got.append("caller"))
+    try:
+        [heard] = dmesh.launch(programs.signals_its_launcher, (signal.SIGUSR1,), n=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (got, heard) == (["caller"], False)
+
+
+def test_other_signals_are_passed_on_to_the_ranks():
+    assert dmesh.launch(programs.signals_its_launcher, (signal.SIGUSR2,), n=1) == [True]
+
+
 def test_the_name_is_a_function_whatever_is_imported():
     import dmesh.cli.run
     import dmesh.launcher.supervisor

@@ -180,8 +180,26 @@ def test_a_launcher_that_is_stopped_is_waited_for(agent, script) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         one.process.wait(1.0)
     os.kill(pid, 0)
-    one.say(Frame("ping", 0))  # it goes on, and says nothing more
+    one.say(Frame("ping", 0))  # on its way before it was stopped
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.process.wait(1.0)
+    one.say(Frame("resume", 0))  # it goes on, and says nothing more
     assert one.process.wait(PATIENCE) == 0
+
+
+def test_a_notice_to_the_agent_alone_reaches_its_clients(agent, script) -> None:
+    """Slurm signals the tasks that it knows: the agents."""
+    one = agent()
+    one.set_up([script("""
+        import os, signal, sys
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        os.write(1, b"up")
+        sys.exit(signal.sigwait([signal.SIGUSR1]))
+    """)])
+    one.start_client()
+    one.hear("out")
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.hear("ended").fields() == {"status": signal.SIGUSR1, "ended_by": None}
 
 
 def test_a_terminated_agent_leaves_no_client(agent, script) -> None:

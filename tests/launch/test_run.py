@@ -9,10 +9,11 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
-from tests.launch.launching import PATIENCE
+from tests.launch.launching import PATIENCE, Launch
 
 from dmesh.cli import main
 from dmesh.launcher import LaunchResult, Supervisor
@@ -290,6 +291,109 @@ def test_signals_are_passed_on(start, script, number, heeded) -> None:
     assert f"[1] got {number.name}" in run.out
 
 
+CHECKPOINTS = """
+    import os, signal, subprocess, sys
+    notices = [signal.SIGUSR1, signal.SIGUSR2]
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    signal.pthread_sigmask(signal.SIG_BLOCK, notices)
+    print(f"pid={os.getpid()} up", flush=True)
+    for _ in notices:
+        print("got", signal.Signals(signal.sigwait(notices)).name, flush=True)
+    child.stdin.close()
+    sys.exit(child.wait())  # the signals would have killed it
+"""
+
+
+def test_signals_that_notify_reach_the_clients_alone_and_end_nothing(start, script) -> None:
+    run = start("-n", "2", script(CHECKPOINTS))
+    run.expect("] pid=", times=2)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        run.process.send_signal(number)
+        run.expect(f"] got {number.name}", times=2)
+    assert run.wait() == 0, run.err
+    assert "dmesh run: SIGUSR1: passed on to the clients" in run.err
+
+
+def test_a_client_that_dies_of_a_signal_that_notifies_is_a_failure(start, script) -> None:
+    run = start("-n", "2", script(SLEEP))
+    run.expect("] up", times=2)
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.wait() == 128 + signal.SIGUSR1
+    assert any("FAILED: rank" in line and "SIGUSR1" in line for line in run.err)
+
+
+STOPS = """
+    import os, signal, sys
+    signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"continued\\n"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print(f"pid={os.getpid()} up", flush=True)
+    while True:
+        signal.pause()
+"""
+
+
+def stopped(numbers: list[int]) -> bool:
+    """Waits until all of these processes are stopped."""
+    deadline = time.monotonic() + PATIENCE
+    while any(psutil.Process(number).status() != psutil.STATUS_STOPPED for number in numbers):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def suspend(run: Launch) -> None:
+    """Stops a launcher as Ctrl-Z does, and waits until it is stopped."""
+    run.process.send_signal(signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(run.process.pid, os.WUNTRACED)[1])
+
+
+def test_ctrl_z_stops_the_clients_and_the_launcher_until_they_are_continued(start, script) -> None:
+    run = start("-n", "2", "--terminate-grace", "60", script(STOPS))
+    clients = pids(run.expect("] pid=", times=2))
+    for _ in range(2):
+        suspend(run)
+        assert stopped(clients)
+        run.process.send_signal(signal.SIGCONT)
+        run.expect("] continued", times=2)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 0, run.err
+
+
+def test_a_stopped_job_is_ended_as_shells_do_it(start, script) -> None:
+    """`kill %1` of a stopped job is SIGTERM, then SIGCONT."""
+    run = start("-n", "2", "--terminate-grace", "60", script(STOPS))
+    clients = pids(run.expect("] pid=", times=2))
+    suspend(run)
+    run.process.send_signal(signal.SIGTERM)
+    run.process.send_signal(signal.SIGCONT)
+    assert run.wait() == 0, run.err
+    assert gone(clients)
+
+
+def test_a_stopped_job_has_lost_no_client_when_it_goes_on(start, script) -> None:
+    """It is stopped for longer than a client's lease; the server in client 0 is, too."""
+    path = script("""
+        import os
+        import numpy as np
+        import dmesh
+        with dmesh.session("CPU"):
+            print(f"pid={os.getpid()} up", flush=True)
+            if dmesh.rank() == 0:
+                input()
+            print("sum", dmesh.collectives.all_reduce(np.ones(1)), flush=True)
+    """)
+    run = start("-n", "2", path, stdin=subprocess.PIPE, env={"DMESH_LEASE": "1"})
+    run.expect("] pid=", times=2)
+    suspend(run)
+    time.sleep(2.5)  # of the processes' lives, not of this test's patience
+    run.process.send_signal(signal.SIGCONT)
+    run.process.stdin.write(b"go on\n")
+    run.process.stdin.close()
+    assert run.wait() == 0, run.err
+    assert sorted(line for line in run.out if "sum" in line) == ["[0] sum [2.]", "[1] sum [2.]"]
+
+
 def test_a_client_that_dies_of_the_users_signal_is_no_failure(start, script) -> None:
     run = start("-n", "2", script(SLEEP))
     run.expect("] up", times=2)
@@ -356,6 +460,71 @@ def test_a_job_that_fails_leaves_no_grandchild(start, script) -> None:
         pipe.write(b"x")
     assert run.wait() == 1
     assert gone(family)
+
+
+DAEMON = """
+    import os, signal, subprocess, sys
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    waits = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); signal.pause()"
+    own = subprocess.Popen([sys.executable, "-c", waits], start_new_session=True, **quiet)
+    reading, writing = os.pipe()
+    twice = "import os\\nif os.fork(): os._exit(0)\\nos.setsid()\\nif os.fork(): os._exit(0)\\n"
+    twice += f"os.write({writing}, b'%d' % os.getpid()); os.close({writing}); {waits}"
+    subprocess.run([sys.executable, "-c", twice], pass_fds=[writing], env={}, **quiet)
+    print(f"pid={own.pid} own session", flush=True)
+    print(f"pid={int(os.read(reading, 20))} forked twice", flush=True)
+"""
+"""Leaves two processes that its group does not have; the second one has an empty environment."""
+
+
+@pytest.mark.parametrize("end", ["", "    sys.exit(3)"])
+def test_daemons_end_with_the_job(start, script, end) -> None:
+    run = start("-n", "2", script(DAEMON + end))
+    daemons = pids(run.expect("pid=", times=4))
+    assert run.wait() == (3 if end else 0)
+    assert not any(psutil.pid_exists(daemon) for daemon in daemons)
+
+
+def test_daemons_have_time_to_end_well(start, script, tmp_path) -> None:
+    path = script("""
+        import os, signal, subprocess, sys
+        ends = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(flush=True); "
+        ends += "signal.sigwait([signal.SIGTERM]); open('ended', 'w').close()"
+        daemon = subprocess.Popen([sys.executable, "-c", ends], start_new_session=True, stdout=subprocess.PIPE)
+        daemon.stdout.readline()
+    """)
+    assert start("-n", "1", path).wait() == 0
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_killed_launcher_leaves_no_daemon(start, script) -> None:
+    run = start("-n", "2", script(DAEMON.replace("env={}, ", "") + "    signal.pause()"))
+    daemons = pids(run.expect("pid=", times=4))
+    run.process.kill()
+    run.wait()
+    assert gone(daemons)
+
+
+def test_orphans_that_have_ended_are_no_zombies_while_the_job_goes_on(start, script) -> None:
+    path = script("""
+        import os, signal, subprocess, sys
+        ends = "import os\\nif os.fork(): os._exit(0)\\nos.setsid()\\nprint(os.getpid(), flush=True); input()"
+        ended = subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        ended.wait()
+        number = int(ended.stdout.readline())
+        ended.stdin.close()
+        ended.stdout.read()  # until it has ended
+        print(f"pid={number}", flush=True)
+        signal.pause()
+    """)
+    run = start("-n", "1", path)
+    [orphan] = pids(run.expect("pid="))
+    deadline = time.monotonic() + PATIENCE
+    while psutil.pid_exists(orphan):
+        assert time.monotonic() < deadline, psutil.Process(orphan)
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM
 
 
 def test_output_that_nobody_reads_ends_the_job(start, script) -> None:

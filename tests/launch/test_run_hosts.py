@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.launch.launching import PATIENCE, Launch
-from tests.launch.test_run import gone, pids
+from tests.launch.test_run import CHECKPOINTS, STOPS, gone, pids, stopped, suspend
 
 FAKE_SSH = (sys.executable, str(Path(__file__).with_name("fake_ssh.py")))
 TWO_HOSTS = ("--ssh", shlex.join(FAKE_SSH), "--hosts", "host1:2,host2:2")
@@ -320,21 +320,23 @@ def test_a_failed_client_is_started_again_on_its_host(start, script) -> None:
     assert any("rank 3 (host host2, pid " in line and "restart 1 of 1" in line for line in run.err)
 
 
-def test_ctrl_z_stops_the_launcher_and_not_the_clients(start, script) -> None:
-    path = script("""
-        import os, signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-        print(f"pid={os.getpid()} up", flush=True)
-        signal.sigwait([signal.SIGUSR1])
-    """)
-    run = start(*TWO_HOSTS, path)
+def test_ctrl_z_stops_the_clients_on_all_hosts_until_they_are_continued(start, script) -> None:
+    run = start(*TWO_HOSTS, "--terminate-grace", "60", script(STOPS))
     started = pids(run.expect("up", 4))
-    run.process.send_signal(signal.SIGTSTP)
-    assert os.WIFSTOPPED(os.waitpid(run.process.pid, os.WUNTRACED)[1])
-    for pid in started:
-        os.kill(pid, signal.SIGUSR1)
-    assert gone(started)
+    suspend(run)
+    assert stopped(started)
     run.process.send_signal(signal.SIGCONT)
+    run.expect("] continued", 4)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 0, run.err
+
+
+def test_signals_that_notify_reach_the_clients_on_all_hosts(start, script) -> None:
+    run = start(*TWO_HOSTS, script(CHECKPOINTS))
+    run.expect("] pid=", times=4)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        run.process.send_signal(number)
+        run.expect(f"] got {number.name}", times=4)
     assert run.wait() == 0, run.err
 
 
@@ -352,8 +354,10 @@ def test_a_host_that_does_not_answer_is_given_up(start, script, tmp_path: Path) 
 def test_what_a_client_leaves_behind_is_ended_on_its_host(start, script) -> None:
     path = script("""
         import subprocess, sys
-        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        print(f"pid={child.pid} child", flush=True)
+        for own_session in (False, True):
+            child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"],
+                                     start_new_session=own_session)
+            print(f"pid={child.pid} child", flush=True)
     """)
     run = start(*TWO_HOSTS, path)
     assert run.wait() == 0, run.err

@@ -21,7 +21,7 @@ import os
 from dmesh.launcher.labels import Output
 from dmesh.notebook.clients import KeptClients
 clients = KeptClients(2, Output(1, os.environ), Output(2, os.environ))
-clients.run("import subprocess, os\\nchild = subprocess.Popen(['sleep', '600'])")
+clients.run("import subprocess, os\\nchild = subprocess.Popen(['sleep', '600'], start_new_session=True)")
 clients.run("print('pids', os.getpid(), child.pid)")
 {then}
 """

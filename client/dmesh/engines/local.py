@@ -22,6 +22,7 @@ from dmesh.engines.serialization import dumps, loads
 from dmesh.errors import ConfigurationError
 from dmesh.launcher.diagnosis import Outcome
 from dmesh.launcher.labels import Output
+from dmesh.launcher.local import LocalHost
 from dmesh.launcher.plan import LaunchOptions, plan_launch
 from dmesh.launcher.ports import reserve_ports
 from dmesh.launcher.registry import registered
@@ -104,7 +105,8 @@ def run(call: Call) -> list[object]:
         plan = replace(plan, clients=tuple(clients))
         stack.enter_context(registered(plan.clients[0].environment, os.environ))
         out, err = _StreamOutput(sys.stdout), _StreamOutput(sys.stderr)
-        result = Supervisor(plan, out, err, reporter=_Notices(err, "")).run()
+        hosts = LocalHost(shared=True)
+        result = Supervisor(plan, out, err, reporter=_Notices(err, ""), hosts=hosts).run()
         ended = [
             _ended(outcome, reports[outcome.rank])
             for outcome in sorted(result.outcomes, key=lambda one: one.order)

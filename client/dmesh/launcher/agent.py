@@ -12,7 +12,8 @@ the connection ends, or the launcher has been silent for too long, the clients a
 | `signal` | for a rank and all that it started | `out`, `err` | output of a rank |
 | `input` | for a rank's standard input; empty: its end | `taken` | that has been passed on |
 | `finish` | kill what an ended rank has left | `ended`, `gone` | a rank has ended; nothing is left of it |
-| `ping`, `pause` | it lives; it is about to be stopped | `ping` | it lives |
+| `ping` | it lives | `ping` | it lives |
+| `pause`, `resume` | it is about to be stopped; it goes on | | |
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ from dmesh.launcher.binding import check_binding
 from dmesh.launcher.diagnosis import ErrorTail
 from dmesh.launcher.frames import MAGIC, Decoder, Frame, frame
 from dmesh.launcher.input import InputWriter
-from dmesh.launcher.orphans import Guard, adopt_orphans
+from dmesh.launcher.orphans import Guard, Orphans
 from dmesh.launcher.outbox import Outbox
 from dmesh.launcher.plan import ClientPlan, LaunchOptions, check_command, command_of, own_settings
 from dmesh.launcher.ports import EVERYWHERE, PortReservation, reserve_ports
 from dmesh.launcher.process import ClientProcess, Sink
-from dmesh.launcher.signals import SignalInbox
+from dmesh.launcher.signals import ENDING, NOTIFYING, SignalInbox
 
 _CHUNK = 1 << 16
+_SIGNALS = (*ENDING - {signal.SIGKILL}, *NOTIFYING, signal.SIGCHLD)
 _MOST_UNSENT = 1 << 18
 """Bytes that wait for the launcher before the clients' output is left in its pipes."""
 PING_INTERVAL = 5.0
@@ -98,6 +100,8 @@ class Agent:
         self._silent_at = math.inf
         """Time at which the launcher counts as gone."""
         self._ping_at = math.inf
+        self._paused = False
+        """True while the launcher is stopped."""
         self._over = False
 
     def sinks(self, plan: ClientPlan, errors: ErrorTail) -> tuple[Sink, Sink]:
@@ -107,10 +111,10 @@ class Agent:
     def run(self) -> None:
         """Serve the launcher until it is gone, or has no clients here any more."""
         with (
-            SignalInbox(self._on_signal) as inbox,
+            SignalInbox(self._on_signal, _SIGNALS) as inbox,
             contextlib.closing(self._selector),
-            adopt_orphans(),
             contextlib.closing(Guard()) as self._guard,
+            (orphans := Orphans(self._guard)).adopted(),
         ):
             self._selector.register(inbox, selectors.EVENT_READ)
             self._selector.register(self._reader, selectors.EVENT_READ, self)
@@ -119,6 +123,7 @@ class Agent:
             try:
                 while not self._over:
                     self._wait(inbox)
+                    orphans.reap()
             finally:
                 for client in self._clients.values():
                     client.signal_group(signal.SIGKILL)
@@ -131,12 +136,17 @@ class Agent:
         if not data:
             self._over = True
             return
-        self._silent_at = self._clock() + self._silence
+        if not self._paused:
+            self._silent_at = self._clock() + self._silence
         for message in self._decoder.feed(data):
             self._take(message)
 
     def _on_signal(self, received: signal.Signals) -> None:
-        self._over = True  # of whoever cleans up here: the clients are not left behind
+        if received in ENDING:  # of whoever cleans up here: the clients are not left behind
+            self._over = True
+            return
+        for client in [*self._clients.values()]:  # of Slurm, which knows the agent alone
+            client.signal_group(received)
 
     def _wait(self, inbox: SignalInbox) -> None:
         self._outbox.watch(self._selector)
@@ -194,8 +204,9 @@ class Agent:
             self._close(rank)
         elif message.kind == "input" and rank in self._inputs:
             self._inputs[rank].write(message.payload)
-        elif message.kind == "pause":
-            self._silent_at = math.inf
+        elif message.kind in ("pause", "resume"):
+            self._paused = message.kind == "pause"
+            self._silent_at = math.inf if self._paused else self._clock() + self._silence
 
     def _set_up(self, wanted: Mapping[str, Any]) -> None:
         try:

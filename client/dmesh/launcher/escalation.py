@@ -15,7 +15,7 @@ class Phase(enum.Enum):
     RUNNING = "running"
     FAILED = "a client failed; the others may notice by themselves"
     INTERRUPTED = "the user asked for the end; it may take its time"
-    TERMINATING = "the clients were told to end, and will be killed if they do not"
+    TERMINATING = "the clients were asked to end, and will be killed if they do not"
     KILLED = "the clients were killed"
 
 
@@ -74,6 +74,11 @@ class Escalation:
             self._terminate_by(now)
             return signal.SIGTERM
         return self._kill()
+
+    def postpone(self, seconds: float) -> None:
+        """Take note that launcher and clients were stopped for some time, which does not count."""
+        if self.deadline is not None:
+            self.deadline += seconds
 
     def _terminate_by(self, now: float) -> None:
         self.phase = Phase.TERMINATING

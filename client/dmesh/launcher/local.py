@@ -7,27 +7,35 @@ import selectors
 import subprocess
 from collections.abc import Iterator
 
-from dmesh.launcher.orphans import Guard, adopt_orphans
+from dmesh.launcher.orphans import Guard, Orphans
 from dmesh.launcher.plan import ClientPlan
 from dmesh.launcher.process import ClientProcess, Terminal
 
 
 class LocalHost:
-    """Starts clients as children of this process, and leaves none of them behind."""
+    """Starts clients as children of this process, and leaves none of them behind.
+
+    Args:
+        shared: This process has children of its own, which must be left alone.
+    """
 
     deadline: float | None = None
     """Time of the next call of `on_time`: none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared = shared
         self.selector: selectors.BaseSelector = selectors.DefaultSelector()
         """Watches the clients' output."""
         self._guard: Guard | None = None
+        self._orphans: Orphans | None = None
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Enter a context in which clients can be started."""
-        with contextlib.closing(self.selector), adopt_orphans(), contextlib.closing(Guard()) as self._guard:
-            yield
+        with contextlib.closing(self.selector), contextlib.closing(Guard()) as self._guard:
+            self._orphans = Orphans(self._guard, shared=self._shared)
+            with self._orphans.adopted():
+                yield
 
     def start(self, plan: ClientPlan, terminal: Terminal, now: float, restarts: int) -> ClientProcess:
         """Start a client; rank 0 has this process's standard input.
@@ -40,4 +48,12 @@ class LocalHost:
         return ClientProcess(plan, terminal, self.selector, self._guard, now, restarts, stdin)
 
     def on_time(self, now: float) -> None:
-        """Take note of the time: nothing is due here."""
+        """Reap the orphans that have ended."""
+        if self._orphans is not None:
+            self._orphans.reap()
+
+    def pause(self) -> None:
+        """Take note that this process is about to be stopped: the guard notices its end alone."""
+
+    def resume(self) -> None:
+        """Take note that this process goes on."""

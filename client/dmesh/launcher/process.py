@@ -17,6 +17,7 @@ from dmesh.launcher.folding import ShownTracebacks, TracebackFolder
 from dmesh.launcher.labels import LineLabeler, Output
 from dmesh.launcher.orphans import Guard, stand_alone
 from dmesh.launcher.plan import ClientPlan
+from dmesh.launcher.signals import ENDING, NOTIFYING
 
 _CHUNK = 64 * 1024
 RESTART_COUNT = "DMESH_RESTART_COUNT"
@@ -162,7 +163,7 @@ class Client:
         self.errors = ErrorTail()
         """The end of what it wrote to standard error."""
         self.ended_by: signal.Signals | None = None
-        """The signal that the launcher sent to it last, if any."""
+        """The signal by which the launcher asked it to end last, if any."""
         self._traceback_before: Traceback | None = None
         self.status: int | None = None
         """Exit code, or minus the number of the signal that killed it; None while it runs."""
@@ -180,8 +181,11 @@ class Client:
         return self.status is not None
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Send a signal to the client and all that it started; return False if nothing of that is left."""
-        if not self.poll():
+        """Send a signal to the client and all that it started; return False if nothing of that is left.
+
+        Signals that notify are for the client alone.
+        """
+        if number in ENDING and not self.poll():
             if self.ended_by is None:
                 self._traceback_before = self.errors.traceback
             self.ended_by = number
@@ -267,7 +271,7 @@ class ClientProcess(Client):
         self._guard = guard
         self._process = subprocess.Popen(  # noqa: S603 - the user's own program is the point of it all
             [*stand_alone(_EXEC_CLIENT), str(os.getpid()), _cpus(plan), *plan.command],
-            env={**plan.environment, RESTART_COUNT: str(restarts)},
+            env={**guard.mark(plan.environment), RESTART_COUNT: str(restarts)},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -312,7 +316,10 @@ class ClientProcess(Client):
         # The id of an ended leader cannot mean another group: while a member is left the kernel keeps it, and
         # otherwise it says that there is none.
         try:
-            os.killpg(self.pid, number)
+            if number in NOTIFYING:
+                self._process.send_signal(number)
+            else:
+                os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):  # the latter is what macOS says of zombies
             return False
         return True

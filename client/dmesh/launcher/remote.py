@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 
 from dmesh.config.addresses import join_address
 from dmesh.distribute.cluster_resolver.launched import own_host
@@ -144,11 +141,9 @@ class RemoteHosts:
         """Enter a context in which clients can be started, after `connected`."""
         pings = threading.Thread(target=self._ping, daemon=True)
         pings.start()
-        previous = signal.signal(signal.SIGTSTP, self._pause)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTSTP, previous)
             self._over.set()
             pings.join()
             if self._input is not None:
@@ -183,18 +178,22 @@ class RemoteHosts:
         for connection in self._connections:
             connection.on_time(now)
 
+    def pause(self) -> None:
+        """Have the agents expect no signs of life while this process is stopped."""
+        for connection in self._connections:
+            connection.send(Frame("pause", 0))
+
+    def resume(self) -> None:
+        """Have the agents expect signs of life again."""
+        for connection in self._connections:
+            connection.send(Frame("resume", 0))
+
     def _ping(self) -> None:
         """Send signs of life: from a thread of its own, for a terminal may hold the launcher up."""
         while not self._over.wait(PING_INTERVAL):
             for connection in self._connections:
                 if connection.outbox.idle:
                     connection.send(Frame("ping", 0))
-
-    def _pause(self, number: int, stack: FrameType | None) -> None:
-        """Have the agents expect no signs of life while this process is stopped by Ctrl-Z."""
-        for connection in self._connections:
-            connection.send(Frame("pause", 0))
-        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _seen_from(other: str) -> str:

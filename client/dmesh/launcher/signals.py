@@ -1,19 +1,34 @@
-"""Signals as events of a selector."""
+"""Signals to the launcher: how they reach the clients, and signals as events of a selector."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FORWARDED: Mapping[signal.Signals, signal.Signals] = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGHUP,
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGUSR2: signal.SIGUSR2,
+    # The kernel drops SIGTSTP in sessions without a terminal, such as those of the clients.
+    signal.SIGTSTP: signal.SIGSTOP,
+    signal.SIGCONT: signal.SIGCONT,
+}
+"""Signals that the launcher passes on, and what the clients get in their place."""
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL})
+"""Signals that ask for the end of a job, or make it end."""
+NOTIFYING = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+"""Signals for the client alone: they would end the processes that it has started and that expect none."""
 
 
 class SignalInbox:
-    """Catches, while entered, the signals that end a job and those of a child's end, or others.
+    """Catches, while entered, the signals that are passed on and those of a child's end, or others.
 
+    Signals that do not end a job are left to the handlers that the program has for them, if it has any.
     `on_signal` is called inside Python's signal handler, so also while the launcher is stuck writing to a
     terminal that was stopped with Ctrl-S. It must not write to a buffered stream. `fileno` becomes readable
     at every signal.
@@ -22,10 +37,10 @@ class SignalInbox:
     def __init__(
         self,
         on_signal: Callable[[signal.Signals], None],
-        signals: Sequence[signal.Signals] = (*FORWARDED, signal.SIGCHLD),
+        signals: Iterable[signal.Signals] = (*FORWARDED, signal.SIGCHLD),
     ) -> None:
         self._on_signal = on_signal
-        self._signals = signals
+        self._signals = tuple(signals)
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
@@ -47,6 +62,9 @@ class SignalInbox:
         for number in self._signals:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started with nohup, which is meant to last
+            others = number in FORWARDED and number not in ENDING
+            if others and signal.getsignal(number) is not signal.SIG_DFL:
+                continue
             self._previous[number] = signal.signal(number, self._handle)
         return self
 

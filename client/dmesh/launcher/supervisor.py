@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import selectors
 import signal
 import socket
@@ -21,7 +22,7 @@ from dmesh.launcher.local import LocalHost
 from dmesh.launcher.plan import ClientPlan, LaunchPlan
 from dmesh.launcher.process import Client, Terminal
 from dmesh.launcher.report import Reporter
-from dmesh.launcher.signals import SignalInbox
+from dmesh.launcher.signals import ENDING, FORWARDED, SignalInbox
 
 _LEFTOVER_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for processes that a client left behind."""
@@ -66,6 +67,12 @@ class Hosts(Protocol):
 
     def on_time(self, now: float) -> None:
         """Take note of the time."""
+
+    def pause(self) -> None:
+        """Take note that this process is about to be stopped."""
+
+    def resume(self) -> None:
+        """Take note that this process goes on."""
 
 
 class Supervisor:
@@ -237,6 +244,29 @@ class Supervisor:
 
     def _on_signal(self, received: signal.Signals) -> None:
         """Handle a signal: runs in the signal handler, between any two steps of the loop."""
+        if received in ENDING:
+            self._end(received)
+        elif received is signal.SIGTSTP:
+            self._stop()
+        else:
+            self._send(FORWARDED[received])
+            if received is signal.SIGCONT:
+                self._hosts.resume()
+            else:
+                self._notices.append(f"{received.name}: passed on to the clients")
+
+    def _stop(self) -> None:
+        """Stop the clients and this process, until it is continued."""
+        self._send(FORWARDED[signal.SIGTSTP])
+        self._hosts.pause()
+        began = self._clock()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        stopped = self._clock() - began
+        self._escalation.postpone(stopped)
+        for client in self._leaving:
+            self._leaving[client] += stopped
+
+    def _end(self, received: signal.Signals) -> None:
         again = self._escalation.requested is not None
         action = self._escalation.on_signal(received, self._clock())
         if action is None:

@@ -431,7 +431,7 @@ class KeptClients:
         finally:
             for client in self._clients:
                 client.process.signal_group(signal.SIGKILL)
-                client.process.wait(self._terminate_grace)
+                client.process.wait(max(self._terminate_grace, _LEFTOVER_GRACE))  # it has been killed
                 client.process.finish()
             self._resources.close()
 

@@ -69,7 +69,9 @@ class Client:
     met: int = 0
     """The cluster's epoch at the latest barrier of all clients; 0 before there was one."""
     _departed: set[int] = field(default_factory=set)
-    _told_of: set[int] = field(default_factory=set)
+    """Ranks that are gone: they need nothing more of this client."""
+    _reported: set[int] = field(default_factory=set)
+    """Ranks whose departure the coordination service has reported."""
     _bell: Bell = field(default_factory=Bell)
     _meeting: threading.Lock = field(default_factory=threading.Lock)
 
@@ -130,7 +132,7 @@ class Client:
         if not any(hosts_server(self.settings, rank) for rank in lost):
             deadline = time.monotonic() + self.agent.suspicion + LAST_WORDS
             # A server that went with its client tells nobody any more.
-            while self.agent.attached and not self._bell.wait_for(lambda: lost <= self._told_of, _LOOK):
+            while self.agent.attached and not self._bell.wait_for(lambda: lost <= self._reported, _LOOK):
                 if time.monotonic() >= deadline:
                     return
 
@@ -138,12 +140,14 @@ class Client:
 
     def on_departure(self, member: Member) -> None:
         """Take note that the coordination service reports a client as gone."""
-        self._told_of.add(member.rank)
-        self._bell.ring()
+        self._reported.add(member.rank)
         if member.state is MemberState.LEFT:
             self.communicator.left(member.rank, member.reason or LEFT, member.incarnation)
+            if not self.communicator.transport.hears_from(member.rank):
+                self._departed.add(member.rank)  # there is no connection on which it could say goodbye
         else:
             self.communicator.lose(member.rank, member.reason or LEFT, member.incarnation, hearsay=True)
+        self._bell.ring()
 
     def on_gone(self, rank: int, reason: str) -> None:
         """Take note that the data plane reports a client as gone."""
@@ -225,7 +229,7 @@ class Client:
     def _take_in(self, state: ClusterState, epoch: int) -> None:
         former = {member.rank: member for member in self.members}
         changed = [m for m in state.members if m.incarnation != former[m.rank].incarnation]
-        for known in (self._departed, self._told_of):
+        for known in (self._departed, self._reported):
             known.difference_update(member.rank for member in changed)
         self.communicator.renew(peers_of(state.members), generation=epoch)
         self.members = state.members

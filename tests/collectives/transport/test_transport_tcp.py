@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 import pytest
 from tests.collectives.transport.harness import (
@@ -381,6 +382,18 @@ def test_closing_sends_queued_frames_even_to_a_peer_that_is_not_connected_yet(ma
     assert [event[2].rstrip(b"\0") for event in cluster.listeners[1].of("control")] == [
         b"%d" % index for index in range(100)
     ]
+
+
+def test_closing_does_not_wait_for_a_peer_that_has_closed_its_own_listener():
+    """Clients that end at the same time have farewells for each other, and none of them listens any more."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        transport, _ = lonely([Peer(1, (address,), 0, "task 1")], TcpOptions(retry_for=LIMIT))
+        transport.control(1, b"farewell")
+        began = time.monotonic()
+        transport.close(LIMIT)
+        assert time.monotonic() - began < LIMIT / 2
 
 
 def test_linger_is_a_limit_when_a_peer_does_not_read(make_tcp):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dmesh.config.addresses import join_address
+from dmesh.config.addresses import join_address, shown
 from dmesh.devices.detection import detect_gpus
 from dmesh.distribute.cluster_resolver.base import ClusterResolver
 from dmesh.distribute.cluster_resolver.hostlist import expand_hostlist, expand_tasks_per_node
@@ -46,11 +46,13 @@ class SlurmClusterResolver(ClusterResolver):
     Args:
         jobs: How many tasks each job has; all of them are `worker` if None.
         port_base: Port of the first task on each host; the next ones follow.
-        gpus_per_node: GPUs of each host; those that this process sees if None.
-        gpus_per_task: GPUs of each task; as many as there are for all if None. 0 for none.
+        gpus_per_node: GPUs of each host; if None, what the step has here as Slurm says, or else what this
+            process sees.
+        gpus_per_task: GPUs of each task; if None, srun's `--gpus-per-task`, or else as many as there are for
+            all. 0 for none.
         tasks_per_node: Tasks of each host, by host or the same number for all; as Slurm says if None.
         auto_set_gpu: Whether `cluster_spec` sets `CUDA_VISIBLE_DEVICES` to this task's share of the GPUs; it
-            is left alone where tasks have none.
+            is left alone where tasks have none, and where Slurm shows each task its own already.
         rpc_layer: Protocol to put before the masters' addresses.
 
     Raises:
@@ -81,15 +83,19 @@ class SlurmClusterResolver(ClusterResolver):
             )
         # Once, because what this process sees is about to become its share.
         self._visible = _visible_gpus()
-        self._gpus_per_node = (
-            len(self._visible) if gpus_per_node is None else _count(gpus_per_node, "gpus_per_node")
-        )
-        busiest = max(self._tasks_by_host().values(), default=0)
-        self._gpus_per_task = (
-            self._gpus_per_node // max(busiest, 1)
-            if gpus_per_task is None
-            else _count(gpus_per_task, "gpus_per_task")
-        )
+        on_host = _gpus_on_host() if gpus_per_node is None else None
+        # Slurm's number is of this host, others are of any host: then the one with the most tasks decides.
+        self._only_here = on_host is not None
+        if gpus_per_node is not None:
+            self._gpus_per_node = _count(gpus_per_node, "gpus_per_node")
+        else:
+            self._gpus_per_node = len(self._visible) if on_host is None else on_host
+        if gpus_per_task is not None:
+            self._gpus_per_task = _count(gpus_per_task, "gpus_per_task")
+        elif (asked := _gpus_per_task()) is not None:
+            self._gpus_per_task = asked
+        else:
+            self._gpus_per_task = self._gpus_per_node // max(self._sharing(self._tasks_by_host()), 1)
         self._auto_set_gpu = auto_set_gpu
         self._rpc_layer = rpc_layer
         self._allocate()  # says now what would be wrong later
@@ -102,11 +108,12 @@ class SlurmClusterResolver(ClusterResolver):
             ConfigurationError: A variable is malformed.
         """
         allocation = self._allocate()
-        if self._auto_set_gpu and self._gpus_per_task and context.fake_process() is None:
+        # A process that sees some of its host's GPUs sees its own: Slurm has bound them to its task.
+        bound = 0 < len(self._visible) < self._gpus_per_node
+        if self._auto_set_gpu and self._gpus_per_task and not bound and context.fake_process() is None:
             first = allocation.local_index * self._gpus_per_task
-            chosen = range(first, first + self._gpus_per_task)
-            names = self._visible if len(self._visible) == self._gpus_per_node else None
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[i] if names else str(i) for i in chosen)
+            names = self._visible or [str(gpu) for gpu in range(self._gpus_per_node)]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + self._gpus_per_task])
         return allocation.spec
 
     def get_task_info(self) -> tuple[str, int]:
@@ -180,14 +187,20 @@ class SlurmClusterResolver(ClusterResolver):
             )
         return dict(zip(hosts, counts, strict=True))
 
+    def _sharing(self, tasks: Mapping[str, int]) -> int:
+        """Returns how many tasks share the GPUs of a host."""
+        busiest = max(tasks.values(), default=0)
+        return tasks.get(text("SLURMD_NODENAME") or "", busiest) if self._only_here else busiest
+
     def _allocate(self) -> _Allocation:
         rank = required_integer("SLURM_PROCID", PLACE)
         tasks = self._tasks_by_host()
         jobs = self._jobs or {"worker": required_integer("SLURM_STEP_NUM_TASKS", PLACE)}
         busiest, assigned, requested = max(tasks.values(), default=0), sum(tasks.values()), sum(jobs.values())
-        if busiest * self._gpus_per_task > self._gpus_per_node:
+        sharing = self._sharing(tasks)
+        if sharing * self._gpus_per_task > self._gpus_per_node:
             raise ResolverError(
-                f"{busiest} tasks with {self._gpus_per_task} GPUs each need {busiest * self._gpus_per_task} "
+                f"{sharing} tasks with {self._gpus_per_task} GPUs each need {sharing * self._gpus_per_task} "
                 f"GPUs on one host, but a host has {self._gpus_per_node}. Start fewer tasks a host, or pass "
                 "gpus_per_task"
             )
@@ -245,6 +258,33 @@ def _check_place(place: tuple[int, int], hosts: list[str]) -> None:
         f"{place[1]} on {hosts[place[0]]}: the step is distributed in another way than "
         f"SLURM_DISTRIBUTION={text('SLURM_DISTRIBUTION') or 'block'} says. Use srun --distribution=block"
     )
+
+
+def _gpus_on_host() -> int | None:
+    """Returns how many GPUs of this host the step has, whichever of them its tasks see; None if unknown."""
+    count = integer("SLURM_GPUS_ON_NODE")
+    if count is None:
+        listed = text("SLURM_STEP_GPUS") or text("SLURM_JOB_GPUS")
+        return None if listed is None else len([gpu for gpu in listed.split(",") if gpu.strip()])
+    return count
+
+
+def _gpus_per_task() -> int | None:
+    """Returns srun's `--gpus-per-task`, such as `2` or `volta:3,kepler:1`; None if it was not given.
+
+    Raises:
+        ConfigurationError: It is malformed.
+    """
+    asked = text("SLURM_GPUS_PER_TASK")
+    if asked is None:
+        return None
+    counts = [entry.rpartition(":")[2].strip() for entry in asked.split(",")]
+    if not all(count.isascii() and count.isdecimal() and len(count) < 10 for count in counts):
+        raise ConfigurationError(
+            f"SLURM_GPUS_PER_TASK is {shown(asked)}; expected numbers of GPUs, each perhaps with a type and a "
+            "colon before it. Leave it as Slurm sets it"
+        )
+    return sum(map(int, counts))
 
 
 def _visible_gpus() -> list[str]:

@@ -170,6 +170,7 @@ class Dial(Opening[Dialer]):
         self._refused: Refused | None = None
         self._interrupted = False
         self._cancelled = False
+        self._concluding = False
 
     def begin(self) -> None:
         """Try all addresses, one after the other."""
@@ -191,6 +192,11 @@ class Dial(Opening[Dialer]):
         if self._stream is None and self._timer is not None:
             self._timer.cancel()
             self.begin()
+
+    def conclude(self) -> None:
+        """Give up if the attempt under way fails, or the one made now, if there is a pause."""
+        self._concluding = True
+        self.hurry()
 
     def check(self) -> None:
         """Give up an attempt if the address has accepted, but does not answer any more."""
@@ -284,7 +290,7 @@ class Dial(Opening[Dialer]):
         retry_for = max(self._retry_for, _BUSY_RETRY_FOR) if self._interrupted else self._retry_for
         if self._refused is not None:
             retry_for = math.inf if self._refused.status is Status.NOT_YET else 0.0
-        if time.monotonic() - self._began >= retry_for:
+        if self._concluding or time.monotonic() - self._began >= retry_for:
             self._on_end(None, f"cannot connect to {self.problem}", self._refused)
             return
         self._timer = self._loop.after(self._pause, self.begin)

@@ -335,6 +335,8 @@ class TcpTransport(Transport):
             if self._connections.dialed[peer].idle:
                 dial.cancel()
                 self._connections.dialed[peer].drop()
+            else:  # a peer that cannot be reached now may be leaving, too: nothing will be heard of that
+                dial.conclude()
         for connection in self._connections:
             if not connection.ended:
                 dialed = None if connection.dialed else self._connections.dialed.get(connection.peer)
