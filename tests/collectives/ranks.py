@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.collectives.fake_mpi import launch
+from tests.collectives.transport.harness import secure_pair
 
 from dmesh import native
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry, Sizes, here
@@ -35,6 +37,7 @@ class Cluster:
         tuning: Of each rank, over and over.
         single_copy_from: Of all of them; see `SharedMemoryRegistry`.
         mpi: Whether all of them are in one MPI launch, a fake one.
+        tls: Whether dedicated connections are encrypted.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Cluster:
         tuning: tuple[Tuning, ...] = (SHIPPED,),
         single_copy_from: int | None = None,
         mpi: bool = False,
+        tls: bool = False,
     ) -> None:
         self.size = size
         self.shm = shm
@@ -58,7 +62,9 @@ class Cluster:
         self.options = {"timeout": timeout, "wait_policy": wait_policy or quiet}
         self.former: list[Communicator] = []
         self.network = LocalNetwork(
-            self.size, dedicated=any(way.startswith("dedicated") or "@" in way for way in shm)
+            self.size,
+            dedicated=any(way.startswith("dedicated") or "@" in way for way in shm),
+            make_pair=secure_pair if tls else socket.socketpair,
         )
         self.mpi, self.worlds = launch(size) if mpi else (None, [None] * size)
         self.communicators = [self._communicator(rank) for rank in range(self.size)]

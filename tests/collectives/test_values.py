@@ -62,6 +62,12 @@ WAYS = {
         "shm": ("dedicated",),
         "tuning": (replace(EARLY, piece=64, streams=3),),
     },
+    "dedicated within TLS": {"shm": ("dedicated",), "tls": True},
+    "dedicated within TLS, in small pieces, on two streams": {
+        "shm": ("dedicated",),
+        "tls": True,
+        "tuning": (replace(EARLY, piece=64, streams=2),),
+    },
 }
 
 

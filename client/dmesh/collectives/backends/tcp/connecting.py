@@ -297,16 +297,22 @@ def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily
 
 
 class TcpConnector(Connector):
-    """Dedicated connections of one client; see `Connector`. Not within TLS, whose state lives in Python."""
+    """Dedicated connections of one client; see `Connector`."""
 
     def __init__(
-        self, loop: EventLoop, credentials: Credentials, peer_of: Callable[[int], Peer], options: TcpOptions
+        self,
+        loop: EventLoop,
+        credentials: Credentials,
+        peer_of: Callable[[int], Peer],
+        options: TcpOptions,
+        tls: PeerTls | None,
     ) -> None:
         super().__init__(loop.call)
         self._loop = loop
         self._credentials = credentials
         self._peer_of = peer_of
         self._options = options
+        self._tls = tls
         self._dials: dict[Dial, OnDialed] = {}
 
     def close(self) -> None:
@@ -324,12 +330,13 @@ class TcpConnector(Connector):
 
         def ended(sock: Stream | None, problem: str, _: Refused | None = None) -> None:
             del self._dials[dial]
-            assert not isinstance(sock, SecureSocket)
             if sock is not None:
                 bound_flight(sock)
             on_dialed(sock, problem)
 
         known = self._peer_of(peer)
-        dial = Dial(self._loop, self._credentials, known, self._options, ended, number=number)
+        dial = Dial(
+            self._loop, self._credentials, known, self._options, ended, tls=self._tls, number=number
+        )
         self._dials[dial] = on_dialed
         dial.begin()
