@@ -31,13 +31,14 @@ class Cluster:
         wait_policy: Of all of them.
         timeout: Of collectives, seconds.
         shm: For each rank, over and over, whether it shares memory: `native`, `no` for one that refuses,
-            `without` for one that has no native core, `dedicated` for one that has connections instead; with
-            `@NAME` on a host of that name. Empty: no rank knows of shared memory.
+            `without` for one that has no native core, `dedicated` for one that has connections instead, and
+            `encrypted` for one whose connections are; with `@NAME` on a host of that name. Empty: no rank
+            knows of shared memory.
         sizes: Of what they share.
         tuning: Of each rank, over and over.
         single_copy_from: Of all of them; see `SharedMemoryRegistry`.
         mpi: Whether all of them are in one MPI launch, a fake one.
-        tls: Whether dedicated connections are encrypted.
+        tls: Whether dedicated connections are encrypted, as they are if a rank is `encrypted`.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class Cluster:
         self.former: list[Communicator] = []
         self.network = LocalNetwork(
             self.size,
-            dedicated=any(way.startswith("dedicated") or "@" in way for way in shm),
-            make_pair=secure_pair if tls else socket.socketpair,
+            dedicated=any(way.startswith(("dedicated", "encrypted")) or "@" in way for way in shm),
+            make_pair=secure_pair if tls or "encrypted" in shm else socket.socketpair,
         )
         self.mpi, self.worlds = launch(size) if mpi else (None, [None] * size)
         self.communicators = [self._communicator(rank) for rank in range(self.size)]
@@ -75,7 +76,7 @@ class Cluster:
         if self.shm:
             way, _, host = self.shm[rank % len(self.shm)].partition("@")
             core = None if way == "without" else native.core()
-            limit = 0 if way in ("no", "dedicated") else 1 << 30
+            limit = 0 if way in ("no", "dedicated", "encrypted") else 1 << 30
             place = (host.encode().ljust(16), here()[1]) if host else None
             options["shared_memory"] = SharedMemoryRegistry(
                 limit, core, sizes=self.sizes, host=place, single_copy_from=self.single_copy_from

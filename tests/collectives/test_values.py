@@ -62,10 +62,9 @@ WAYS = {
         "shm": ("dedicated",),
         "tuning": (replace(EARLY, piece=64, streams=3),),
     },
-    "dedicated within TLS": {"shm": ("dedicated",), "tls": True},
-    "dedicated within TLS, in small pieces, on two streams": {
-        "shm": ("dedicated",),
-        "tls": True,
+    "encrypted": {"shm": ("encrypted",)},
+    "encrypted in small pieces, on two streams": {
+        "shm": ("encrypted",),
         "tuning": (replace(EARLY, piece=64, streams=2),),
     },
 }
