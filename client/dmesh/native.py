@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-ABI = 11
+ABI = 12
 """`DMESH_NATIVE_ABI` of client/native/python/module.h: the module that this Python code was written for."""
 
 _MODULE = "dmesh._native"
@@ -115,6 +115,7 @@ class Endpoint(Protocol):
         owns: bool = True,
         one_step_bytes: int = 0,
         streams: int = 1,
+        secure: dict[int, Any] = ...,
         /,
     ) -> Endpoint:
         """Make an endpoint over TCP connections; see `tcp.h`.
@@ -127,6 +128,8 @@ class Endpoint(Protocol):
             owns: The connections are closed with the endpoint, once it is made.
             one_step_bytes: Bytes that one rank sends in all, up to which a call takes one step.
             streams: Connections with each member.
+            secure: By descriptor, objects with `sendmsg`, `recvmsg_into` and `hidden` that encrypt the
+                connections, all of them or none; see `SecureSocket`. They must not wait.
         """
 
     @property
@@ -176,6 +179,10 @@ class Endpoint(Protocol):
     @property
     def disconnected(self) -> bool:
         """True if the connection with `culprit` has ended, or its memory is not readable."""
+
+    @property
+    def cause(self) -> OSError | None:
+        """Error of the system or of OpenSSL that ended an encrypted connection."""
 
     @property
     def culprit(self) -> int:

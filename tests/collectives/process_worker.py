@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -29,10 +30,12 @@ from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.local import LocalNetwork
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
+from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
 from dmesh.collectives.tuning import SEND_BUFFER, SHIPPED, Tuning
 from dmesh.errors import CollectiveError, PeerLostError
+from dmesh.security.certificates import IdentityFiles
 
 SECRET = b"known to the test and its workers"
 LIMIT = 30
@@ -54,7 +57,7 @@ class Member:
             for rank, (port, pid) in enumerate(zip(ports, pids, strict=True))
         ]
         self.transport = transport = TcpTransport(
-            self.rank, self.listener, lambda: SECRET, b"%08d" % self.size
+            self.rank, self.listener, lambda: SECRET, b"%08d" % self.size, tls=certified(self.way)
         )
         self.communicator = Communicator(
             self.rank,
@@ -62,7 +65,7 @@ class Member:
             transport,
             timeout=60,
             shared_memory=shared_memory(self.way, self.rank),
-            tuning=Tuning(streams=2) if self.way == "dedicated" else SHIPPED,
+            tuning=Tuning(streams=2) if self.way in ("dedicated", "encrypted") else SHIPPED,
         )
 
     @property
@@ -78,9 +81,17 @@ def shared_memory(way: str, rank: int = 0) -> SharedMemoryRegistry | None:
             return None
         case "native":
             return SharedMemoryRegistry(1 << 28, native.core(), single_copy_from=1 if rank % 2 else None)
-        case "dedicated":
+        case "dedicated" | "encrypted":
             return SharedMemoryRegistry(0, native.core())
     raise AssertionError(way)
+
+
+def certified(way: str) -> PeerTls | None:
+    """Return what peers encrypt with; the authority is the test's, which issues one certificate for all."""
+    if way != "encrypted":
+        return None
+    directory = Path(os.environ["DMESH_TEST_CERTIFICATES"])
+    return PeerTls(IdentityFiles(directory / "peer.pem", directory / "peer.key"), directory / "ca.pem")
 
 
 def inputs(world: Group, dtype: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -367,7 +378,10 @@ def main() -> None:
                     members[order["size"]].connect(order["ports"], order["pids"])
                     result = {}
                 case "check":
-                    check(members[order["size"]].world, order["operation"])
+                    member = members[order["size"]]
+                    check(member.world, order["operation"])
+                    over_tcp = member.size > 1 and member.way in ("dedicated", "encrypted")
+                    assert (member.world.backend("tcp") is not None) == over_tcp
                     result = {}
                 case "run":
                     run(members[order["size"]].world, order["cases"])

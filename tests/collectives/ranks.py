@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.collectives.fake_mpi import launch
+from tests.collectives.transport.harness import secure_pair
 
 from dmesh import native
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry, Sizes, here
@@ -29,12 +31,14 @@ class Cluster:
         wait_policy: Of all of them.
         timeout: Of collectives, seconds.
         shm: For each rank, over and over, whether it shares memory: `native`, `no` for one that refuses,
-            `without` for one that has no native core, `dedicated` for one that has connections instead; with
-            `@NAME` on a host of that name. Empty: no rank knows of shared memory.
+            `without` for one that has no native core, `dedicated` for one that has connections instead, and
+            `encrypted` for one whose connections are; with `@NAME` on a host of that name. Empty: no rank
+            knows of shared memory.
         sizes: Of what they share.
         tuning: Of each rank, over and over.
         single_copy_from: Of all of them; see `SharedMemoryRegistry`.
         mpi: Whether all of them are in one MPI launch, a fake one.
+        tls: Whether dedicated connections are encrypted, as they are if a rank is `encrypted`.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Cluster:
         tuning: tuple[Tuning, ...] = (SHIPPED,),
         single_copy_from: int | None = None,
         mpi: bool = False,
+        tls: bool = False,
     ) -> None:
         self.size = size
         self.shm = shm
@@ -58,7 +63,9 @@ class Cluster:
         self.options = {"timeout": timeout, "wait_policy": wait_policy or quiet}
         self.former: list[Communicator] = []
         self.network = LocalNetwork(
-            self.size, dedicated=any(way.startswith("dedicated") or "@" in way for way in shm)
+            self.size,
+            dedicated=any(way.startswith(("dedicated", "encrypted")) or "@" in way for way in shm),
+            make_pair=secure_pair if tls or "encrypted" in shm else socket.socketpair,
         )
         self.mpi, self.worlds = launch(size) if mpi else (None, [None] * size)
         self.communicators = [self._communicator(rank) for rank in range(self.size)]
@@ -69,7 +76,7 @@ class Cluster:
         if self.shm:
             way, _, host = self.shm[rank % len(self.shm)].partition("@")
             core = None if way == "without" else native.core()
-            limit = 0 if way in ("no", "dedicated") else 1 << 30
+            limit = 0 if way in ("no", "dedicated", "encrypted") else 1 << 30
             place = (host.encode().ljust(16), here()[1]) if host else None
             options["shared_memory"] = SharedMemoryRegistry(
                 limit, core, sizes=self.sizes, host=place, single_copy_from=self.single_copy_from

@@ -46,9 +46,10 @@ def works(communicator) -> bool:
     return bool((total == sum(range(SIZE))).all())
 
 
-def test_each_pair_has_as_many_connections_as_it_needs_and_closes_them():
+@pytest.mark.parametrize("shm", ["dedicated", "encrypted"])
+def test_each_pair_has_as_many_connections_as_it_needs_and_closes_them(shm):
     before = open_files()
-    with cluster(SIZE, shm=("dedicated",), tuning=(Tuning(streams=STREAMS, piece=64),)) as ranks:
+    with cluster(SIZE, shm=(shm,), tuning=(Tuning(streams=STREAMS, piece=64),)) as ranks:
         ranks.all(lambda c: c.world.barrier())
         assert ranks.all(works) == [True] * SIZE
         pairs = SIZE * (SIZE - 1) // 2
@@ -116,6 +117,8 @@ def test_a_group_chooses_its_backends_in_few_rounds(monkeypatch, shm, rounds):
         ("native", "barrier", ["shm"]),
         ("dedicated", "barrier", ["tcp"]),
         ("dedicated", "permute", ["tcp"]),
+        ("encrypted", "barrier", ["tcp"]),
+        ("encrypted", "permute", ["tcp"]),
         ("dedicated", "all_reduce", ["messages"]),  # of booleans, whose sums have another dtype
         ("without", "barrier", ["messages"]),
     ],
@@ -164,7 +167,8 @@ def test_what_another_thread_changes_during_the_exchange_comes_too_late(monkeypa
     assert backends == [always if change == "memory" else ["shm", *always]] * SIZE
 
 
-def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):
+@pytest.mark.parametrize("shm", ["dedicated", "encrypted"])
+def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch, shm):
     """As when there is no memory for one."""
 
     class Failing:
@@ -179,7 +183,7 @@ def test_connections_are_closed_if_there_is_no_endpoint(monkeypatch):
     opened = dedicated.TcpEndpoints
     monkeypatch.setattr("dmesh.collectives.connect.TcpEndpoints", fail)
     before = open_files()
-    with cluster(SIZE, shm=("dedicated",), tuning=(Tuning(streams=STREAMS),)) as ranks:
+    with cluster(SIZE, shm=(shm,), tuning=(Tuning(streams=STREAMS),)) as ranks:
         errors = ranks.run(lambda c: c.world.barrier())
         assert MemoryError in map(type, errors)
         # Who hears first of the other's failure fails with that.

@@ -597,7 +597,7 @@ def test_who_began_a_call_in_the_moment_of_a_failure_has_told_the_others_when_it
 # -- failures that a call finds out by itself ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shm", [(), ("native",), ("dedicated",)], ids=["messages", "shm", "tcp"])
+@pytest.mark.parametrize("shm", [(), ("native",), ("dedicated",), ("encrypted",)])
 def test_a_call_that_times_out_as_the_group_fails_gets_the_failure(monkeypatch, shm):
     """Another thread has failed the group, and has not come to abort this call yet."""
     with cluster(2, wait_policy=replace(QUICK, answers_within=0.01), shm=shm) as ranks:

@@ -16,7 +16,7 @@ from dmesh import native
 from dmesh.collectives.shared_results import PlannedAllGather
 from dmesh.errors import NotInitializedError
 
-WAYS = ["messages", *(["native", "dedicated"] if native.core() is not None else [])]
+WAYS = ["messages", *(["native", "dedicated", "encrypted"] if native.core() is not None else [])]
 
 
 def in_child(body: Callable[[], None]) -> None:

@@ -104,6 +104,20 @@ UNEVEN = [
 ]
 
 
+@pytest.mark.parametrize("size", [4, 5])
+def test_leaders_encrypt(size):
+    """What the ranks of a host share goes through memory all the same."""
+    with cluster(size, shm=HOSTS, sizes=SMALL, tls=True) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        for count in (100, 20_000):
+            inputs = [np.random.default_rng([rank, count]).integers(0, 99, count) for rank in range(size)]
+            for total in ranks.all(lambda c, x=inputs: c.world.all_reduce(x[c.rank])):
+                assert (total == sum(inputs)).all()
+            for result in ranks.all(lambda c, x=inputs: c.world.broadcast(x[c.rank], 1)):
+                assert (result == inputs[1]).all()
+        assert all(c.world.backend("hierarchical") is not None for c in ranks.communicators)
+
+
 @pytest.mark.parametrize(("size", "shm"), UNEVEN)
 @pytest.mark.parametrize("dtype", ["f4", "i8"])
 def test_hosts_with_different_numbers_of_members(size, shm, dtype):

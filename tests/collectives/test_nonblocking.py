@@ -16,8 +16,13 @@ from dmesh.collectives import futures, matching
 from dmesh.collectives.tuning import SEND_BUFFER
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-MEDIA = {"shared memory": ("native",), "dedicated": ("dedicated",), "messages": ()}
-NATIVE = {name: MEDIA[name] for name in ("shared memory", "dedicated")}
+MEDIA = {
+    "shared memory": ("native",),
+    "dedicated": ("dedicated",),
+    "encrypted": ("encrypted",),
+    "messages": (),
+}
+NATIVE = {name: MEDIA[name] for name in ("shared memory", "dedicated", "encrypted")}
 LARGE = 10 * SEND_BUFFER
 
 

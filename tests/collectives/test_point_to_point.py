@@ -31,6 +31,7 @@ MEDIA = {
     "messages": {},
     "shm": {"shm": ("native",)},
     "dedicated": {"shm": ("dedicated",)},
+    "encrypted": {"shm": ("encrypted",)},
     "mpi": {"shm": ("no",), "mpi": True},
 }
 LARGE = 3 * SEND_BUFFER
@@ -568,7 +569,7 @@ def test_numbers_of_what_was_received_long_ago_are_dropped(monkeypatch, tags):
         assert 0 < found.all(body)[1] <= matching._MOST_CLAIMED + 1
 
 
-@pytest.fixture(scope="module", params=["messages", "shm", "dedicated"])
+@pytest.fixture(scope="module", params=["messages", "shm", "dedicated", "encrypted"])
 def lasting(request):
     with made(request.param, 3) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(matching, "_MOST_CLAIMED", 2)

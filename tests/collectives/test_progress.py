@@ -14,7 +14,7 @@ from dmesh.collectives.progress import CollectiveReports
 from dmesh.errors import CollectiveError
 from dmesh.v1 import progress_pb2 as pb
 
-WAYS = [(), *([("native",), ("dedicated",)] if native.core() is not None else [])]
+WAYS = [(), *([("native",), ("dedicated",), ("encrypted",)] if native.core() is not None else [])]
 
 
 def report_of(communicator: Communicator) -> pb.ProgressReport:

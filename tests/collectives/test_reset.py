@@ -17,7 +17,7 @@ from dmesh.errors import (
     PeerLostError,
 )
 
-WAYS = [(), *([("native",), ("dedicated",)] if native.core() is not None else [])]
+WAYS = [(), *([("native",), ("dedicated",), ("encrypted",)] if native.core() is not None else [])]
 LARGE = 200_000
 
 

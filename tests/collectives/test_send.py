@@ -15,6 +15,7 @@ MEDIA = {
     "messages": {},
     "shm": {"shm": ("native",)},
     "dedicated": {"shm": ("dedicated",)},
+    "encrypted": {"shm": ("encrypted",)},
     "mpi": {"shm": ("no",), "mpi": True},
 }
 

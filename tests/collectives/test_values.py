@@ -43,6 +43,11 @@ WAYS = {
         "shm": ("dedicated",),
         "tuning": (replace(EARLY, piece=64, streams=3),),
     },
+    "encrypted": {"shm": ("encrypted",)},
+    "encrypted in small pieces, on two streams": {
+        "shm": ("encrypted",),
+        "tuning": (replace(EARLY, piece=64, streams=2),),
+    },
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.clients import Process, free_ports, run_clients
 
+from dmesh import native
 from dmesh.cli import main
 
 COMPUTE = """
@@ -21,7 +22,7 @@ for count in (1, 10_000, 1_000_000):
     assert total.tobytes() == (np.arange(count) * float(size * (size + 1) // 2)).tobytes()
 transport = dmesh.runtime.context.current().get(Communicator).transport
 kinds = {type(link._socket).__name__ for link in transport._connections}
-print("sockets", sorted(kinds), flush=True)
+print("sockets", sorted(kinds), dmesh.collectives.world().current.backends[0].name, flush=True)
 dmesh.shutdown_accelerator_system()
 print("bye", flush=True)
 """
@@ -68,16 +69,17 @@ def environ(tls: Path, rank: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("server", ["inside", "none"])
-def test_dmesh_run_with_certificates_of_dmesh_certs(tls, tmp_path, server):
+@pytest.mark.parametrize(("server", "memory", "backend"), [("inside", "", "shm"), ("none", "0", "tcp")])
+def test_dmesh_run_with_certificates_of_dmesh_certs(tls, tmp_path, server, memory, backend):
     script = tmp_path / "compute.py"
     script.write_text(COMPUTE)
     run = Process(
-        [sys.executable, "-m", "dmesh", "run", "-n", "2", str(script)], {**environ(tls, 0), "SERVER": server}
+        [sys.executable, "-m", "dmesh", "run", "-n", "2", str(script)],
+        {**environ(tls, 0), "SERVER": server, "DMESH_SHARED_MEMORY": memory},
     )
     assert run.wait() == 0, run.err
     for rank in range(2):
-        assert f"[{rank}] sockets ['SecureSocket']" in run.out
+        assert f"[{rank}] sockets ['SecureSocket'] {backend if native.core() else 'messages'}" in run.out
         assert f"[{rank}] bye" in run.out
 
 

@@ -16,8 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.collectives.transport.harness import secure_pair
 
 from dmesh import native
+from dmesh.collectives.backends.tcp.dedicated import _HeldSockets
+from dmesh.security.secure_socket import SecureSocket
 
 core = native.core()
 pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.reason()}")
@@ -25,26 +28,48 @@ pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.r
 LIMIT = 60.0
 
 
-def endpoints(size: int, room: int = 0, flat: int = 65536, streams: int = 1) -> list[Any]:
+def endpoints(
+    size: int, room: int = 0, flat: int = 65536, streams: int = 1, *, tls: bool = False
+) -> list[Any]:
     """The ends of a group's connections."""
-    ends = [[[-1] * streams for _ in range(size)] for _ in range(size)]
+    ends: list[list[list[Any]]] = [[[] for _ in range(size)] for _ in range(size)]
     for one in range(size):
         for other in range(one + 1, size):
-            pairs = [socket.socketpair() for _ in range(streams)]
-            ends[one][other] = [near.detach() for near, _ in pairs]
-            ends[other][one] = [far.detach() for _, far in pairs]
+            pairs = connected(streams, tls=tls)
+            ends[one][other], ends[other][one] = map(list, zip(*pairs, strict=True))
     return [
-        core.Endpoint.over_sockets([*chain(*ends[me])], me, -1, room, True, flat, streams)
-        for me in range(size)
+        opened([end or [None] * streams for end in ends[me]], me, None, room, flat) for me in range(size)
     ]
 
 
-def pipe(near: list[int], far: list[int], owns: bool = True) -> list[Any]:
+def connected(count: int, *, tls: bool) -> list[tuple[Any, Any]]:
+    """The two ends of some connections."""
+    return [secure_pair() if tls else socket.socketpair() for _ in range(count)]
+
+
+def opened(
+    ends: list[list[Any]], me: int, receipts: Any, room: int = 0, flat: int = 0, *, owns: bool = True
+) -> Any:
+    """An endpoint over connections with each member: None with itself."""
+    sockets = [end for end in (*chain(*ends), receipts) if end is not None]
+    secure = {end.fileno(): end for end in sockets if isinstance(end, SecureSocket)}
+    detached = owns and not secure
+    number = {None: -1, **{end: end.detach() if detached else end.fileno() for end in sockets}}
+    descriptors = [number[end] for end in chain(*ends)]
+    made = core.Endpoint.over_sockets(
+        descriptors, me, number[receipts], room, detached, flat, len(ends[0]), secure
+    )
+    if owns and secure:
+        made.keep_alive = _HeldSockets({0: sockets})
+    return made
+
+
+def pipe(near: list[Any], far: list[Any], *, owns: bool = True) -> list[Any]:
     """A sender and a receiver; the last connection is for receipts."""
-    none = [-1] * (len(near) - 1)
+    none = [None] * (len(near) - 1)
     return [
-        core.Endpoint.over_sockets([*none, *near[:-1]], 0, near[-1], 0, owns, 0, len(none)),
-        core.Endpoint.over_sockets([*far[:-1], *none], 1, far[-1], 0, owns, 0, len(none)),
+        opened([none, near[:-1]], 0, near[-1], owns=owns),
+        opened([far[:-1], none], 1, far[-1], owns=owns),
     ]
 
 
@@ -93,8 +118,11 @@ def same(actual: Any, expected: NDArray[Any]) -> bool:
     seed=st.integers(0, 2**32 - 1),
     in_place=st.booleans(),
     streams=st.integers(1, 4),
+    tls=st.integers(0, 7).map(lambda number: number == 7),  # each pair takes some milliseconds
 )
-def test_calls_follow_each_other_with_the_right_bits(size, count, room, flat, dtype, seed, in_place, streams):
+def test_calls_follow_each_other_with_the_right_bits(
+    size, count, room, flat, dtype, seed, in_place, streams, tls
+):
     """All kinds, one after the other on the same connections, in pieces of all sizes, in one or two steps."""
     chance = np.random.default_rng(seed)
     rows = [chance.integers(0, 100, (size, count)).astype(dtype) for _ in range(size)]
@@ -103,7 +131,7 @@ def test_calls_follow_each_other_with_the_right_bits(size, count, room, flat, dt
     for array in whole[1:]:
         total = total + array
     root = int(chance.integers(size))
-    ends = endpoints(size, room, flat, streams)
+    ends = endpoints(size, room, flat, streams, tls=tls)
     outs = [array.copy() for array in whole]
     for me, result in enumerate(
         together(
@@ -131,9 +159,9 @@ def test_calls_follow_each_other_with_the_right_bits(size, count, room, flat, dt
 
 @pytest.mark.parametrize("count", [1, 100, 5000, 1_000_000])
 @pytest.mark.parametrize("streams", [1, 2, 3, 4])
-def test_transfers_follow_each_other(count, streams):
-    pairs = [socket.socketpair() for _ in range(streams + 1)]
-    ends = pipe([near.detach() for near, _ in pairs], [far.detach() for _, far in pairs])
+@pytest.mark.parametrize("tls", [False, True])
+def test_transfers_follow_each_other(count, streams, tls):
+    ends = pipe(*map(list, zip(*connected(streams + 1, tls=tls), strict=True)))
     for number in range(3):
         x = np.arange(count) + number
         sent, got = together(ends, lambda p, m, x=x: p.recv(x, None) if m else p.send(x))
@@ -142,13 +170,14 @@ def test_transfers_follow_each_other(count, streams):
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_transfers_in_both_directions_share_their_connections(streams):
+@pytest.mark.parametrize("tls", [False, True])
+def test_transfers_in_both_directions_share_their_connections(streams, tls):
     """Four threads, one for each end of each direction: answers to large arrays come between other arrays."""
     with ExitStack() as stack:
-        pairs = [socket.socketpair() for _ in range(streams + 1)]
+        pairs = connected(streams + 1, tls=tls)
         for sock in chain(*pairs):
-            stack.enter_context(sock)
-        near, far = ([sock.fileno() for sock in side] for side in zip(*pairs, strict=True))
+            stack.callback(sock.close)
+        near, far = map(list, zip(*pairs, strict=True))
         ends = [*pipe(near, far, owns=False), *pipe(far, near, owns=False)]
         for count in (1, 3_000_000, 2000, 100_000, 3, 1_000_000):
             arrays = [np.random.default_rng([way, count]).integers(0, 99, count) for way in range(2)]
@@ -159,8 +188,9 @@ def test_transfers_in_both_directions_share_their_connections(streams):
             assert same(back, arrays[1])
 
 
-def test_members_that_call_different_things_find_out_and_nothing_is_written():
-    ends = endpoints(2)
+@pytest.mark.parametrize("tls", [False, True])
+def test_members_that_call_different_things_find_out_and_nothing_is_written(tls):
+    ends = endpoints(2, tls=tls)
     out = np.full(3, 7.0)
     first, second = together(
         ends, lambda p, m: p.all_reduce(np.zeros(3), "max" if m else "sum", out if m else None)
@@ -171,8 +201,9 @@ def test_members_that_call_different_things_find_out_and_nothing_is_written():
     assert [end.culprit for end in ends] == [1, 0]
 
 
-def test_a_member_that_ends_is_told_from_one_that_is_late():
-    ends = endpoints(3)
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_member_that_ends_is_told_from_one_that_is_late(tls):
+    ends = endpoints(3, tls=tls)
     late = ends[0].barrier()
     assert late is ends[0]
     assert not ends[0].disconnected
@@ -234,8 +265,9 @@ def test_bytes_come_in_any_portions(step):
     assert same(result, 2 * x)
 
 
-def test_a_stop_ends_a_wait_in_another_thread():
-    ends = endpoints(2)
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_stop_ends_a_wait_in_another_thread(tls):
+    ends = endpoints(2, tls=tls)
     begun = ends[0].barrier()
     ended = threading.Event()
 
@@ -283,10 +315,8 @@ def test_ends_that_cannot_be_are_refused(arguments):
 
 def test_an_aborted_call_does_not_succeed_even_if_all_bytes_seem_to_have_come():
     """The group that fails has dropped some of them, perhaps, and these are others."""
-    sockets = socket.socketpair(), socket.socketpair()
-    sender, receiver = pipe(
-        *([sock.fileno() for sock in side] for side in zip(*sockets, strict=True)), owns=False
-    )
+    sockets = connected(2, tls=False)
+    sender, receiver = pipe(*map(list, zip(*sockets, strict=True)), owns=False)
     out = np.zeros(8)
     assert receiver.recv(out, out) is receiver
     receiver.abort()

@@ -368,7 +368,7 @@ def _why_not_connected(members: Members) -> str:
     """Return why this client cannot use dedicated connections; empty if it can."""
     shared_memory = members.services.shared_memory
     if members.services.transport.connector is None:
-        return "its connections are encrypted, or not over TCP"
+        return "its connections are not over TCP"
     if shared_memory is None or shared_memory.core is None:
         return "this client has no native core"
     return "" if sys.byteorder == "little" else "this machine has another byte order"

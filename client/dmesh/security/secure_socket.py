@@ -58,6 +58,7 @@ class SecureSocket:
         self._socket = sock
         # The rest is as with any socket; closing it sends no alert.
         self.fileno, self.shutdown, self.close = sock.fileno, sock.shutdown, sock.close
+        self.setblocking = sock.setblocking
         self.getsockopt, self.setsockopt = sock.getsockopt, sock.setsockopt
         self._lock = threading.Lock()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -65,6 +66,7 @@ class SecureSocket:
             self._incoming, self._outgoing, server_side=server_side, server_hostname=server_name
         )
         self._received = 0
+        self._ahead = bytearray()  # decrypted for a look, and not yet read
         self._failure: OSError | None = None
         self._unsent = memoryview(b"")  # encrypted, and not yet taken by the kernel
         self._owed = 0  # plaintext bytes covered by the records that are not flushed yet
@@ -105,34 +107,66 @@ class SecureSocket:
         """Read the available bytes, up to the view's size; 0 if the connection has ended."""
         return self.recvmsg_into([view])[0]
 
-    def recvmsg_into(self, views: Sequence[memoryview]) -> tuple[int, ...]:
-        """Read the available bytes into one view after the other; return their number as a tuple's first."""
-        total = 0
+    def recvmsg_into(
+        self, views: Sequence[memoryview], ancillary: int = 0, flags: int = 0
+    ) -> tuple[int, ...]:
+        """Read the available bytes into one view after the other; return their number as a tuple's first.
+
+        With the flag MSG_PEEK, the next read returns the same bytes again.
+        """
+        del ancillary
         self.hidden = True
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            # An unproven connection, of which a few bytes are expected, is not read far ahead.
-            ahead = _DECRYPT_AT_ONCE if sum(map(len, views)) > _SMALL_READ else _SMALL_READ
-            try:
-                for view in views:
-                    rest = view
-                    while len(rest):
-                        count = self._decrypt(rest, ahead)
-                        if count == 0:
-                            return (total,)
-                        total += count
-                        rest = rest[count:]
-            except BlockingIOError:
-                self.hidden = False
-                if not total:
-                    raise
-            except OSError as error:
-                self._send_alert()
-                if not total:
-                    raise
-                self._failure = error  # the bytes before it still count, a goodbye above all
-        return (total,)
+            if flags & socket.MSG_PEEK:
+                self._look_ahead(sum(map(len, views)))
+            if not self._ahead:
+                return (self._read(views),)
+            total = 0
+            for view in views:
+                part = self._ahead[total : total + len(view)]
+                view[: len(part)] = part
+                total += len(part)
+            if not flags & socket.MSG_PEEK:
+                del self._ahead[:total]
+            return (total,)
+
+    def _look_ahead(self, size: int) -> None:
+        missing = bytearray(max(0, size - len(self._ahead)))
+        try:
+            count = self._read([memoryview(missing)])
+        except OSError as error:
+            if not self._ahead:
+                raise
+            if not isinstance(error, BlockingIOError):
+                self._failure = error
+            return
+        self._ahead += missing[:count]
+
+    def _read(self, views: Sequence[memoryview]) -> int:
+        total = 0
+        if self._failure is not None:
+            raise self._failure
+        # An unproven connection, of which a few bytes are expected, is not read far ahead.
+        ahead = _DECRYPT_AT_ONCE if sum(map(len, views)) > _SMALL_READ else _SMALL_READ
+        try:
+            for view in views:
+                rest = view
+                while len(rest):
+                    count = self._decrypt(rest, ahead)
+                    if count == 0:
+                        return total
+                    total += count
+                    rest = rest[count:]
+        except BlockingIOError:
+            self.hidden = False
+            if not total:
+                raise
+        except OSError as error:
+            self._send_alert()
+            if not total:
+                raise
+            self._failure = error  # the bytes before it still count, a goodbye above all
+        return total
 
     def _decrypt(self, into: memoryview, ahead: int) -> int:
         while True:

@@ -122,6 +122,39 @@ static int fail(struct dmesh_tcp *tcp, int member, enum dmesh_status status) {
     return -1;
 }
 
+/* Whether an encrypted connection is worth a try, which costs more than a system call. */
+static int is_ready(int connection, short events) {
+    struct pollfd wait = {.fd = connection, .events = events};
+    return poll(&wait, 1, 0) > 0;
+}
+
+/* Like `sendmsg` without waiting. */
+static ssize_t put(struct dmesh_tcp *tcp, int member, int stream, struct iovec *parts, size_t count) {
+    const struct dmesh_secure *secure = tcp->secure;
+    const int connection = tcp->peers[member].streams[stream].to;
+    if (!secure) {
+        const struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+        return sendmsg(connection, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    if (!tcp->peers[member].streams[stream].blocked || is_ready(connection, POLLOUT))
+        return secure->send(secure->owner, connection, parts, count);
+    errno = EAGAIN;
+    return -1;
+}
+
+/* Like `recvmsg` without waiting. */
+static ssize_t get(const struct dmesh_tcp *tcp, int connection, struct iovec *parts, size_t count, int flags, int *hidden) {
+    const struct dmesh_secure *secure = tcp->secure;
+    if (!secure) {
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+        return recvmsg(connection, &message, flags | MSG_DONTWAIT);
+    }
+    if (*hidden || is_ready(connection, POLLIN))
+        return secure->receive(secure->owner, connection, parts, count, flags, hidden);
+    errno = EAGAIN;
+    return -1;
+}
+
 /* Adds what is left of a header and its envelope; returns how many parts were added. */
 static size_t add_header(struct dmesh_traffic *traffic, struct iovec *parts) {
     const size_t done = traffic->header_done, behind = done < DMESH_TCP_HEADER ? 0 : done - DMESH_TCP_HEADER;
@@ -133,7 +166,8 @@ static size_t add_header(struct dmesh_traffic *traffic, struct iovec *parts) {
     return count;
 }
 
-/* Writes to one stream as much as possible; returns whether anything was written, or -1 if the call has failed. */
+/* Writes to one stream as much as possible; returns whether anything was written, or -1 if the call has failed, or was
+ * interrupted. */
 static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
     struct dmesh_tcp_peer *peer = &tcp->peers[member];
     struct dmesh_traffic *out = &peer->out;
@@ -152,11 +186,12 @@ static int write_some(struct dmesh_tcp *tcp, int member, int stream) {
     }
     if (!count)
         return 0;
-    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-    const ssize_t written = sendmsg(peer->streams[stream].to, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t written = put(tcp, member, stream, parts, count);
+    if (written < 0 && errno == EINTR)
+        return -1;
     peer->streams[stream].blocked = written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
     if (written < 0)
-        return peer->streams[stream].blocked || errno == EINTR ? 0 : fail(tcp, member, DMESH_DISCONNECTED);
+        return peer->streams[stream].blocked ? 0 : fail(tcp, member, DMESH_DISCONNECTED);
     const size_t greeting = dmesh_least(greets, (size_t)written);
     out->header_done += greeting;
     at->done += (size_t)written - greeting;
@@ -196,7 +231,7 @@ static const struct dmesh_span *next_in(const struct dmesh_tcp *tcp, struct dmes
     return span->data || *piece < tcp->folded + tcp->depth ? span : NULL;
 }
 
-/* Reads from one stream; returns whether anything was read, or -1 if the call has failed. */
+/* Reads from one stream; returns whether anything was read, or -1 if the call has failed, or was interrupted. */
 static int read_some(struct dmesh_tcp *tcp, int member, int stream) {
     struct dmesh_tcp_peer *peer = &tcp->peers[member];
     struct dmesh_traffic *in = &peer->in;
@@ -218,10 +253,9 @@ static int read_some(struct dmesh_tcp *tcp, int member, int stream) {
     } else {
         return 0;
     }
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-    const ssize_t got = recvmsg(peer->streams[stream].from, &message, MSG_DONTWAIT);
+    const ssize_t got = get(tcp, peer->streams[stream].from, parts, count, 0, &peer->streams[stream].hidden);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
-        return 0;
+        return errno == EINTR ? -1 : 0;
     if (got <= 0)
         return fail(tcp, member, DMESH_DISCONNECTED);
     if (!greets) {
@@ -296,7 +330,8 @@ static int is_done(struct dmesh_tcp *tcp) {
     return 1;
 }
 
-/* Reads and writes once on each connection; returns whether anything has moved, or -1 if the call has failed. */
+/* Reads and writes once on each connection; returns whether anything has moved, or -1 if the call has failed, or was
+ * interrupted. */
 static int turn(struct dmesh_tcp *tcp) {
     int moved = 0;
     for (int step = 1; step < tcp->size; step++) {
@@ -362,12 +397,14 @@ enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *
     const size_t least = offsetof(struct dmesh_envelope, text);
     unsigned char header[DMESH_TCP_HEADER];
     struct iovec parts[] = {{header, sizeof header}, {envelope, sizeof *envelope}};
+    int hidden = 1; /* its own: another thread may be at a transfer */
     for (unsigned idle = 0;; idle++) {
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-        const ssize_t got = recvmsg(connection, &message, MSG_PEEK | MSG_DONTWAIT);
+        const ssize_t got = get(tcp, connection, parts, 2, MSG_PEEK, &hidden);
         const size_t behind = got < (ssize_t)sizeof header ? 0 : (size_t)got - sizeof header;
         if (!got || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
             return fail(tcp, 0, DMESH_DISCONNECTED), tcp->failure;
+        if (got < 0 && errno == EINTR)
+            return DMESH_ABORTED;
         if (behind >= least && !dmesh_envelope_is_valid(envelope))
             return fail(tcp, 0, DMESH_CORRUPT), tcp->failure;
         if (behind >= least && behind >= dmesh_envelope_size(envelope))
@@ -426,6 +463,13 @@ struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_byte
     if (receipts >= 0)
         *(me ? &tcp->peers[0].streams[0].to : &tcp->peers[1].streams[0].from) = receipts;
     return tcp;
+}
+
+void dmesh_tcp_secure(struct dmesh_tcp *tcp, const struct dmesh_secure *secure) {
+    tcp->secure = secure;
+    for (int member = 0; member < tcp->size; member++)
+        for (int stream = 0; stream < tcp->streams; stream++)
+            tcp->peers[member].streams[stream].hidden = 1; /* it may have come with the end of the handshake */
 }
 
 void dmesh_tcp_free(struct dmesh_tcp *tcp) {

@@ -29,6 +29,8 @@
 #define DMESH_TCP_H
 
 #include <stdatomic.h>
+#include <sys/types.h>
+#include <sys/uio.h>
 
 #include "collective.h"
 #include "wait.h"
@@ -65,10 +67,19 @@ struct dmesh_traffic {
     struct dmesh_cursor cursors[DMESH_STREAMS]; /* of the streams in use */
 };
 
+/* Encrypted connections, which their owner reads and writes: like `sendmsg` and `recvmsg`, without waiting. After EAGAIN, the
+ * next `send` must begin with the same bytes. `hidden`: whether more may be there than `poll` shows. */
+struct dmesh_secure {
+    void *owner;
+    ssize_t (*send)(void *owner, int connection, const struct iovec *parts, size_t count);
+    ssize_t (*receive)(void *owner, int connection, const struct iovec *parts, size_t count, int flags, int *hidden);
+};
+
 struct dmesh_tcp_peer {
     struct {
         int to, from; /* connections that are written and read, the same but in transfers; -1 for this rank itself */
         int blocked;  /* the send buffer is full */
+        int hidden;   /* see `dmesh_secure` */
     } streams[DMESH_STREAMS];
     struct dmesh_traffic out, in;
 };
@@ -95,6 +106,7 @@ struct dmesh_tcp {
     int culprit;
     _Atomic int stop;
     struct dmesh_envelope *envelope; /* of a transfer that is received; NULL unless transfers are */
+    const struct dmesh_secure *secure; /* NULL: the connections are not encrypted */
     struct dmesh_tcp_peer peers[]; /* each member */
 };
 
@@ -104,6 +116,9 @@ struct dmesh_tcp {
  * member 1, the connection for receipts; -1 for collectives. NULL if there is no memory. */
 struct dmesh_tcp *dmesh_tcp_new(int size, int me, int streams, size_t piece_bytes, size_t one_step_bytes, int owns,
                                 const int *descriptors, int receipts);
+
+/* Lets their owner read and write the connections, which are encrypted. */
+void dmesh_tcp_secure(struct dmesh_tcp *tcp, const struct dmesh_secure *secure);
 
 /* Closes the connections, if they are its own. */
 void dmesh_tcp_free(struct dmesh_tcp *tcp);
@@ -120,7 +135,7 @@ void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint6
 enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *envelope, int64_t deadline);
 
 /* Carries the call out, or goes on with it after DMESH_PENDING, or an interruption by a signal. Returns DMESH_PENDING at
- * `deadline` even if no rank is missing. DMESH_DISCONNECTED: the connection with `culprit` has ended. */
+ * `deadline` even if no rank is missing, and when a read or a write was interrupted. DMESH_DISCONNECTED: the connection with `culprit` has ended. */
 enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline);
 
 /* Whether the call waits for a member. Any thread. */

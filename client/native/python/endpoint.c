@@ -197,11 +197,11 @@ failed:
 }
 
 static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
-    PyObject *descriptors;
+    PyObject *descriptors, *secure = NULL;
     int position, receipts = -1, owns = 1, streams = 1;
     Py_ssize_t piece_bytes = 0, one_step_bytes = 0;
-    if (!PyArg_ParseTuple(args, "O!i|inpni", &PyList_Type, &descriptors, &position, &receipts, &piece_bytes, &owns,
-                          &one_step_bytes, &streams))
+    if (!PyArg_ParseTuple(args, "O!i|inpniO!", &PyList_Type, &descriptors, &position, &receipts, &piece_bytes, &owns,
+                          &one_step_bytes, &streams, &PyDict_Type, &secure))
         return NULL;
     const Py_ssize_t count = PyList_GET_SIZE(descriptors), size = streams > 0 ? count / streams : 0;
     if (streams < 1 || streams > DMESH_STREAMS || count % streams || size < 2 || size > DMESH_MEMBERS ||
@@ -231,12 +231,14 @@ static PyObject *endpoint_over_sockets(PyObject *type, PyObject *args) {
     self->shm.slot_bytes = self->tcp->piece_bytes;
     self->one_step_bytes = one_step_bytes;
     self->streams = streams;
+    if (secure && PyDict_GET_SIZE(secure))
+        dmesh_endpoint_secure(self, secure);
     return (PyObject *)self;
 }
 
 #define OBJECTS(DO)                                                                                                  \
     DO(self->on_complete) DO(self->keep_alive) DO(self->retire) DO(self->registered) DO(self->attach)                \
-    DO(self->source) DO(self->result)
+    DO(self->source) DO(self->result) DO(self->connections) DO(self->cause)
 
 static int endpoint_traverse(dmesh_endpoint *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
@@ -325,6 +327,7 @@ static PyMemberDef endpoint_members[] = {
     {"max_flat", T_ULONGLONG, offsetof(dmesh_endpoint, max_flat), 0, NULL},
     {"single_copy_from", T_ULONGLONG, offsetof(dmesh_endpoint, single_copy_from), 0, NULL},
     {"on_complete", T_OBJECT_EX, offsetof(dmesh_endpoint, on_complete), 0, NULL},
+    {"cause", T_OBJECT, offsetof(dmesh_endpoint, cause), READONLY, NULL},
     {"keep_alive", T_OBJECT, offsetof(dmesh_endpoint, keep_alive), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -63,6 +63,9 @@ typedef struct {
     size_t attachments;
     PyObject *on_complete;
     PyObject *keep_alive;
+    PyObject *connections; /* encrypted ones, by their descriptors; NULL if they are not encrypted */
+    PyObject *cause;       /* exception that ended one of them */
+    struct dmesh_secure secure;
     struct dmesh_entry kept[DMESH_KEPT];
 } dmesh_endpoint;
 
@@ -134,13 +137,23 @@ int dmesh_endpoint_accept(const dmesh_endpoint *self, struct dmesh_attempt *atte
 /* Lets a group's method `interrupted` deal with the exception that is set, which stays set. */
 void dmesh_fail_group(PyObject *interrupted, PyObject *group, dmesh_endpoint *endpoint);
 
+/* endpoint_secure.c: encrypted connections. */
+
+/* Lets the calls use encrypted connections. */
+void dmesh_endpoint_secure(dmesh_endpoint *self, PyObject *connections);
+
+/* Like Py_BEGIN_ALLOW_THREADS and Py_END_ALLOW_THREADS around what uses them: it takes the GIL itself for them. */
+void dmesh_release_gil(void);
+void dmesh_take_gil(void);
+
 /* endpoint_run.c: calls under way. */
 
 /* Carries out a call that the endpoint takes whole; what has not come to its end is `pending`. Returns what the method
  * returns. */
 PyObject *dmesh_endpoint_carry_out(dmesh_endpoint *self, struct dmesh_attempt *attempt, int waits);
 
-/* Whether the next array that comes is as described; waits for it a while, if asked to. */
+/* Whether the next array that comes is as described; waits for it a while, if asked to. -1 with an exception set if it was
+ * interrupted. */
 int dmesh_endpoint_expects(dmesh_endpoint *self, const struct dmesh_descriptor *descriptor, int waits);
 
 /* Passes the arrays of a pending call to `retire`, if peers may still access them. */

@@ -183,10 +183,13 @@ PyObject *dmesh_endpoint_call(dmesh_endpoint *self, const struct dmesh_spec *spe
     struct dmesh_attempt attempt = {0};
     /* A buffer alone may be larger than what comes: then Python takes it. */
     const int open = spec->kind == DMESH_TRANSFER && given[DMESH_OUT] && given[DMESH_X] == Py_None;
-    if (dmesh_endpoint_accept(self, &attempt, spec->kind, given) &&
-        (!open || dmesh_endpoint_expects(self, &attempt.descriptor, waits)))
+    const int accepted = dmesh_endpoint_accept(self, &attempt, spec->kind, given);
+    const int expected = accepted && open ? dmesh_endpoint_expects(self, &attempt.descriptor, waits) : accepted;
+    if (expected > 0)
         return dmesh_endpoint_carry_out(self, &attempt, waits);
     Py_XDECREF(attempt.result);
+    if (expected < 0)
+        return NULL;
     PyErr_Clear(); /* if there was no memory for the result, Python finds that out again, and tells the others */
     Py_RETURN_NOTIMPLEMENTED;
 }

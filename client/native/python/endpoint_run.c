@@ -221,10 +221,9 @@ static enum dmesh_status advance(dmesh_endpoint *self, int64_t deadline) {
 static enum dmesh_status run(dmesh_endpoint *self, int64_t nanoseconds) {
     const int64_t deadline = dmesh_now() + (self->tcp && nanoseconds > SLICE ? SLICE : nanoseconds);
     for (;;) {
-        enum dmesh_status status;
-        Py_BEGIN_ALLOW_THREADS /* the arrays stay alive: the endpoint or its caller holds them */
-        status = advance(self, deadline);
-        Py_END_ALLOW_THREADS
+        dmesh_release_gil(); /* the arrays stay alive: the endpoint or its caller holds them */
+        const enum dmesh_status status = advance(self, deadline);
+        dmesh_take_gil();
         if (self->tcp)
             self->shm.culprit = self->tcp->culprit;
         if (status != DMESH_RESOLVE)
@@ -390,7 +389,8 @@ PyObject *dmesh_endpoint_start(dmesh_endpoint *self, PyObject *args) {
     return start(self, &call, hash, source, target);
 }
 
-/* Waits until the sender has begun to send: with the GIL, if for no time. Returns whether there is an envelope now. */
+/* Waits until the sender has begun to send: with the GIL, if for no time. Returns whether there is an envelope now; -1 with
+ * an exception set if it was interrupted. */
 static int await(dmesh_endpoint *self, struct dmesh_envelope *envelope, int64_t nanoseconds) {
     const unsigned long long epoch = self->shm.epoch, issued = self->issued;
     enum dmesh_status status;
@@ -398,10 +398,12 @@ static int await(dmesh_endpoint *self, struct dmesh_envelope *envelope, int64_t 
         status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, 0) : dmesh_p2p_await(&self->shm, 0);
     } else {
         const int64_t deadline = dmesh_now() + nanoseconds;
-        Py_BEGIN_ALLOW_THREADS
+        dmesh_release_gil();
         status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, deadline) : dmesh_p2p_await(&self->shm, deadline);
-        Py_END_ALLOW_THREADS
+        dmesh_take_gil();
     }
+    if (PyErr_Occurred())
+        return -1;
     /* Another thread may have begun a call meanwhile. */
     if (self->pending || self->shm.epoch != epoch || self->issued != issued)
         return 0;
@@ -416,8 +418,11 @@ static int await(dmesh_endpoint *self, struct dmesh_envelope *envelope, int64_t 
 
 int dmesh_endpoint_expects(dmesh_endpoint *self, const struct dmesh_descriptor *descriptor, int waits) {
     struct dmesh_envelope envelope;
-    if (!await(self, &envelope, 0) && (!waits || !await(self, &envelope, BUDGET)))
-        return 0;
+    int found = await(self, &envelope, 0);
+    if (!found && waits)
+        found = await(self, &envelope, BUDGET);
+    if (found <= 0)
+        return found;
     return envelope.dtype == descriptor->dtype && envelope.ndim == descriptor->ndim &&
            memcmp(envelope.shape, descriptor->shape, (size_t)envelope.ndim * sizeof *envelope.shape) == 0;
 }
@@ -434,8 +439,9 @@ PyObject *dmesh_endpoint_arrival(dmesh_endpoint *self, PyObject *argument) {
     }
     if (self->pending)
         Py_RETURN_NONE;
-    if (!await(self, &envelope, (int64_t)((seconds < 1e6 ? seconds : 1e6) * 1e9)))
-        Py_RETURN_NONE;
+    const int found = await(self, &envelope, (int64_t)((seconds < 1e6 ? seconds : 1e6) * 1e9));
+    if (found <= 0)
+        return found ? NULL : Py_NewRef(Py_None);
     npy_intp lengths[DMESH_DIMENSIONS];
     for (int axis = 0; axis < envelope.ndim; axis++)
         lengths[axis] = (npy_intp)envelope.shape[axis];

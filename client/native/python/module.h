@@ -23,7 +23,7 @@
 
 /* Grows with every change after which Python code written for the old module would misuse the new one, or the other
  * way round. dmesh/native.py has the same number and refuses a module with another one. */
-#define DMESH_NATIVE_ABI 11
+#define DMESH_NATIVE_ABI 12
 
 /* Types of one interpreter's copy of the module. New members go into traverse and clear in module.c, too. */
 typedef struct {

@@ -24,6 +24,12 @@ def make_tcp() -> Iterator[Callable[..., Cluster]]:
     yield from _making(MAKERS["tcp"])
 
 
+@pytest.fixture(params=["tcp", "tls"])
+def make_dedicated(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
+    """Make clusters that can have dedicated connections."""
+    yield from _making(MAKERS[request.param])
+
+
 @pytest.fixture
 def make_tls() -> Iterator[Callable[..., Cluster]]:
     yield from _making(MAKERS["tls"])

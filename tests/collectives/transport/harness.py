@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import shutil
 import socket
@@ -21,6 +22,7 @@ from dmesh.collectives.backends.tcp.local import LocalNetwork, LocalTransport
 from dmesh.collectives.backends.tcp.tcp_transport import TcpTransport
 from dmesh.collectives.backends.tcp.tls import PeerTls
 from dmesh.security.certificates import IdentityFiles
+from dmesh.security.secure_socket import SecureSocket
 
 LIMIT = 60.0
 """Seconds after which a test fails: far more than anything takes."""
@@ -166,6 +168,29 @@ def authority() -> Authority:
     directory = Path(tempfile.mkdtemp(prefix="dmesh-peers-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Authority(directory)
+
+
+def secure_pair() -> tuple[SecureSocket, SecureSocket]:
+    """Make the two ends of an encrypted connection, both of which have shown a certificate."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    with _CERTIFIED:
+        tls = _certificates()
+        pair = tls.dial(ends[0], 0), tls.accept(ends[1])
+    while not all(end.established for end in pair):
+        for end in pair:
+            with contextlib.suppress(BlockingIOError):
+                end.handshake()
+    return pair
+
+
+_CERTIFIED = threading.Lock()
+
+
+@functools.cache
+def _certificates() -> PeerTls:
+    return PeerTls(IdentityFiles(*authority().issue("peer")), authority().path)
 
 
 MAKERS: dict[str, Callable[..., Cluster]] = {

@@ -356,3 +356,26 @@ def test_replaced_certificates_are_used_for_the_next_connection(tmp_path, caplog
     cert.write_text("nothing that can be used")
     assert serial() == second
     assert "keeping the certificates read before" in caplog.text
+
+
+@pytest.mark.parametrize("size", [1, 100, 20_000, MIB])
+def test_a_look_takes_nothing(size):
+    """The same bytes come again, however they are read, and what follows them comes in order."""
+    data = bytes(pattern(size))
+    with connected() as (one, other):
+        writer = threading.Thread(target=write_all, args=(one, data, b"end"))
+        writer.start()
+        seen = bytearray(min(size, 1000))
+        while until_done(lambda: other.recvmsg_into([memoryview(seen)], 0, socket.MSG_PEEK), other)[0] < len(seen):
+            pass
+        assert seen == data[: len(seen)]
+        more = [bytearray(min(size, 1000)), bytearray(3)]
+        assert until_done(
+            lambda: other.recvmsg_into([*map(memoryview, more)], 0, socket.MSG_PEEK), other
+        )[0] >= len(seen)
+        assert more[0] == seen
+        found = b""
+        while len(found) < size + 3:
+            found += until_done(lambda: other.recv(777), other)
+        assert found == data + b"end"
+        writer.join(LIMIT)

@@ -58,7 +58,7 @@ class EndpointOperation(Operation):
             raise self.corrupt()
         # If the process of a rank that is cut off has ended, or failed, the transport knows that in a moment.
         if endpoint.disconnected and self._waited_enough(seconds):
-            raise self._disconnected()
+            raise self._disconnected() from endpoint.cause
         if endpoint.mismatched:
             # Its call is asked for by a message, and the answer ends this wait.
             self._on_mismatch()
@@ -212,7 +212,7 @@ class TcpBackend(EndpointBackend):
         arrays="NumPy",
         operations="all",
         dtypes="all of fixed size; reductions of native dtypes",
-        condition="up to 64 members with the native core, without peer TLS",
+        condition="up to 64 members with the native core",
     )
 
     def __init__(self, ranks: tuple[int, ...], rank: int, endpoints: TcpEndpoints) -> None:

@@ -311,7 +311,7 @@ def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily
 
 
 class TcpConnector(Connector):
-    """Dedicated connections of one client; see `Connector`. Not within TLS, whose state lives in Python.
+    """Dedicated connections of one client; see `Connector`.
 
     A route by which no connection can be made is not tried again: later ones would only lose time on it.
     """
@@ -322,6 +322,7 @@ class TcpConnector(Connector):
         credentials: Credentials,
         peer_of: Callable[[int], Peer],
         options: TcpOptions,
+        tls: PeerTls | None,
         addresses: Sequence[LocalAddress] = (),
     ) -> None:
         super().__init__(loop.call, addresses)
@@ -329,6 +330,7 @@ class TcpConnector(Connector):
         self._credentials = credentials
         self._peer_of = peer_of
         self._options = options
+        self._tls = tls
         self._dials: dict[Dial, OnDialed] = {}
         self._failed: set[Route] = set()
 
@@ -349,7 +351,7 @@ class TcpConnector(Connector):
             self._begin(known, number, on_dialed)
             return
 
-        def ended(sock: socket.socket | None, problem: str) -> None:
+        def ended(sock: Stream | None, problem: str) -> None:
             timer.cancel()
             if sock is not None or self._closed:
                 on_dialed(sock, problem)
@@ -369,12 +371,20 @@ class TcpConnector(Connector):
     def _begin(self, peer: Peer, number: int, on_dialed: OnDialed, source: str = "") -> Dial:
         def ended(sock: Stream | None, problem: str, _: Refused | None = None) -> None:
             del self._dials[dial]
-            assert not isinstance(sock, SecureSocket)
             if sock is not None:
                 bound_flight(sock)
             on_dialed(sock, problem)
 
-        dial = Dial(self._loop, self._credentials, peer, self._options, ended, number=number, source=source)
+        dial = Dial(
+            self._loop,
+            self._credentials,
+            peer,
+            self._options,
+            ended,
+            tls=self._tls,
+            number=number,
+            source=source,
+        )
         self._dials[dial] = on_dialed
         dial.begin()
         return dial

@@ -451,7 +451,7 @@ class PeerConnections:
         return first
 
 
-OnDialed = Callable[[socket.socket | None, str], None]
+OnDialed = Callable[[Stream | None, str], None]
 """Takes a dialed connection, or None and the problem."""
 
 
@@ -470,7 +470,7 @@ class Connector(ABC):
         self._call = call
         self._lock = threading.Lock()
         self._expected: dict[int, int] = {}
-        self._arrived: dict[int, socket.socket] = {}
+        self._arrived: dict[int, Stream] = {}
         self._closed = False
 
     def expect(self, peer: int) -> int:
@@ -481,7 +481,7 @@ class Connector(ABC):
             self._expected[number] = peer
             return number
 
-    def claim(self, number: int) -> socket.socket | None:
+    def claim(self, number: int) -> Stream | None:
         """Return and forget the connection that has come under a number; None if none has."""
         with self._lock:
             self._expected.pop(number, None)
@@ -492,7 +492,7 @@ class Connector(ABC):
         with self._lock:
             return self._expected.get(number) == peer and number not in self._arrived and not self._closed
 
-    def admit(self, number: int, sock: socket.socket) -> None:
+    def admit(self, number: int, sock: Stream) -> None:
         """Take a proven connection that has come under a number."""
         with self._lock:
             if number in self._expected and not self._closed:

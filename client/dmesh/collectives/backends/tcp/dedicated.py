@@ -19,16 +19,17 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from socket import socket
 
 from dmesh._log import logger
 from dmesh.collectives.backends.base import Agreement, Exchange
 from dmesh.collectives.backends.tcp.channel import Waits
 from dmesh.collectives.backends.tcp.connection import Connector
 from dmesh.collectives.backends.tcp.routes import OFFER_SIZE, Route, find_routes, unpack
+from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.collectives.tuning import Tuning
 from dmesh.coordination.waiting import take
 from dmesh.native import Core, Endpoint
+from dmesh.security.secure_socket import SecureSocket
 
 PROTOCOL = 7
 """Version of the calls' format; see `client/native/core/tcp.h`. A group needs the same at all members."""
@@ -41,7 +42,7 @@ _CHECK_EVERY = 0.2
 _DISCARD = 64 * 1024
 _MOST_DISCARDS = 256
 
-Sockets = dict[int, list[socket]]
+Sockets = dict[int, list[Stream]]
 """Connections with each other member: for collectives; if any, for transfers, and one for their receipts."""
 
 Wanted = tuple[int, Route | None]
@@ -111,7 +112,7 @@ def open_connections(
             close_all(sockets)
 
 
-def _claim(connector: Connector, expected: Iterable[int]) -> list[socket]:
+def _claim(connector: Connector, expected: Iterable[int]) -> list[Stream]:
     """Return the connections that have come under some numbers, which are not expected any more."""
     return [sock for sock in map(connector.claim, expected) if sock is not None]
 
@@ -122,12 +123,12 @@ def _dial(
     """Dial members under their numbers; return the problem, if any. Raises the group's failure."""
     ranks = exchange.ranks
     dials = [(member, *dial) for member, its in wanted.items() for dial in its]
-    results: queue.SimpleQueue[tuple[int, socket | None, str]] = queue.SimpleQueue()
-    connected: dict[int, socket] = {}  # by index of the dial
+    results: queue.SimpleQueue[tuple[int, Stream | None, str]] = queue.SimpleQueue()
+    connected: dict[int, Stream] = {}  # by index of the dial
     refusal, given_up = "", False
     give_up_at = time.monotonic() + _CONNECT_WITHIN
 
-    def dialed(index: int, sock: socket | None, problem: str) -> None:
+    def dialed(index: int, sock: Stream | None, problem: str) -> None:
         results.put((index, sock, problem))
         if given_up:
             close_late()
@@ -171,13 +172,13 @@ def _dial(
     return refusal
 
 
-def close_all(sockets: Iterable[socket]) -> None:
+def close_all(sockets: Iterable[Stream]) -> None:
     """Close connections."""
     for sock in sockets:
         sock.close()
 
 
-def discard_from(sockets: Iterable[socket]) -> None:
+def discard_from(sockets: Iterable[Stream]) -> None:
     """Read and drop what has come on connections that are about to be closed, at most 16 MiB on each.
 
     Linux resets a connection that is closed with unread bytes, and a reset drops what this end has sent but
@@ -191,14 +192,14 @@ def discard_from(sockets: Iterable[socket]) -> None:
                     break
 
 
-def _leave(sockets: Iterable[socket], process: int) -> None:
+def _leave(sockets: Iterable[Stream], process: int) -> None:
     if os.getpid() == process:  # a forked child would read what is sent to its parent
         discard_from(sockets)
     close_all(sockets)
 
 
-class _TransferSockets:
-    """Connections for transfers, closed when no endpoint holds them any more."""
+class _HeldSockets:
+    """Connections for transfers, and encrypted ones: closed when no endpoint holds them any more."""
 
     def __init__(self, sockets: Sockets) -> None:
         self.sockets = sockets
@@ -214,19 +215,23 @@ class TcpEndpoints:
         self._position = position
         self._tuning = tuning = found.tuning
         sockets, streams = found.sockets, tuning.streams
-        self._transfers = _TransferSockets({member: its[streams:] for member, its in sockets.items()})
+        self._transfers = _HeldSockets({member: its[streams:] for member, its in sockets.items()})
         members = len(sockets) + 1
         used = [sockets[member][:streams] if member != position else [] for member in range(members)]
         descriptors = itertools.chain(*([sock.fileno() for sock in its] or [-1] * streams for its in used))
+        secure = _encrypted(itertools.chain(*used))
         try:
             self.collectives = core.Endpoint.over_sockets(
-                list(descriptors), position, -1, tuning.piece, True, tuning.flat, streams
+                list(descriptors), position, -1, tuning.piece, not secure, tuning.flat, streams, secure
             )
         except BaseException:
             close_all(itertools.chain(*used))
             raise
+        if secure:
+            self.collectives.keep_alive = _HeldSockets(dict(enumerate(used)))
         for sock in itertools.chain(*used):
-            sock.detach()  # the endpoint closes it
+            if not isinstance(sock, SecureSocket):
+                sock.detach()  # the endpoint closes it
 
     def open_collectives(self) -> Endpoint:
         """Return this rank's endpoint for collectives."""
@@ -239,12 +244,17 @@ class TcpEndpoints:
     def open_transfers(self, sender: int, receiver: int) -> Endpoint:
         """Open this rank's endpoint for transfers from one position to another, of which it is one."""
         other = receiver if sender == self._position else sender
-        *theirs, receipts = (sock.fileno() for sock in self._transfers.sockets[other])
+        sockets = self._transfers.sockets[other]
+        *theirs, receipts = (sock.fileno() for sock in sockets)
         mine = [-1] * len(theirs)
         ends = [*mine, *theirs] if sender == self._position else [*theirs, *mine]
         end = int(receiver == self._position)
         endpoint = self._core.Endpoint.over_sockets(
-            ends, end, receipts, self._tuning.piece, False, 0, len(theirs)
+            ends, end, receipts, self._tuning.piece, False, 0, len(theirs), _encrypted(sockets)
         )
         endpoint.keep_alive = self._transfers
         return endpoint
+
+
+def _encrypted(sockets: Iterable[Stream]) -> dict[int, SecureSocket]:
+    return {sock.fileno(): sock for sock in sockets if isinstance(sock, SecureSocket)}

@@ -31,6 +31,7 @@ from dmesh.collectives.backends.tcp.connection import Connector, OnDialed
 from dmesh.collectives.backends.tcp.frames import Frame, Kind
 from dmesh.collectives.backends.tcp.message_queue import UNEXPECTED_LIMIT, MessageQueue, TransportListener
 from dmesh.collectives.backends.tcp.routes import Route
+from dmesh.collectives.backends.tcp.tls import Stream
 from dmesh.collectives.backends.tcp.transport import Transport
 from dmesh.coordination.waiting import Worker, carry_out
 from dmesh.errors import CollectiveError
@@ -52,15 +53,22 @@ class LocalNetwork:
         size: Number of ranks.
         unexpected_limit: Bytes that a rank buffers for each peer before a receive is posted.
         dedicated: Whether groups can have dedicated connections.
+        make_pair: Makes the two ends of one of them.
     """
 
     def __init__(
-        self, size: int, unexpected_limit: int = UNEXPECTED_LIMIT, *, dedicated: bool = False
+        self,
+        size: int,
+        unexpected_limit: int = UNEXPECTED_LIMIT,
+        *,
+        dedicated: bool = False,
+        make_pair: Callable[[], tuple[Stream, Stream]] = socket.socketpair,
     ) -> None:
         self.size = size
         self.holding: set[tuple[int, int]] = set()  # (source, destination)
         self.unexpected_limit = unexpected_limit
         self.dedicated = dedicated
+        self.make_pair = make_pair
         self._transports = [LocalTransport(self, rank, 1) for rank in range(size)]
 
     def transport(self, rank: int) -> LocalTransport:
@@ -126,7 +134,7 @@ class LocalConnector(Connector):
         if theirs is None or not theirs.is_expected(self._rank, number):
             on_dialed(None, "it does not expect that")
             return
-        near, far = socket.socketpair()
+        near, far = self._network.make_pair()
         theirs.admit(number, far)
         on_dialed(near, "")
 

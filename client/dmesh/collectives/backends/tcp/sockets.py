@@ -47,7 +47,7 @@ def is_silent(sock: Stream, silence: float) -> bool:
     return bool(asked and last_answer >= silence * 1000)
 
 
-def bound_flight(sock: socket.socket) -> bool:
+def bound_flight(sock: Stream) -> bool:
     """Bound the bytes in flight to a peer on the same host or a fast network; return False for others.
 
     By itself the kernel lets megabytes wait on such a connection, though a fraction fills the line; they fall

@@ -78,11 +78,9 @@ class TcpTransport(Transport):
         self._dials: dict[int, Dial] = {}
         self._refused: dict[int, Refused] = {}
         self._changed = Bell()  # rings when a connection comes or goes
-        self.connector: TcpConnector | None = None
-        if tls is None:
-            self.connector = TcpConnector(
-                loop, self._credentials, self.message_queue.peer, options, addresses
-            )
+        self.connector = TcpConnector(
+            loop, self._credentials, self.message_queue.peer, options, tls, addresses
+        )
 
     # -- the transport's users; any thread -----------------------------------------------------------
 
@@ -267,13 +265,11 @@ class TcpTransport(Transport):
         if self._connections.closing or (known and incarnation != known) or self.message_queue.gone(peer):
             return False
         if number:
-            return self.connector is not None and self.connector.is_expected(peer, number)
+            return self.connector.is_expected(peer, number)
         return peer not in self._connections.accepted
 
     def _on_admitted(self, peer: int, number: int, sock: Stream) -> None:
         if number:
-            assert self.connector is not None
-            assert isinstance(sock, socket.socket)  # never within TLS
             bound_flight(sock)
             self.connector.admit(number, sock)
             return
@@ -347,8 +343,7 @@ class TcpTransport(Transport):
     def _close_doors(self) -> None:
         if self._admission is not None:
             self._admission.close()
-        if self.connector is not None:
-            self.connector.close()
+        self.connector.close()
 
     def _stop_if_alone(self) -> None:
         if all(connection.ended for connection in self._connections):
