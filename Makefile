@@ -15,6 +15,7 @@ export DMESH_BUILD_WERROR ?= 1
 SANITIZE ?= address,undefined
 SANITIZED := build/sanitize
 WHEELS = build/wheels-$(notdir $(PYTHON))
+PROTOC := build/protos/.ready
 
 .PHONY: help demo docs hello test slow faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
 	bench-input load load-10k soak \
@@ -40,7 +41,7 @@ demo: $(READY) ## Train on real data in 4 processes that start their own coordin
 hello: $(READY) ## Run the README's first program.
 	$(BIN)/dmesh run -n $(RANKS) --cpu-devices 2 examples/hello_mesh.py
 
-test: native-current ## Run the default tests, four files at a time: they wait more than they compute.
+test: native-current $(PROTOC) ## Run the default tests, four files at a time: they wait more than they compute.
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
 
 slow: native-current ## Build wheels, test each kernel of the native core, also with sanitizers, and measure clusters.
@@ -175,9 +176,13 @@ native-sanitize: $(READY) ## Run the native core's tests under ASan and UBSan; S
 		$(BIN)/python -m pytest tests/native tests/collectives/test_shared_memory.py tests/collectives/test_memory.py \
 		tests/collectives/test_shared_segments.py --capture=sys --ignore tests/native/test_native_build.py $(ARGS)
 
-protos: $(READY) ## Generate the protocol's Python from protos/.
-	PATH="$(CURDIR)/$(BIN):$$PATH" python -m grpc_tools.protoc -Iprotos --python_out=client \
-		--grpc_python_out=client --mypy_out=quiet:client --mypy_grpc_out=quiet:client protos/dmesh/v1/*.proto
+$(PROTOC): protos/requirements.txt
+	@$(PYTHON) -m venv --clear build/protos
+	@build/protos/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+protos: $(READY) $(PROTOC) ## Generate the protocol's Python from protos/.
+	$(BIN)/python -m tests.repo.protos client
 
 clean: ## Remove everything that was made here.
 	rm -rf $(VENV) dist build docker/wheelhouse/*.whl client/dmesh/_native.*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -15,10 +15,10 @@ The names are TensorFlow DTensor's where it has one. `dmesh.collectives` moves a
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING
 
+from dmesh._lazy_imports import load
 from dmesh._version import __version__
 
 if TYPE_CHECKING:
@@ -133,23 +133,23 @@ _ALIASES = {
 
 def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
-        return importlib.import_module(f"dmesh.{name}")
+        return load(f"dmesh.{name}")
     wanted = _ALIASES.get(name, name)
     for module, names in _HOMES.items():
         if wanted in names:
-            value = globals()[name] = getattr(importlib.import_module(f"dmesh.{module}"), wanted)
+            value = globals()[name] = getattr(load(f"dmesh.{module}"), wanted)
             return value
     raise AttributeError(f"module 'dmesh' has no attribute {name!r}")
 
 
 def load_ipython_extension(ipython: object) -> None:
     """Give an IPython shell `%%dmesh`: what `%load_ext dmesh` calls."""
-    importlib.import_module("dmesh.notebook.magics").load(ipython)
+    load("dmesh.notebook.magics").load(ipython)
 
 
 def unload_ipython_extension(ipython: object) -> None:
     """End the clients that `%%dmesh` keeps: what `%unload_ext dmesh` calls."""
-    importlib.import_module("dmesh.notebook.magics").unload(ipython)
+    load("dmesh.notebook.magics").unload(ipython)
 
 
 def __dir__() -> list[str]:

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector while modules are imported.
+
+    Modules make many objects, and all of them stay: the collector would look through the process several times
+    and find nothing.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def load(name: str) -> ModuleType:
+    """Import a module by its full name, with the collector paused, and return it."""
+    with collector_paused():
+        return importlib.import_module(name)
 
 
 def lazy_getattr(
@@ -23,11 +49,11 @@ def lazy_getattr(
     def find(name: str) -> object:
         for home, names in homes.items():
             if name in names:
-                value = getattr(importlib.import_module(f"{parent}.{home}"), name)
+                value = getattr(load(f"{parent}.{home}"), name)
                 setattr(sys.modules[package], name, value)
                 return value
         if name in homes and parent == package:
-            return importlib.import_module(f"{package}.{name}")
+            return load(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find

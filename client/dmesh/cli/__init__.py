@@ -6,11 +6,11 @@ Only the module of the verb that is asked for is imported, so that `dmesh --help
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dmesh._lazy_imports import load
 from dmesh._version import __version__
 from dmesh.errors import AddressInUseError, ConfigurationError, DMeshError, MissingExtraError
 
@@ -102,7 +102,7 @@ def build_parser(verbs: Sequence[str]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb, text in VERBS.items():
         if verb in verbs:
-            importlib.import_module(f"dmesh.cli.{verb}").add_parser(subparsers)
+            load(f"dmesh.cli.{verb}").add_parser(subparsers)
         else:
             subparsers.add_parser(verb, help=text, add_help=False)
     return parser

@@ -220,7 +220,7 @@ def _watch(observer: Observer, args: argparse.Namespace) -> int:
 
 
 def _refuse_own(key: str) -> None:
-    from dmesh.coordination.barriers import RESERVED_PREFIX
+    from dmesh.coordination.reserved_names import RESERVED_PREFIX
     from dmesh.errors import ConfigurationError
 
     if key.startswith(RESERVED_PREFIX):

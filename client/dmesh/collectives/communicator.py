@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from dmesh.collectives.backends.shm.arrays import pool_of
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.transport import Transport
-from dmesh.collectives.consensus import Store
 from dmesh.collectives.control import RELAY_LIMIT, ControlHandler
 from dmesh.collectives.control_messages import Farewell, Message, clean, encode
 from dmesh.collectives.events import EventRing
@@ -35,6 +35,9 @@ from dmesh.errors import (
     PeerLostError,
 )
 from dmesh.runtime import context
+
+if TYPE_CHECKING:
+    from dmesh.collectives.consensus import Store
 
 LEFT = (
     "it has left the cluster: its program has ended, or has called dmesh.shutdown_accelerator_system() alone"

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from dmesh.collectives.backends.loopback import LoopbackBackend
 from dmesh.collectives.backends.nccl.backend import NcclBackend
 from dmesh.collectives.backends.tcp.messages import MessageBackend
 from dmesh.collectives.connect import connect
-from dmesh.collectives.consensus import Consensus, Store, flag_of
 from dmesh.collectives.control_messages import clean
 from dmesh.collectives.counts import CountsRequestBuilder
 from dmesh.collectives.failure import Cause, Failure
@@ -33,6 +32,9 @@ from dmesh.collectives.validation import check_int64
 from dmesh.collectives.work import Generation, Key, Stream, Work, group_id
 from dmesh.errors import CollectiveError, CollectiveMismatchError, NotInitializedError, PeerLostError
 from dmesh.native import Endpoint
+
+if TYPE_CHECKING:
+    from dmesh.collectives.consensus import Consensus, Store
 
 _SHRUNK = ", shrunk"
 """End of the name of a group that `shrink` has made."""
@@ -437,6 +439,8 @@ class Group(ProcessGroup):
 
     def agree(self, flag: bool | int, timeout: float | None = None) -> bool | int:
         """Return the AND of the flags of all members that are alive; see `dmesh.collectives.agree`."""
+        from dmesh.collectives.consensus import flag_of  # few programs agree on anything
+
         kind, value = flag_of(flag)
         consensus, seconds = self._prepare("agree", timeout)
         found = consensus.reach("agree", (kind, value), seconds).flag
@@ -483,6 +487,8 @@ class Group(ProcessGroup):
             )
         consensus = self._consensus
         if consensus is None or consensus.generation is not self.current:
+            from dmesh.collectives.consensus import Consensus
+
             consensus = self._consensus = Consensus(self.current, store())
         return consensus, seconds
 

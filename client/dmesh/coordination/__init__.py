@@ -20,23 +20,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
+from dmesh._lazy_imports import lazy_getattr
 from dmesh.coordination.activity import TRACKER, Activity
 from dmesh.coordination.agent_source import current_agent as _agent
-from dmesh.coordination.barrier_functions import (
-    alive_barrier,
-    arrive,
-    barrier,
-    barrier_progress,
-    cancel_barrier,
-    double_barrier,
-)
-from dmesh.coordination.barrier_methods import PendingBarrier
-from dmesh.coordination.barriers import refuse_reserved
-from dmesh.coordination.key_value import CompareAndSetResult
-from dmesh.coordination.leases import Lease
-from dmesh.coordination.locks import Counter, Election, Leader, Lock, Semaphore
+
+# Imported here although few programs use these names: the module has the name of a function below, which it
+# would replace if it were imported later.
 from dmesh.coordination.members import (
     BarrierProgress,
     BarrierStatus,
@@ -49,20 +40,51 @@ from dmesh.coordination.members import (
     Process,
     Task,
 )
-from dmesh.coordination.preemption import PreemptionNotice
-from dmesh.coordination.preemption_signals import SignalHook, announce_in_background
-from dmesh.coordination.transactions import (
-    Condition,
-    Delete,
-    Get,
-    Increment,
-    Operation,
-    Put,
-    TransactionResult,
-)
-from dmesh.coordination.values import Snapshot
-from dmesh.coordination.watches import KeyEvent, Watch
+from dmesh.coordination.reserved_names import refuse_reserved
 from dmesh.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dmesh.coordination.barrier_functions import (
+        alive_barrier,
+        arrive,
+        barrier,
+        barrier_progress,
+        cancel_barrier,
+        double_barrier,
+    )
+    from dmesh.coordination.barrier_methods import PendingBarrier
+    from dmesh.coordination.key_value import CompareAndSetResult
+    from dmesh.coordination.leases import Lease
+    from dmesh.coordination.locks import Counter, Election, Leader, Lock, Semaphore
+    from dmesh.coordination.preemption import PreemptionNotice
+    from dmesh.coordination.transactions import (
+        Condition,
+        Delete,
+        Get,
+        Increment,
+        Operation,
+        Put,
+        TransactionResult,
+    )
+    from dmesh.coordination.values import Snapshot
+    from dmesh.coordination.watches import KeyEvent, Watch
+
+_HOMES = {
+    "barrier_functions": (
+        "alive_barrier", "arrive", "barrier", "barrier_progress", "cancel_barrier", "double_barrier",
+    ),
+    "barrier_methods": ("PendingBarrier",),
+    "key_value": ("CompareAndSetResult",),
+    "leases": ("Lease",),
+    "locks": ("Counter", "Election", "Leader", "Lock", "Semaphore"),
+    "preemption": ("PreemptionNotice",),
+    "transactions": ("Condition", "Delete", "Get", "Increment", "Operation", "Put", "TransactionResult"),
+    "values": ("Snapshot",),
+    "watches": ("KeyEvent", "Watch"),
+}  # fmt: skip
+"""Modules of the names that are imported when they are first used."""
+
+__getattr__ = lazy_getattr(__name__, _HOMES)
 
 __all__ = [
     "Activity",
@@ -333,6 +355,8 @@ def transaction(
         LimitExceededError: Too many operations, a value is too large, the store is full, or more than 16 KiB
             are read beside changes.
     """
+    from dmesh.coordination.transactions import Delete, Increment, Put
+
     then, otherwise = tuple(then), tuple(otherwise)
     for operation in (*then, *otherwise):
         if isinstance(operation, Put | Delete | Increment):
@@ -487,6 +511,8 @@ def announce_preemption(reason: str = "") -> None:
     Args:
         reason: Why, for the people who read the others' output.
     """
+    from dmesh.coordination.preemption_signals import announce_in_background
+
     announce_in_background(reason)
 
 
@@ -505,6 +531,8 @@ def handle_preemption_signals(signals: Collection[int] = (signal.SIGTERM,)) -> N
     Args:
         signals: Which signals; Kubernetes and batch systems send SIGTERM.
     """
+    from dmesh.coordination.preemption_signals import SignalHook
+
     _agent().preemption.start()
     SignalHook.install(signals)
 

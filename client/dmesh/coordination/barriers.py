@@ -17,8 +17,6 @@ from dmesh.coordination.tracing import Carried
 from dmesh.errors import BarrierMismatchError, ConfigurationError, DMeshError
 from dmesh.v1 import coordination_pb2 as pb
 
-RESERVED_PREFIX = "dmesh/"
-"""Begins the names of the SDK's own barriers, which no script may enter."""
 MAX_NAME = 256
 """Length of a barrier's name, characters."""
 
@@ -30,18 +28,6 @@ MAX_PAST = 256
 
 MAX_NAMES = 100_000
 """Names whose instances are counted: many more than a server remembers, so that it never knows better."""
-
-
-def refuse_reserved(name: str, what: str) -> None:
-    """Refuse a name that is dmesh's own.
-
-    Raises:
-        ConfigurationError: It begins with `RESERVED_PREFIX`.
-    """
-    if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
-        raise ConfigurationError(
-            f"{what} that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
-        )
 
 
 def participant_tasks(

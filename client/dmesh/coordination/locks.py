@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 from dmesh.coordination.activity import TRACKER
 from dmesh.coordination.agent_source import current_agent
-from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.leases import Lease
+from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.coordination.transactions import Condition, Put
 from dmesh.coordination.values import Snapshot, Value, check_timeout, decode_value, encode_value
 from dmesh.coordination.waiting import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dmesh.collectives.communicator import Communicator
 from dmesh.config.settings import Settings
 from dmesh.coordination.agent_source import opened_agent
-from dmesh.coordination.barriers import RESERVED_PREFIX
+from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.errors import ConfigurationError, MeshError
 from dmesh.mesh import Mesh
 from dmesh.runtime import context

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dmesh import native
+from dmesh._lazy_imports import collector_paused
 from dmesh._log import logger
 from dmesh.collectives.backends.mpi_world import MpiWorld
 from dmesh.collectives.backends.shm.setup import SharedMemoryRegistry
@@ -30,11 +31,11 @@ from dmesh.config.addresses import join_address
 from dmesh.config.settings import Settings, split_address
 from dmesh.coordination.activity import TRACKER
 from dmesh.coordination.agent import Agent, Identity
-from dmesh.coordination.barriers import RESERVED_PREFIX
 from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
 from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
+from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.coordination.server import HostedServer
 from dmesh.coordination.task_choice import take_any
 from dmesh.coordination.tracing import NO_TRACING
@@ -418,7 +419,8 @@ def _start_embedded_server(
 ) -> HostedServer:
     # The one place where the client needs the server's code: only the client that hosts it pays for the
     # import.
-    from dmesh_server.embedded import start
+    with collector_paused():
+        from dmesh_server.embedded import start
 
     certificates = None
     if tls is not None:

@@ -18,15 +18,16 @@ from dmesh.collectives.failure import Cause, Failure
 from dmesh.collectives.services import NAMED, Barriers, BarrierWait
 from dmesh.collectives.trace import Trace
 from dmesh.config.settings import Settings
-from dmesh.coordination.agent import Agent
-from dmesh.coordination.barriers import RESERVED_PREFIX, Arrival
 from dmesh.coordination.members import ClusterState, Member, Members, MemberState
+from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.coordination.server import HostedServer
 from dmesh.coordination.waiting import Bell
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError, FencedError
 from dmesh.runtime import context
 
 if TYPE_CHECKING:
+    from dmesh.coordination.agent import Agent
+    from dmesh.coordination.barriers import Arrival
     from dmesh.telemetry.client import ClientTracing
 
 SHUTDOWN_BARRIER = f"{RESERVED_PREFIX}shutdown"

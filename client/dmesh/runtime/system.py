@@ -7,12 +7,12 @@ they differ, `docs/differences-from-tensorflow.md` says so.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, SupportsIndex
 
 from dmesh import native
+from dmesh._lazy_imports import collector_paused
 from dmesh._log import logger
 from dmesh.collectives.api import World
 from dmesh.collectives.backends.tcp.channel import Peer
@@ -36,7 +36,6 @@ from dmesh.errors import (
     NotInitializedError,
 )
 from dmesh.runtime import context, exits, tracebacks
-from dmesh.runtime.bootstrap import start_client, start_local_coordination
 from dmesh.runtime.context import Context
 from dmesh.runtime.membership import SHUTDOWN_BARRIER, SURVIVORS_BARRIER, Client
 from dmesh.tpu.accelerator import TpuSystem
@@ -44,6 +43,7 @@ from dmesh.tpu.table import devices_of, exchange, topology_of, without_tpus
 from dmesh.tpu.topology import Topology
 
 if TYPE_CHECKING:
+    from dmesh.coordination.agent import Agent
     from dmesh.distribute.cluster_resolver.base import ClusterResolver
 
 
@@ -344,7 +344,13 @@ def _initialize_local(
             settings.coordinator,
         )
     myself = Peer(0, (), 0, f"/job:{settings.job_name}/task:0 (this process)")
-    source = AgentSource(start=partial(start_local_coordination, settings, devices))
+
+    def start() -> tuple[Agent, Callable[[], None]]:
+        from dmesh.runtime.bootstrap import start_local_coordination
+
+        return start_local_coordination(settings, devices)
+
+    source = AgentSource(start=start)
     communicator = Communicator(
         0,
         [myself],
@@ -386,6 +392,8 @@ def _initialize_multi_client(
             f"DTENSOR_CLIENT_ID is not set, and {what} the coordinator cannot choose it. Give each client "
             "its own DTENSOR_CLIENT_ID"
         )
+    with collector_paused():  # programs that run alone do without these modules, and without gRPC
+        from dmesh.runtime.bootstrap import start_client
     try:
         client = start_client(settings, devices, use_coordination)
         settings = client.settings

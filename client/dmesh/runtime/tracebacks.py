@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import traceback
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
 FULL = "DMESH_TRACEBACK"
 """Name of the variable that, set to `full`, keeps the frames of dmesh."""
 _OWN = f"{Path(__file__).resolve().parents[1]}{os.sep}"
-_LIBRARIES = tuple(
-    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 
 
 def install() -> None:
@@ -72,6 +69,15 @@ def _fold(described: traceback.TracebackException) -> None:
         _fold(one)
 
 
+@cache
+def _libraries() -> tuple[str, ...]:
+    """Return the directories of Python's library and of the installed packages."""
+    import sysconfig  # slow, and most programs end without an error
+
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in names)
+
+
 def _outside(stack: traceback.StackSummary) -> traceback.StackSummary:
     """Return the frames of the user's program, also of functions of it that dmesh has called."""
     kept: list[traceback.FrameSummary] = []
@@ -81,7 +87,7 @@ def _outside(stack: traceback.StackSummary) -> traceback.StackSummary:
             if kept and not within:  # the marks under a call of dmesh would mark all of it
                 kept[-1] = _without_marks(kept[-1])
             within = True
-        elif not within or not frame.filename.startswith(_LIBRARIES):
+        elif not within or not frame.filename.startswith(_libraries()):
             within = False
             kept.append(frame)
     return traceback.StackSummary.from_list(kept) if kept else stack
@@ -94,4 +100,4 @@ def _without_marks(frame: traceback.FrameSummary) -> traceback.FrameSummary:
 
 
 def _is_inside(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith((_OWN, *_LIBRARIES, "<frozen"))
+    return frame.filename.startswith((_OWN, *_libraries(), "<frozen"))

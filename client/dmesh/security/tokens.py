@@ -23,7 +23,6 @@ import hashlib
 import os
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,6 +224,8 @@ def create_file(path: Path, role: Role = Role.WORKER) -> None:
     )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        import tempfile  # with shutil and the compression libraries: only whoever makes a token needs them
+
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 0600
         try:
             with os.fdopen(descriptor, "w") as file:
