@@ -43,6 +43,8 @@ RUNS = {
     "run + all_reduce, 50 arrays of 4 KB": (1.3, "all_reduce_many, 50 arrays of 4 KB", 200),
     "run + all_reduce, 16 MB": (1.1, "all_reduce, 16 MB", 10),
 }
+BARE = "all_reduce, 4 B"
+"""A collective alone: several microseconds say that the ranks do not run at the same time."""
 LIMIT = 0.5
 """Of DDP's time of communication."""
 
@@ -80,7 +82,7 @@ def dmesh_cases() -> dict[str, Timed]:
     calls: dict[str, Callable[[], Any]] = {
         "run(noop)": lambda: strategy.run(_nothing),
         "run + all_reduce, 4 B": reducing(scalar),
-        "all_reduce, 4 B": lambda: group.all_reduce(scalar),
+        BARE: lambda: group.all_reduce(scalar),
         "run + all_reduce, 50 arrays of 4 KB": reducing(many),
         "all_reduce_many, 50 arrays of 4 KB": lambda: collectives.all_reduce_many(many, group=group),
         "run + all_reduce, 16 MB": reducing(large),
@@ -294,6 +296,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {}
     try:
         for _ in range(3 if options.quick else options.rounds):
+            seconds.setdefault(BARE, []).append(dmesh.measure(BARE, 2000))
             for name, (_, other, count) in RUNS.items():
                 for case in (name, other) if other else (name,):
                     seconds.setdefault(case, []).append(dmesh.measure(case, count))
@@ -322,6 +325,7 @@ def report(seconds: dict[str, list[float]], *, beside_torch: bool, best: bool) -
             return min(ours) / min(theirs)
         return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
+    print(f"{BARE:40} {1e6 * statistic(seconds[BARE]):10.1f} us")
     for name, (limit, other, _) in RUNS.items():
         took = 1e6 * statistic(seconds[name])
         if other is None:
