@@ -27,6 +27,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     with held_server(tmp_path) as held:
         held.do(lambda runtime: join_all(runtime, RANKS))
         recorder = held.web.server._app.recorder  # type: ignore[union-attr]
+        held.do(lambda _: recorder.stop())  # here, time passes at the test's pace
         offset = [0.0]
         clock = held.web.runtime.progress._clock
         monkeypatch.setattr(held.web.runtime.progress, "_clock", lambda: clock() + offset[0])
