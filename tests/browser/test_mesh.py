@@ -65,6 +65,7 @@ def test_a_mesh_over_some_of_the_devices(served: Served, token: str, open_page: 
             (2, 0, 0, 2), (2, 1, 2, 2), (3, 0, 0, 3), (3, 1, 2, 3),
         ], said  # fmt: skip
         assert all("CONNECTED" in one for one in said)
+        assert said[2].endswith("neighbours on batch: rank 0 and rank 2, on model: rank 1")
         clients[2].signal(signal.SIGKILL)
         # The lost one's devices stay where they were, in another colour.
         card.get_by_text("announced by 3 members; 8 devices of 4 members").wait_for(timeout=DEADLINE * 1000)

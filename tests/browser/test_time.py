@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,19 @@ from tests.browser.in_process import Held, calls, held_server
 from tests.browser.test_scenes import LOOKS, SIZES, check_access, take
 from tests.server.web_server import join_all
 
-from dmesh_server.web.series import STEP
+from dmesh_server.runtime import Runtime
+from dmesh_server.web.series import STEP, Recorder
 
 pytestmark = pytest.mark.browser
 
 RANKS = 8
 COLUMNS = 60
+
+
+async def beat_and_record(runtime: Runtime, recorder: Recorder, number: int) -> None:
+    for slot in runtime._core._clusters["big"].roster.slots.values():
+        slot.last_seen_at = runtime.now() - 1.5 - number % 4 / 4
+    await recorder.record()
 
 
 @pytest.fixture
@@ -27,6 +35,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     with held_server(tmp_path) as held:
         held.do(lambda runtime: join_all(runtime, RANKS))
         recorder = held.web.server._app.recorder  # type: ignore[union-attr]
+        held.do(lambda _: recorder.stop())  # here, time passes at the test's pace
         offset = [0.0]
         clock = held.web.runtime.progress._clock
         monkeypatch.setattr(held.web.runtime.progress, "_clock", lambda: clock() + offset[0])
@@ -42,7 +51,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
                 held.report(rank, report)
             offset[0] += STEP
             now[0] += STEP
-            held.do(lambda runtime: recorder.record())
+            held.do(partial(beat_and_record, recorder=recorder, number=number))
         yield held
 
 

@@ -136,6 +136,8 @@ export class SlotMap {
     this.hint = "";
     /** @type {(place: number) => Blame} what a verdict makes of a place */
     this.blameAt = () => "";
+    /** @type {(cell: number) => number[]} cells that are shown together with one that is pointed at */
+    this.besideOf = () => [];
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.point(-1));
     this.canvas.addEventListener("click", (event) => this.choose(this.at(event)));
@@ -211,6 +213,9 @@ export class SlotMap {
         context.strokeStyle = colour("text");
         context.lineWidth = 2;
         context.strokeRect(chosen.x, chosen.y, size, size);
+        context.setLineDash([3, 3]);
+        for (const one of this.besideOf(this.cursor)) if (cells[one]) context.strokeRect(cells[one].x + 1, cells[one].y + 1, size - 2, size - 2);
+        context.setLineDash([]);
       }
       this.readout.textContent = chosen ? this.describe(chosen.place) : this.hint;
     };

@@ -234,20 +234,31 @@ function coordinates(axes, device) {
 }
 
 /**
- * Names the ranks beside a device on each axis, as a ring: "batch 0 and 4, model 2 and 3".
- * @param {Grid} grid @param {number} device @param {any} slots
+ * Devices beside one on each axis, as a ring: the one before and the one after it.
+ * @param {Grid} grid @param {number} device
+ * @returns {{axis: string, devices: number[]}[]}
  */
-export function neighbours({ axes, owners }, device, slots) {
+export function beside({ axes, owners }, device) {
   const at = coordinates(axes, device);
   let stride = owners.length;
   return axes
     .map((axis, n) => {
       stride /= axis.size;
-      if (axis.size < 2) return "";
-      const beside = [axis.size - 1, 1].map((step) => owners[device + (((at[n] + step) % axis.size) - at[n]) * stride]);
-      const ranks = [...new Set(beside)].map((owner) => (owner < 0 ? "unknown" : `rank ${taskAt(slots, owner).index}`));
-      return `on ${visible(axis.name, 24)}: ${ranks.join(" and ")}`;
+      const places = [axis.size - 1, 1].map((step) => device + (((at[n] + step) % axis.size) - at[n]) * stride);
+      return { axis: axis.name, devices: axis.size < 2 ? [] : [...new Set(places)] };
     })
-    .filter(Boolean)
+    .filter(({ devices }) => devices.length);
+}
+
+/**
+ * Names the ranks beside a device: "on batch: rank 0 and rank 4, on model: rank 2".
+ * @param {Grid} grid @param {number} device @param {any} slots
+ */
+export function neighbours(grid, device, slots) {
+  return beside(grid, device)
+    .map(({ axis, devices }) => {
+      const owners = [...new Set(devices.map((one) => grid.owners[one]))];
+      return `on ${visible(axis, 24)}: ${owners.map((owner) => (owner < 0 ? "unknown" : `rank ${taskAt(slots, owner).index}`)).join(" and ")}`;
+    })
     .join(", ");
 }

@@ -135,7 +135,7 @@ function drawTimeline(model, canvas, scale, group, wide) {
   ranks.forEach((one, lane) => {
     const y = lane * LANE + 2;
     const blame = model.blameOf(one.task);
-    context.fillStyle = colour(blame ? lookOf(one.condition, blame).tone : "quiet");
+    context.fillStyle = colour(blame ? "text" : "quiet");
     context.fillText(`${blame ? `${lookOf(one.condition, blame).sign} ` : ""}${rankOf(one.task)}`, 0, y + LANE / 2);
     context.fillStyle = colour("line");
     context.fillRect(LABEL, y + LANE - 1, width - LABEL, 1);

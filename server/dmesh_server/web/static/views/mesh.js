@@ -4,7 +4,7 @@ import { SlotMap } from "../canvas.js";
 import { card, nothing } from "../card.js";
 import { el, name, reconcile, say, visible } from "../dom.js";
 import { counted } from "../format.js";
-import { describePlace, drawGrid, layOut, locate, neighbours } from "../grid.js";
+import { beside, describePlace, drawGrid, layOut, locate, neighbours } from "../grid.js";
 import { taskAt } from "../model.js";
 import { goToMember } from "../router.js";
 import { conditionOf, lookOf, ORDER } from "../states.js";
@@ -86,6 +86,7 @@ function makeMesh(model, mesh) {
     (cell) => grid && grid.owners[grid.cells[cell].shows] >= 0 && goToMember(model.cluster, taskAt(model.read.tasks, grid.owners[grid.cells[cell].shows])),
   );
   map.blameAt = (cell) => (grid ? model.blames.get(grid.owners[grid.cells[cell].shows]) ?? "" : "");
+  map.besideOf = (cell) => (grid && grid.cells.length === grid.owners.length ? beside(grid, grid.cells[cell].shows).flatMap(({ devices }) => devices) : []);
   const axes = mesh.axes.map((/** @type {Axis} */ axis) => `${visible(axis.name, 40)} ${axis.size}`).join(" × ");
   const said = el("p", { class: "quiet" });
   const node = el("section", { class: "card mesh" }, el("h2", {}, mesh.name ? name(mesh.name) : "unnamed mesh", el("small", {}, ` ${axes}, ${mesh.device_type}`)), said, map.node);
