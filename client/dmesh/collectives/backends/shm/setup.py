@@ -464,7 +464,7 @@ def is_oversubscribed(processes: Sequence[int], neighbours: int) -> bool:
     """
     allowed = set()
     for process in set(processes):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended, or may not be asked
             allowed.add(frozenset(os.sched_getaffinity(process)))
     ranks = neighbours if len(allowed) < 2 else len(processes)
     return ranks > len(frozenset().union(*allowed))
