@@ -289,20 +289,25 @@ class _Splitting(_Batched):
         self._parts = parts
         self._before: Any = None
         self._batch: Any = None
-        self._size = 0
         self._given = parts
 
     def keys(self, count: int) -> list[Any]:
-        """Returns parts of one batch."""
+        """Returns parts of one batch; of several, if these are whole and cost nothing."""
         if self._given == self._parts:
+            if self.lazy and count >= self._parts:
+                batches = self._source.keys(count // self._parts)
+                return [part for batch in batches for part in self._cut(batch, 0, self._parts)]
             self._before = super().state()
             self._batch = self.next_batch()
             if self._batch is None:
                 return []
-            self._size, self._given = math.ceil(self.length(self._batch) / self._parts), 0
+            self._given = 0
         start, self._given = self._given, min(self._given + count, self._parts)
-        size = self._size
-        return [self.cut(self._batch, part * size, (part + 1) * size) for part in range(start, self._given)]
+        return self._cut(self._batch, start, self._given)
+
+    def _cut(self, batch: Any, start: int, stop: int) -> list[Any]:
+        size = math.ceil(self.length(batch) / self._parts)
+        return [self.cut(batch, part * size, (part + 1) * size) for part in range(start, stop)]
 
     def state(self) -> list[Any]:
         """Returns the position before the batch that is under way, and the number of its parts so far."""
