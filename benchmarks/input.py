@@ -6,9 +6,9 @@
 
 Every system is a process that stays for the whole run. In each round each system has its turn at a case, in
 random order; the table has the medians of the rounds, and the medians of the ratios within a round. A case is
-one epoch over float32 rows of 784 numbers and their labels, in batches of 128. The last case has one process,
-and then two at once, which read their shares of every global batch as two workers under AutoShardPolicy.DATA
-do. `--cpu` counts the processor's time instead of the clock's, for machines that have other things to do.
+one epoch over float32 rows of 784 numbers and their labels, in batches of 128. The last cases have one process, and then two at
+once, which read their shares of every global batch as two workers under AutoShardPolicy.DATA do. `--cpu` counts
+the processor's time instead of the clock's, for machines that have other things to do.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ GOALS = {
     ("shuffle + batch", "tf.data"): 1.0,
     ("rows one by one", "numpy"): 0.2,
     ("DATA, 2 workers", "1 worker"): 2.0,
+    ("DATA, 2 workers, map of rows", "1 worker"): 2.0,
 }
 """Least ratios of dmesh's rate to that of another system."""
 
@@ -72,21 +73,23 @@ def cases_of(system: str, rows: int) -> dict[str, Callable[[], None]]:
         both = Dataset.from_tensor_slices((images, labels))
         shuffled = both.shuffle(rows, seed=1).batch(BATCH)
 
-        def share(workers: int, worker: int) -> None:
-            node = divide(
-                both.shuffle(rows, seed=1).batch(2 * BATCH).node, AutoShardPolicy.DATA, workers, 1, worker
-            )
-            consume(DatasetIterator(node))
+        def share(workers: int, worker: int, dataset: Any = both) -> None:
+            batches = dataset.shuffle(rows, seed=1).batch(2 * BATCH)
+            consume(DatasetIterator(divide(batches.node, AutoShardPolicy.DATA, workers, 1, worker)))
 
+        mapped = both.map(lambda x, y: (x * 2 - 1, y))
         return {
             "shuffle + batch": lambda: consume(shuffled),
             "batch": lambda: consume(both.batch(BATCH)),
             "rows one by one": lambda: consume(Dataset.from_tensor_slices(images)),
             "map of batches": lambda: consume(both.batch(BATCH).map(lambda x, y: (x * 2 - 1, y))),
-            "map of rows": lambda: consume(both.map(lambda x, y: (x * 2 - 1, y)).batch(BATCH)),
+            "map of rows": lambda: consume(mapped.batch(BATCH)),
             "1 worker": lambda: share(1, 0),
             "worker 0 of 2": lambda: share(2, 0),
             "worker 1 of 2": lambda: share(2, 1),
+            "1 worker, map of rows": lambda: share(1, 0, mapped),
+            "worker 0 of 2, map of rows": lambda: share(2, 0, mapped),
+            "worker 1 of 2, map of rows": lambda: share(2, 1, mapped),
         }
     if system == "tf.data":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -187,13 +190,15 @@ def measure(workers: dict[str, list[Worker]], rounds: int) -> dict[str, list[dic
             if number:
                 results.setdefault(case, []).append(taken)
         first, second = workers["dmesh"]
-        first.begin("1 worker")
-        alone = first.wait()
-        first.begin("worker 0 of 2")
-        second.begin("worker 1 of 2")
-        together = max(first.wait(), second.wait())
-        if number:
-            results.setdefault("DATA, 2 workers", []).append({"dmesh": together, "1 worker": alone})
+        for more in ("", ", map of rows"):
+            first.begin(f"1 worker{more}")
+            alone = first.wait()
+            first.begin(f"worker 0 of 2{more}")
+            second.begin(f"worker 1 of 2{more}")
+            together = max(first.wait(), second.wait())
+            if number:
+                case = f"DATA, 2 workers{more}"
+                results.setdefault(case, []).append({"dmesh": together, "1 worker": alone})
     return results
 
 
