@@ -6,9 +6,9 @@
 
 Every system is a process that stays for the whole run. In each round each system has its turn at a case, in
 random order; the table has the medians of the rounds, and the medians of the ratios within a round. A case is
-one epoch over float32 rows of 784 numbers and their labels, in batches of 128. The last cases have one process, and then two at
-once, which read their shares of every global batch as two workers under AutoShardPolicy.DATA do. `--cpu` counts
-the processor's time instead of the clock's, for machines that have other things to do.
+one epoch over float32 rows of 784 numbers and their labels, in batches of 128. The last cases have one
+process, and then two at once, which read their shares of every global batch as two workers under DATA do.
+`--cpu` counts the processor's time instead of the clock's, for machines that have other things to do.
 """
 
 from __future__ import annotations

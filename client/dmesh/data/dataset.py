@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from dmesh.data import batching, mapping, transforms
+from dmesh.data import mapping, rebatching, transforms
+from dmesh.data.batching import Batch
 from dmesh.data.creation import Creation
 from dmesh.data.elements import check_integer
 from dmesh.data.iterator import DatasetIterator, describe
@@ -102,11 +103,11 @@ class Dataset(Creation):
             DatasetError: The size is not at least 1; or, when it is read: arrays of different shapes.
         """
         size = check_integer("batch_size", batch_size, 1)
-        return Dataset(batching.Batch(self._node, size, bool(drop_remainder)))
+        return Dataset(Batch(self._node, size, bool(drop_remainder)))
 
     def unbatch(self) -> Dataset:
         """Makes an element of each row. The opposite of `batch`."""
-        return Dataset(batching.Unbatch(self._node))
+        return Dataset(rebatching.Unbatch(self._node))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Dataset:
         """Makes batches of other sizes, as `unbatch` and `batch` would.
@@ -122,7 +123,7 @@ class Dataset(Creation):
         sizes = tuple(check_integer("a size in rebatch()", size, 0) for size in given.ravel())
         if not any(sizes):
             raise DatasetError(f"rebatch() needs a size of at least 1, got {batch_size!r:.80}")
-        return Dataset(batching.Rebatch(self._node, sizes, bool(drop_remainder)))
+        return Dataset(rebatching.Rebatch(self._node, sizes, bool(drop_remainder)))
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True

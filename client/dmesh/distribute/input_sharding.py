@@ -15,11 +15,11 @@ from __future__ import annotations
 import dataclasses
 
 from dmesh._log import logger
-from dmesh.data.batching import Rebatch, Split
 from dmesh.data.files import FileSource
 from dmesh.data.options import SHARD_HINT, AutoShardPolicy
 from dmesh.data.pipeline import Node, static_batch_size, transform, walk
 from dmesh.data.prefetching import Prefetch
+from dmesh.data.rebatching import Rebatch, Split
 from dmesh.data.shuffling import Shuffle
 from dmesh.data.transforms import Shard, WithOptions
 from dmesh.errors import ShardHintError, ShardingError, UnshardableSourceError
