@@ -22,7 +22,8 @@ from dmesh.errors import ArgumentTypeError, DatasetError
 
 __all__ = ["AUTOTUNE", "Dataset"]
 
-_LAST = 2**63 - 1
+_MANY = 2**62
+"""Numbers that `enumerate` has; a range can have hardly more."""
 
 AUTOTUNE = -1
 """For `num_parallel_calls` and `prefetch`: a number that suits this machine."""
@@ -241,7 +242,8 @@ class Dataset(Creation):
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Makes pairs of a number, from `start` up, and the element."""
-        numbers = Range(range(check_integer("start", start), _LAST), np.dtype(np.int64))
+        first = check_integer("start", start)
+        numbers = Range(range(first, min(first + _MANY, 2**63 - 1)), np.dtype(np.int64))
         return Dataset(transforms.Zip((numbers, self._node)))
 
     def prefetch(self, buffer_size: int) -> Dataset:
