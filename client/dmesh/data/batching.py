@@ -68,7 +68,7 @@ class NoRows(list[Any]):
     """Keys of no rows.
 
     Args:
-        make: Makes the batch of no rows.
+        make: Function that makes the batch of no rows.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:

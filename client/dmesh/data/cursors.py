@@ -187,7 +187,7 @@ class Streamed(Cursor):
     """Cursor over an iterator, whose position is the number of its items so far.
 
     Args:
-        start: Makes the iterator, at the first use.
+        start: Function that makes the iterator, at the first use.
         table: Table that the items are keys of.
     """
 

@@ -96,7 +96,7 @@ class Dataset(Creation):
 
         Args:
             batch_size: Number of elements.
-            drop_remainder: Whether a last batch of fewer is left out.
+            drop_remainder: True to leave out a last batch of fewer.
             num_parallel_calls: Changes nothing: batches are made one after the other.
             deterministic: Changes nothing: the order of elements always stays.
 
@@ -115,7 +115,7 @@ class Dataset(Creation):
 
         Args:
             batch_size: Number of rows; or several numbers, one after the other, and again from the first one.
-            drop_remainder: Whether a last batch of fewer is left out.
+            drop_remainder: True to leave out a last batch of fewer.
 
         Raises:
             DatasetError: A size is negative, or all are 0.
@@ -134,7 +134,7 @@ class Dataset(Creation):
         Args:
             buffer_size: Number of elements to draw from; all of them for a uniform order.
             seed: The same gives the same order, in any process; None for another one in each.
-            reshuffle_each_iteration: Whether each reading has another order, determined by the seed, the
+            reshuffle_each_iteration: True for another order in each reading, determined by the seed, the
                 number of the reading, and that of the repetition.
 
         Raises:
@@ -194,7 +194,7 @@ class Dataset(Creation):
         """Keeps the elements of which a function returns True.
 
         Args:
-            predicate: Takes what the function of `map` takes; returns a bool.
+            predicate: Function that takes the arguments of `map`'s and returns a bool.
 
         Raises:
             ArgumentTypeError: It cannot be called; or, when it is read: it returned something else.

@@ -28,16 +28,16 @@ class TensorSpec:
 
     Args:
         shape: Its shape; None stands for a length that differs from array to array.
-        dtype: Of its elements. Strings of any length have the same.
+        dtype: Type of its elements. Strings of any length have the same.
         name: For people.
     """
 
     shape: tuple[int | None, ...]
     """Its shape; None stands for a length that differs from array to array."""
     dtype: np.dtype[Any]
-    """Of its elements."""
+    """Type of its elements."""
     name: str | None = None
-    """For people."""
+    """Name, for people only."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ def as_element(value: Any, what: str = "the element", *, lists_are_tuples: bool 
 
     Args:
         value: The structure.
-        what: What it is, for messages.
-        lists_are_tuples: Whether a list that holds arrays or structures becomes a tuple.
+        what: Name of it, for messages.
+        lists_are_tuples: True if a list that holds arrays or structures becomes a tuple.
 
     Raises:
         ArgumentTypeError: A leaf is nothing that an array can be made of.

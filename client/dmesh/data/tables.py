@@ -25,7 +25,7 @@ def each_leaf(
     It is `map_structure` with the structure known in advance: nothing is compared in a call.
 
     Args:
-        function: Makes the function for one leaf.
+        function: Maker of the function for one leaf.
         structure: Structure of arrays.
     """
     if isinstance(structure, Mapping):

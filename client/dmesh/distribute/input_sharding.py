@@ -32,9 +32,9 @@ def batch_sizes(global_batch_size: int, num_workers: int, replicas: int, worker:
 
     Args:
         global_batch_size: Rows of a batch of all replicas together.
-        num_workers: How many workers there are.
-        replicas: How many replicas each has.
-        worker: Which of them.
+        num_workers: Number of workers.
+        replicas: Number of replicas of each.
+        worker: Index of the worker.
 
     Returns:
         As many numbers as there are replicas of all workers.
@@ -102,10 +102,10 @@ def divide(node: Node, policy: AutoShardPolicy, num_workers: int, replicas: int,
 
     Args:
         node: The dataset, whose elements are global batches.
-        policy: What `effective_policy` returned.
-        num_workers: How many workers there are.
-        replicas: How many replicas each has.
-        worker: Which of them.
+        policy: Result of `effective_policy`.
+        num_workers: Number of workers.
+        replicas: Number of replicas of each.
+        worker: Index of the worker.
     """
     total = num_workers * replicas
     if isinstance(node, Prefetch | WithOptions):
