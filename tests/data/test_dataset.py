@@ -126,6 +126,7 @@ def test_zip_and_enumerate(one, other):
         (a, (b + 5, b)) for a, b in zip(range(one), range(other), strict=False)
     ]
     assert len(zipped) == min(one, other)
+    assert [int(number) for number, _ in Dataset.range(one).enumerate(-3)] == list(range(-3, one - 3))
 
 
 @given(st.integers(-20, 20), st.integers(-20, 20), st.integers(-5, 5).filter(bool), st.integers(1, 4))

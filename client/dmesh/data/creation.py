@@ -248,7 +248,7 @@ class Creation(ABC):
 
         An element is a dict from extensions to arrays, with the base name as `__key__`. `.npy` becomes an
         array, `.cls` an integer, `.txt` a string; anything else is an array of its bytes. Of files
-        that are not compressed, only headers are read of samples that are skipped, or belong to another worker.
+        that are not compressed, only headers are read of samples that are skipped, or are another worker's.
 
         Args:
             paths: A path, a pattern such as `data/*.tar`, or several of them.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dmesh.data.elements import stack
 
 __all__ = [
+    "as_array",
     "as_list",
     "Count",
     "Cursor",
@@ -56,12 +57,19 @@ def join(blocks: list[Keys]) -> Keys:
             end += len(block) * first.step
         else:
             return range(first.start, end, first.step)
-    return np.concatenate([np.asarray(block, np.int64) for block in blocks])
+    return np.concatenate([as_array(block) for block in blocks])
 
 
 def as_list(keys: Keys) -> list[Any] | range:
     """Returns keys as Python objects, which are faster to iterate than an array's."""
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
+
+
+def as_array(keys: Keys) -> NDArray[np.int64]:
+    """Returns row numbers as an array."""
+    if isinstance(keys, range):
+        return np.arange(keys.start, keys.stop, keys.step, dtype=np.int64)
+    return np.asarray(keys, np.int64)
 
 
 class Table(ABC):
@@ -179,7 +187,7 @@ class Streamed(Cursor):
     """Cursor over an iterator, whose position is the number of its items so far.
 
     Args:
-        start: Makes the iterator, at the first use.
+        start: Function that makes the iterator, at the first use.
         table: Table that the items are keys of.
     """
 

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from dmesh.data import batching, mapping, transforms
+from dmesh.data import mapping, rebatching, transforms
+from dmesh.data.batching import Batch
 from dmesh.data.creation import Creation
 from dmesh.data.elements import check_integer
 from dmesh.data.iterator import DatasetIterator, describe
@@ -21,7 +22,8 @@ from dmesh.errors import ArgumentTypeError, DatasetError
 
 __all__ = ["AUTOTUNE", "Dataset"]
 
-_LAST = 2**63 - 1
+_MANY = 2**62
+"""Numbers that `enumerate` has; a range can have hardly more."""
 
 AUTOTUNE = -1
 """For `num_parallel_calls` and `prefetch`: a number that suits this machine."""
@@ -94,7 +96,7 @@ class Dataset(Creation):
 
         Args:
             batch_size: Number of elements.
-            drop_remainder: Whether a last batch of fewer is left out.
+            drop_remainder: True to leave out a last batch of fewer.
             num_parallel_calls: Changes nothing: batches are made one after the other.
             deterministic: Changes nothing: the order of elements always stays.
 
@@ -102,18 +104,18 @@ class Dataset(Creation):
             DatasetError: The size is not at least 1; or, when it is read: arrays of different shapes.
         """
         size = check_integer("batch_size", batch_size, 1)
-        return Dataset(batching.Batch(self._node, size, bool(drop_remainder)))
+        return Dataset(Batch(self._node, size, bool(drop_remainder)))
 
     def unbatch(self) -> Dataset:
         """Makes an element of each row. The opposite of `batch`."""
-        return Dataset(batching.Unbatch(self._node))
+        return Dataset(rebatching.Unbatch(self._node))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Dataset:
         """Makes batches of other sizes, as `unbatch` and `batch` would.
 
         Args:
             batch_size: Number of rows; or several numbers, one after the other, and again from the first one.
-            drop_remainder: Whether a last batch of fewer is left out.
+            drop_remainder: True to leave out a last batch of fewer.
 
         Raises:
             DatasetError: A size is negative, or all are 0.
@@ -122,7 +124,7 @@ class Dataset(Creation):
         sizes = tuple(check_integer("a size in rebatch()", size, 0) for size in given.ravel())
         if not any(sizes):
             raise DatasetError(f"rebatch() needs a size of at least 1, got {batch_size!r:.80}")
-        return Dataset(batching.Rebatch(self._node, sizes, bool(drop_remainder)))
+        return Dataset(rebatching.Rebatch(self._node, sizes, bool(drop_remainder)))
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
@@ -132,7 +134,7 @@ class Dataset(Creation):
         Args:
             buffer_size: Number of elements to draw from; all of them for a uniform order.
             seed: The same gives the same order, in any process; None for another one in each.
-            reshuffle_each_iteration: Whether each reading has another order, determined by the seed, the
+            reshuffle_each_iteration: True for another order in each reading, determined by the seed, the
                 number of the reading, and that of the repetition.
 
         Raises:
@@ -192,7 +194,7 @@ class Dataset(Creation):
         """Keeps the elements of which a function returns True.
 
         Args:
-            predicate: Takes what the function of `map` takes; returns a bool.
+            predicate: Function that takes the arguments of `map`'s and returns a bool.
 
         Raises:
             ArgumentTypeError: It cannot be called; or, when it is read: it returned something else.
@@ -240,7 +242,8 @@ class Dataset(Creation):
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Makes pairs of a number, from `start` up, and the element."""
-        numbers = Range(range(check_integer("start", start), _LAST), np.dtype(np.int64))
+        first = check_integer("start", start)
+        numbers = Range(range(first, min(first + _MANY, 2**63 - 1)), np.dtype(np.int64))
         return Dataset(transforms.Zip((numbers, self._node)))
 
     def prefetch(self, buffer_size: int) -> Dataset:

@@ -28,16 +28,16 @@ class TensorSpec:
 
     Args:
         shape: Its shape; None stands for a length that differs from array to array.
-        dtype: Of its elements. Strings of any length have the same.
+        dtype: Type of its elements. Strings of any length have the same.
         name: For people.
     """
 
     shape: tuple[int | None, ...]
     """Its shape; None stands for a length that differs from array to array."""
     dtype: np.dtype[Any]
-    """Of its elements."""
+    """Type of its elements."""
     name: str | None = None
-    """For people."""
+    """Name, for people only."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ def as_element(value: Any, what: str = "the element", *, lists_are_tuples: bool 
 
     Args:
         value: The structure.
-        what: What it is, for messages.
-        lists_are_tuples: Whether a list that holds arrays or structures becomes a tuple.
+        what: Name of it, for messages.
+        lists_are_tuples: True if a list that holds arrays or structures becomes a tuple.
 
     Raises:
         ArgumentTypeError: A leaf is nothing that an array can be made of.
@@ -90,6 +90,8 @@ def as_element(value: Any, what: str = "the element", *, lists_are_tuples: bool 
             for key, part in value.items()
         }
         return with_values(value, parts)
+    if type(value) is tuple and all(type(part) is np.ndarray and part.dtype.kind != "O" for part in value):
+        return value
     if isinstance(value, tuple) or (lists_are_tuples and isinstance(value, list) and _holds_arrays(value)):
         items = [
             as_element(part, f"{what}[{index}]", lists_are_tuples=lists_are_tuples)
@@ -145,6 +147,14 @@ def stack(elements: Sequence[Any]) -> Any:
         DatasetError: Their structures, shapes or dtypes differ.
     """
     first = elements[0]
+    kind = type(first)
+    if all(type(element) is kind for element in elements):
+        if kind is np.ndarray:
+            return _stack_arrays(elements)
+        if kind is tuple and all(len(element) == len(first) for element in elements):
+            return tuple([stack(column) for column in zip(*elements, strict=True)])
+        if kind is dict and all(element.keys() == first.keys() for element in elements):
+            return {key: stack([element[key] for element in elements]) for key in first}
     for index, element in enumerate(elements):
         same_structure(element, first, f"element {index} of a batch")
     columns = zip(*map(flatten, elements), strict=True)
@@ -160,11 +170,13 @@ def _stack_arrays(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
                 f"cannot batch arrays of different shapes: element 0 of the batch has {first.shape}, element "
                 f"{index} has {array.shape}. Make them equal with map(), or use batch(1)"
             )
-        if _plain(array.dtype) != _plain(first.dtype):
+        if array.dtype != first.dtype and _plain(array.dtype) != _plain(first.dtype):
             raise DatasetError(
                 f"cannot batch arrays of different dtypes: element 0 of the batch is {first.dtype}, element "
                 f"{index} is {array.dtype}. Convert them with map()"
             )
+    if first.dtype.isnative and all(array.dtype == first.dtype for array in arrays):
+        return np.array(arrays)  # what stack() does, in a fourth of the time
     return np.stack(arrays)
 
 

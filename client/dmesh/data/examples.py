@@ -98,7 +98,7 @@ class FixedLenFeature:
     shape: Sequence[int]
     """Its shape; empty for a single value."""
     dtype: DTypeLike
-    """Of its elements."""
+    """Type of its elements."""
     default_value: ArrayLike | None = None
     """Value of examples that lack the feature; None: they are refused."""
 
@@ -131,7 +131,7 @@ class VarLenFeature:
     """
 
     dtype: DTypeLike
-    """Of its elements."""
+    """Type of its elements."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _checked_dtype(self.dtype))
@@ -214,7 +214,7 @@ def parse_single_example(
 
     Args:
         serialized: The encoded message: bytes, or a record of `TFRecordDataset`.
-        features: What to read.
+        features: Features to read, by name.
 
     Raises:
         DatasetError: It is no example, or a feature is missing or not as it should be.

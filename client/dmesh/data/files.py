@@ -44,7 +44,7 @@ _HEADERS = {
 """Readers of the header of a `.npy` file, by version of the format."""
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""Of a member of a zip file: the lengths of the name and of the extra field that follow it."""
+"""Header of a member of a zip file: the lengths of the name and of the extra field that follow it."""
 
 
 def as_files(files: Files) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class Map(Transform):
     """True if they are worked on in processes, not in threads."""
 
     def open(self, reading: Reading) -> Cursor:
-        """Returns the source's cursor with another table: elements that nobody asks for are not made."""
+        """Returns the source's cursor with another table: elements are made when they are needed."""
         cursor = Pass(self.source.open(reading))
         pool = reading.once(self, lambda: _Pool(self.parallel, self.processes)) if self.parallel > 1 else None
         cursor.table = _Mapped(cursor.table, self.function, pool)

@@ -18,7 +18,7 @@ class Optional:
 
     Args:
         values: The value, or nothing.
-        find_spec: Returns the structure of specs; called only when somebody asks.
+        find_spec: Returns the structure of specs; called only when it is needed.
     """
 
     def __init__(self, values: tuple[Any, ...], find_spec: Callable[[], Any]) -> None:

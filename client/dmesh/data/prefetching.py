@@ -77,14 +77,14 @@ class Prefetcher(Iterator[T]):
     """Reads an iterator in a background thread, at most `size` items ahead.
 
     What the iterator raises is raised here, after the items that came before. The thread ends with the
-    iterator, with `close`, or when nobody holds the prefetcher any more; at the latest when the item is there
+    iterator, with `close`, or with the last reference to the prefetcher; at the latest when the item is there
     that it is working on.
 
     Args:
-        source: Makes the iterator; called, like everything of it, in the thread, which has a copy of the
-            caller's context variables.
-        size: How many items may wait, at least 1.
-        name: Of the thread.
+        source: Function that makes the iterator; called, like everything of it, in the thread, which has a
+            copy of the caller's context variables.
+        size: Number of items that may wait, at least 1.
+        name: Name of the thread.
     """
 
     def __init__(self, source: Callable[[], Iterator[T]], size: int, name: str) -> None:

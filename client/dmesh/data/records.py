@@ -93,7 +93,7 @@ class RecordFiles(FileSource):
     compression: str
     """GZIP, ZLIB, or empty for none."""
     features: Mapping[str, FixedLenFeature | VarLenFeature] | None
-    """What to read of a `tf.train.Example` in each record; None for the bytes of records as they are."""
+    """Features to read of a `tf.train.Example` in each record; None for the records' bytes."""
 
     def open_file(self, path: str) -> Cursor:
         """Returns a cursor over the records of one file, which are checked and parsed when needed."""
@@ -135,7 +135,7 @@ class _Parsed(Table):
 
     Args:
         path: Path of the file, for messages.
-        features: What to read of an example; None for the bytes.
+        features: Features to read of an example; None for the bytes.
     """
 
     def __init__(self, path: str, features: Mapping[str, FixedLenFeature | VarLenFeature] | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.data.cursors import Cursor, Keys, Pass, as_list, read
+from dmesh.data.cursors import Cursor, Keys, Pass, as_array, as_list, read
 from dmesh.data.pipeline import Order, Reading, Transform
 
 __all__ = ["Shuffle"]
@@ -91,7 +91,7 @@ class _Drawing(Pass):
         self._start = self.source.state()
         filled = read(self.source, self._size)
         # Only row numbers are exchanged many at a time.
-        self._buffer = filled if isinstance(filled, list) else np.array(filled, np.int64)
+        self._buffer = filled if isinstance(filled, list) else as_array(filled).copy()
 
     def _exchange(self, count: int) -> Keys:
         """Puts the source's next keys into the buffer, and returns those whose places they take."""
@@ -106,7 +106,7 @@ class _Drawing(Pass):
         places, self._draws = self._draws[:number], self._draws[number:]
         buffer = self._buffer
         if isinstance(buffer, np.ndarray) and not isinstance(coming, list):
-            return _exchange_rows(buffer, np.asarray(coming, np.int64), places)
+            return _exchange_rows(buffer, as_array(coming), places)
         if isinstance(buffer, np.ndarray):
             buffer = self._buffer = buffer.tolist()
         drawn = []

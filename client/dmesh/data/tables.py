@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dmesh.data.cursors import Cursor, Keys, Table, as_list
+from dmesh.data.cursors import Cursor, Keys, Table, as_array, as_list
 from dmesh.data.elements import stack
 from dmesh.structure import map_structure, with_values
 
@@ -25,7 +25,7 @@ def each_leaf(
     It is `map_structure` with the structure known in advance: nothing is compared in a call.
 
     Args:
-        function: Makes the function for one leaf.
+        function: Maker of the function for one leaf.
         structure: Structure of arrays.
     """
     if isinstance(structure, Mapping):
@@ -155,7 +155,7 @@ class Joined(Table):
             start = self.start(index)
             if keys[-1] < self.ends[index]:
                 return self._tables[index].gather(range(keys.start - start, keys.stop - start, keys.step))
-        rows = np.asarray(keys, np.int64)
+        rows = as_array(keys)
         owners = np.searchsorted(self.ends, rows, "right")
         used = np.unique(owners)
         if len(used) < 2:
@@ -220,7 +220,7 @@ class _Joining(Cursor):
                 start = self._joined.start(self._index)
                 if isinstance(block, range):
                     return range(block.start + start, block.stop + start, block.step)
-                return np.asarray(block, np.int64) + start
+                return as_array(block) + start
             self._index += 1
         return range(0)
 

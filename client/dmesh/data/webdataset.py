@@ -47,12 +47,12 @@ class TarFiles(FileSource):
             if not packed and size % tarfile.BLOCKSIZE:
                 raise EOFError("it ends within a block")
             with tarfile.open(path, "r|*" if packed else "r:") as archive:
-                key, members = "", dict[str, Any]()
+                key, members = None, dict[str, Any]()
                 for member in archive:
                     if not member.isfile():
                         continue
                     name, extension = _parted(member.name)
-                    if name != key and members:
+                    if name != key and key is not None:
                         yield key, members
                         members = {}
                     key = name
@@ -66,7 +66,7 @@ class TarFiles(FileSource):
                         members[extension] = (
                             _bytes_of(archive, member) if packed else (member.offset_data, member.size)
                         )
-                if members:
+                if key is not None:
                     yield key, members
         except (tarfile.TarError, EOFError, OSError) as error:
             raise FileFormatError(f"{path}: this cannot be read as a tar file: {error}", path) from error

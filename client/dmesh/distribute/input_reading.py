@@ -31,7 +31,7 @@ class WorkerInput:
         facts: Facts that this worker tells the others.
         element_source: Pipeline whose elements are like a replica's, but for the number of rows.
         ahead: Number of steps that are made ahead; 0 for none.
-        same_order: Whether shuffles without a seed must have the same order on all workers.
+        same_order: True if shuffles without a seed must have the same order on all workers.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Reading:
         """Returns the distributed value of elements without rows, if there can be one."""
         workers = self._source.workers
         if workers.num_workers == 1:
-            return Progress.ENDED, None  # nobody goes on without this worker
+            return Progress.ENDED, None  # there is no other worker
         try:
             like = self._source.spec() if self._like is None else self._like
         except DatasetError:

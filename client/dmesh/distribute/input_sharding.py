@@ -15,11 +15,11 @@ from __future__ import annotations
 import dataclasses
 
 from dmesh._log import logger
-from dmesh.data.batching import Rebatch, Split
 from dmesh.data.files import FileSource
 from dmesh.data.options import SHARD_HINT, AutoShardPolicy
 from dmesh.data.pipeline import Node, static_batch_size, transform, walk
 from dmesh.data.prefetching import Prefetch
+from dmesh.data.rebatching import Rebatch, Split
 from dmesh.data.shuffling import Shuffle
 from dmesh.data.transforms import Shard, WithOptions
 from dmesh.errors import ShardHintError, ShardingError, UnshardableSourceError
@@ -32,9 +32,9 @@ def batch_sizes(global_batch_size: int, num_workers: int, replicas: int, worker:
 
     Args:
         global_batch_size: Rows of a batch of all replicas together.
-        num_workers: How many workers there are.
-        replicas: How many replicas each has.
-        worker: Which of them.
+        num_workers: Number of workers.
+        replicas: Number of replicas of each.
+        worker: Index of the worker.
 
     Returns:
         As many numbers as there are replicas of all workers.
@@ -102,10 +102,10 @@ def divide(node: Node, policy: AutoShardPolicy, num_workers: int, replicas: int,
 
     Args:
         node: The dataset, whose elements are global batches.
-        policy: What `effective_policy` returned.
-        num_workers: How many workers there are.
-        replicas: How many replicas each has.
-        worker: Which of them.
+        policy: Result of `effective_policy`.
+        num_workers: Number of workers.
+        replicas: Number of replicas of each.
+        worker: Index of the worker.
     """
     total = num_workers * replicas
     if isinstance(node, Prefetch | WithOptions):

@@ -34,7 +34,7 @@ class Progress(enum.IntEnum):
     ELEMENTS = 1
     """Elements, for one replica at least."""
     CANNOT_PAD = 2
-    """Nothing more, and no empty elements either: they have no rows, or nobody knows what they look like."""
+    """Nothing more, and no empty elements either: they have no rows, or their shape is unknown."""
     FAILED = 3
     """An error."""
 
@@ -139,11 +139,11 @@ class InputWorkers:
         """Tells the other workers how far this one is, and hears the same from them.
 
         Args:
-            progress: What this worker has for its replicas in this step.
+            progress: Progress of this worker in this step.
             error: Why it failed, if it did.
 
         Returns:
-            Whether anybody has elements for this step.
+            Whether any worker has elements for this step.
 
         Raises:
             RemoteInputError: Another worker's input failed.
