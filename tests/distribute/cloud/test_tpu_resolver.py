@@ -12,6 +12,7 @@ from tests.e2e.clients import free_ports
 
 import dmesh
 from dmesh.config.addresses import split_address
+from dmesh.config.launchers import find_cluster
 from dmesh.distribute.cluster_resolver import ClusterResolver, SimpleClusterResolver, TPUClusterResolver
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer, parse_tpu_env
 from dmesh.distribute.cluster_resolver.inquiry import Inquiry
@@ -421,6 +422,83 @@ def test_a_slice_of_gke(monkeypatch):
     monkeypatch.setenv("TPU_WORKER_ID", "one")
     with pytest.raises(ConfigurationError, match="TPU_WORKER_ID"):
         resolver.task_id  # noqa: B018
+
+
+@pytest.fixture
+def second_slice(monkeypatch):
+    """Makes this process worker 1 of the second of three slices of two hosts each."""
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "s1-0.svc,s1-1.svc")
+    monkeypatch.setenv("TPU_WORKER_ID", "1")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-16")
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "3")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "1")
+    monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "s0-0.svc:8081")
+
+
+def test_hosts_of_several_slices_are_numbered_slice_by_slice(second_slice, monkeypatch):
+    resolver = TPUClusterResolver()
+    spec = resolver.cluster_spec()
+    assert spec.as_dict() == {"worker": {0: "s0-0.svc:8470", 2: "s1-0.svc:8470", 3: "s1-1.svc:8470"}}
+    assert (resolver.task_type, resolver.task_id, resolver.num_processes) == ("worker", 3, 6)
+    assert resolver.master() == "grpc://s0-0.svc:8470"
+    assert resolver.num_accelerators() == {"TPU": 8}
+    assert resolver.get_tpu_system_metadata().num_hosts == 6
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "0")
+    assert resolver.cluster_spec().as_dict() == {"worker": ["s0-0.svc:8470", "s1-1.svc:8470"]}
+    assert resolver.task_id == 1
+
+
+def test_several_slices_are_clients_of_one_cluster(second_slice, monkeypatch):
+    found = find_cluster(TPUClusterResolver())
+    assert found.client_id == 3
+    assert len(found.jobs) == 6
+    assert (found.jobs[0], found.own_address) == ("s0-0.svc:8470", "s1-1.svc:8470")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "0")
+    monkeypatch.setenv("TPU_WORKER_ID", "0")
+    first = find_cluster(TPUClusterResolver())
+    assert (first.client_id, first.jobs, first.own_address) == (0, found.jobs, "s0-0.svc:8470")
+
+
+def test_slices_of_one_host_are_not_alone(second_slice, monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "s1-0.svc")
+    monkeypatch.setenv("TPU_WORKER_ID", "0")
+    resolver = TPUClusterResolver()
+    assert (resolver.task_id, resolver.num_processes) == (1, 3)
+    assert resolver.master() == "grpc://s0-0.svc:8470"
+
+
+def test_slices_of_tpu_vms(cloud):
+    cloud.metadata.be_tpu_vm("v4-16", ["10.0.0.4", "10.0.0.5"], worker=0)
+    slices = "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.0.2'\n"
+    cloud.metadata.set_attributes({"tpu-env": slices})
+    resolver = TPUClusterResolver()
+    assert resolver.cluster_spec().as_dict() == {
+        "worker": {0: "10.0.0.2:8470", 2: "10.0.0.4:8470", 3: "10.0.0.5:8470"}
+    }
+    assert (resolver.task_id, resolver.num_processes) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("MEGASCALE_NUM_SLICES", "x", ConfigurationError, "MEGASCALE_NUM_SLICES is 'x'; expected an integer"),
+        ("MEGASCALE_SLICE_ID", "3", ConfigurationError, "MEGASCALE_SLICE_ID is 3, but MEGASCALE_NUM_SLICES is 3"),
+        ("MEGASCALE_SLICE_ID", "", ResolverError, "MEGASCALE_SLICE_ID is not set"),
+        ("MEGASCALE_COORDINATOR_ADDRESS", "", ResolverError, "not known where the first one is"),
+        ("MEGASCALE_COORDINATOR_ADDRESS", "a:b", ConfigurationError, "MEGASCALE_COORDINATOR_ADDRESS"),
+    ],
+)
+def test_malformed_slices(second_slice, monkeypatch, name, value, error, message):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(error, match=message):
+        TPUClusterResolver().cluster_spec()
+
+
+def test_one_slice_is_a_tpu_like_any_other(second_slice, monkeypatch):
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "1")
+    resolver = TPUClusterResolver()
+    assert resolver.cluster_spec() == {"worker": ["s1-0.svc:8470", "s1-1.svc:8470"]}
+    assert (resolver.task_id, resolver.num_processes) == (1, None)
 
 
 def test_a_tpu_vm(cloud):

@@ -16,6 +16,7 @@ from typing import TypedDict
 from dmesh.config import client as config
 from dmesh.config.addresses import HOST_PATTERN, is_ipv6, shown, split_address
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer
+from dmesh.distribute.cluster_resolver.multislice import Multislice
 from dmesh.errors import ClusterLookupError, ConfigurationError, ResolverError
 
 DEFAULT_PORT = 8470
@@ -125,6 +126,15 @@ class TpuClient:
                 return _host_number(text, variable)
         return None
 
+    def multislice(self) -> Multislice | None:
+        """Returns this slice's place among several; None if it works alone, or if nobody knows.
+
+        Raises:
+            ConfigurationError: The environment or the metadata has nonsense.
+            ResolverError: Something of it is missing.
+        """
+        return None
+
     def get_local_ip(self) -> str:
         """Returns the address of this machine, which the TPU's hosts reach.
 
@@ -208,6 +218,15 @@ class TpuInEnvironment(TpuClient):
         """
         return read_endpoints(self._environ[HOSTNAMES_VARIABLE], HOSTNAMES_VARIABLE)
 
+    def multislice(self) -> Multislice | None:
+        """Returns what the `MEGASCALE_*` variables say.
+
+        Raises:
+            ConfigurationError: One of them is malformed.
+            ResolverError: One of them is missing.
+        """
+        return Multislice.read(self._environ.get)
+
     def is_here(self) -> bool:
         """Tells whether one host is listed, which is this pod.
 
@@ -258,6 +277,16 @@ class TpuOfThisVm(TpuClient):
             ClusterLookupError: The metadata server does not answer, or not so that it makes sense.
         """
         return len(self.network_endpoints()) <= 1
+
+    def multislice(self) -> Multislice | None:
+        """Returns what the `MEGASCALE_*` variables say, those of the environment before the metadata's.
+
+        Raises:
+            ConfigurationError: One of them is malformed.
+            ResolverError: One of them is missing.
+            ClusterLookupError: The metadata server does not answer.
+        """
+        return Multislice.read(lambda name: self._environ.get(name) or self._metadata.tpu_env().get(name))
 
     def accelerator_type(self) -> str | None:
         """Returns the TPU's type: what the environment says, or else the metadata.
