@@ -49,7 +49,7 @@ class DataPlane:
             self.mpi = mpi_world.join(mpi_world.load(), settings.client_id, settings.jobs, left)
         self._listener = _listen(settings, host, port)
         self.address = join_address(host, self._listener.getsockname()[1])
-        """HOST:PORT that the peers are told."""
+        """HOST:PORT at which the peers reach it."""
 
     def transport(
         self, rank: int, incarnation: int, secret: Callable[[], bytes], cluster_id: bytes

@@ -1,4 +1,4 @@
-"""TPU slices that work together over the data center's network, as Google's Megascale variables describe them."""
+"""TPU slices that work together over the data center's network, from the `MEGASCALE_*` variables."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Multislice:
         number = _number("MEGASCALE_SLICE_ID", value)
         if number is None:
             raise ResolverError(
-                f"MEGASCALE_NUM_SLICES is {slices}, but MEGASCALE_SLICE_ID is not set; set it to the index of "
-                f"this slice, from 0 to {slices - 1}"
+                f"MEGASCALE_NUM_SLICES is {slices}, but MEGASCALE_SLICE_ID is not set; set it to the "
+                f"index of this slice, from 0 to {slices - 1}"
             )
         if number >= slices:
             raise ConfigurationError(

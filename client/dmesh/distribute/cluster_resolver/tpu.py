@@ -11,8 +11,8 @@ from dmesh.config.addresses import WILDCARD_HOSTS, join_address, split_address
 from dmesh.config.settings import JOB_NAME_PATTERN, Settings
 from dmesh.devices.device import known_members, num_local_devices
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
-from dmesh.distribute.cluster_resolver.gce_metadata import METADATA_INQUIRY, MetadataServer
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
+from dmesh.distribute.cluster_resolver.gce_metadata import METADATA_POLICY, MetadataServer
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.distribute.cluster_resolver.tpu_api_client import find_tpu
 from dmesh.distribute.cluster_resolver.tpu_client import DEFAULT_PORT, LocalTpu, TpuClient
 from dmesh.distribute.cluster_resolver.tpu_metadata import (
@@ -58,7 +58,7 @@ class TPUClusterResolver(ClusterResolver):
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`. The
             environment variable `TPU_API_DISCOVERY_URL` goes before it.
         accelerator_type: The TPU's type, such as `v2-8`, whatever the API or the environment say.
-        inquiry: How patiently to ask the API.
+        policy: How patiently to ask the API.
         metadata: The metadata server to ask.
 
     Raises:
@@ -82,7 +82,7 @@ class TPUClusterResolver(ClusterResolver):
         discovery_url: str | None = None,
         *,
         accelerator_type: str | None = None,
-        inquiry: Inquiry | None = None,
+        policy: LookupPolicy | None = None,
         metadata: MetadataServer | None = None,
     ) -> None:
         environ = context.environment()
@@ -96,8 +96,8 @@ class TPUClusterResolver(ClusterResolver):
                 f"coordinator_name and job_name are both {job_name!r}; the coordinator is a job of its own"
             )
         self._client = find_tpu(
-            tpu, zone, project, credentials, service, discovery_url, inquiry or Inquiry(), environ,
-            metadata or MetadataServer(METADATA_INQUIRY, environ),
+            tpu, zone, project, credentials, service, discovery_url, policy or LookupPolicy(), environ,
+            metadata or MetadataServer(METADATA_POLICY, environ),
         )  # fmt: skip
         self._accelerator_type = accelerator_type
         self._job_name = job_name
@@ -114,10 +114,10 @@ class TPUClusterResolver(ClusterResolver):
             settings = Settings.load()
             host = settings.bind_host or self._client.get_local_ip()
             # Others can reach all addresses of this machine, but not by the one that stands for them.
-            told = self._client.get_local_ip() if host in WILDCARD_HOSTS else host
+            reachable = self._client.get_local_ip() if host in WILDCARD_HOSTS else host
             self._server = start_coordinator(host, settings)
             _, port = split_address(self._server.address, "the coordinator")
-            self._coordinator_address = join_address(told, port)
+            self._coordinator_address = join_address(reachable, port)
 
     @staticmethod
     def connect(
@@ -178,7 +178,8 @@ class TPUClusterResolver(ClusterResolver):
             elif slices.slice_id and not context.environment().get("DMESH_COORDINATOR", "").strip():
                 raise ResolverError(
                     "there are several slices, and it is not known where the first one is: set "
-                    "MEGASCALE_COORDINATOR_ADDRESS to its first host, or DMESH_COORDINATOR to a coordination server"
+                    "MEGASCALE_COORDINATOR_ADDRESS to its first host, or DMESH_COORDINATOR to a coordination "
+                    "server"
                 )
             jobs[self.task_type] = known
         if self._coordinator_name and self._coordinator_address:

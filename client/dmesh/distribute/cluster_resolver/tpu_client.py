@@ -204,7 +204,7 @@ class TpuAtAddresses(TpuClient):
 
 
 class TpuInEnvironment(TpuClient):
-    """A TPU slice of GKE's, whose pods are told by environment variables who they are."""
+    """A TPU slice of GKE's, whose pods know themselves from environment variables."""
 
     def name(self) -> str:
         """Returns `TPU_NAME`, or the host names."""
@@ -306,8 +306,8 @@ class TpuOfThisVm(TpuClient):
         Raises:
             ClusterLookupError: The metadata server does not answer.
         """
-        told = super().worker_id()
-        return worker_of_metadata(self._metadata) if told is None else told
+        worker = super().worker_id()
+        return worker_of_metadata(self._metadata) if worker is None else worker
 
 
 def worker_of_metadata(metadata: MetadataServer) -> int | None:
