@@ -33,7 +33,7 @@ settings.load_profile(os.environ.get("DMESH_HYPOTHESIS", "repeat"))
 
 _CLUSTER_VARIABLES = (
     "DTENSOR_", "DMESH_", "SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "TF_CONFIG", "RANK", "WORLD_SIZE",
-    "LOCAL_", "MASTER_", "TPU_",
+    "LOCAL_", "MASTER_", "TPU_", "MEGASCALE_",
 )  # fmt: skip
 
 

@@ -75,8 +75,8 @@ if TYPE_CHECKING:
         get_default_mesh,
     )
     from dmesh.mesh.synchronization import barrier
-    from dmesh.runtime.place import local_rank, local_size, rank, size
     from dmesh.runtime.progress import progress
+    from dmesh.runtime.ranks import local_rank, local_size, rank, size
     from dmesh.runtime.session import main, session
     from dmesh.runtime.summary import summary
     from dmesh.runtime.system import initialize_accelerator_system, shutdown_accelerator_system
@@ -112,7 +112,7 @@ _HOMES = {
         "Mesh", "MeshDimension", "create_distributed_mesh", "create_mesh", "default_mesh", "get_default_mesh",
     ),
     "mesh.synchronization": ("barrier",),
-    "runtime.place": ("local_rank", "local_size", "rank", "size"),
+    "runtime.ranks": ("local_rank", "local_size", "rank", "size"),
     "runtime.progress": ("progress",),
     "runtime.session": ("main", "session"),
     "runtime.summary": ("summary",),

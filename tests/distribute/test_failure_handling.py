@@ -69,6 +69,22 @@ def test_all_save_at_the_same_step_and_go_on_from_there(tmp_path):
     assert os.listdir(tmp_path) == ["ckpt-1.npz"]
 
 
+def test_the_termination_watcher_ends_with_the_session(tmp_path):
+    """Whoever shuts down in good order is not asked for ever whether the machine will be taken away."""
+
+    def program():
+        config = TerminationConfig(termination_watcher_fn=never)
+        PreemptionCheckpointHandler(None, Checkpoint(), tmp_path, config)
+
+    with FakeCluster(2, timeout=30.0) as cluster:
+        cluster.run(program)
+        watchers = [one for one in threading.enumerate() if one.name == "dmesh-termination-watcher"]
+        assert len(watchers) == 2
+    for watcher in watchers:
+        watcher.join(30.0)
+        assert not watcher.is_alive()
+
+
 class LateClock:
     """Time that the test moves on."""
 

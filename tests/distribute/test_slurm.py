@@ -114,7 +114,7 @@ def test_gpus_that_are_not_seen_are_numbered(step):
 
 @pytest.fixture
 def bound_step(step, monkeypatch):
-    """Makes this process one of 4 tasks of `srun --gpus-per-task=1`, each of which sees its GPU as number 0."""
+    """Makes this process one of 4 tasks of `srun --gpus-per-task=1`; each sees its GPU as number 0."""
     step(3, gpus="0", nodes="n1", tasks="4", num_tasks=4, node="n1", local=3)
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")

@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int:
     if number is None:
         sys.stderr.write(f"ssh: Could not resolve hostname {host}: Name or service not known\n")
         return 255
-    environment = {name: os.environ[name] for name in ("HOME", "PATH", "USER", "STARTED_BY_TESTS") if name in os.environ}
+    environment = {
+        name: os.environ[name] for name in ("HOME", "PATH", "USER", "STARTED_BY_TESTS") if name in os.environ
+    }
     environment["SSH_CONNECTION"] = f"127.0.0.1 50000 127.0.0.{int(number[1]) + 1} 22"
     environment.update(option.split("=", 1) for option in options if "=" in option)
     os.write(1, b"Welcome to this host!\n")

@@ -190,12 +190,16 @@ def test_a_launcher_that_is_stopped_is_waited_for(agent, script) -> None:
 def test_a_notice_to_the_agent_alone_reaches_its_clients(agent, script) -> None:
     """Slurm signals the tasks that it knows: the agents."""
     one = agent()
-    one.set_up([script("""
+    one.set_up(
+        [
+            script("""
         import os, signal, sys
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         os.write(1, b"up")
         sys.exit(signal.sigwait([signal.SIGUSR1]))
-    """)])
+    """)
+        ]
+    )
     one.start_client()
     one.hear("out")
     one.process.send_signal(signal.SIGUSR1)

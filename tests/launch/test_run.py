@@ -488,9 +488,10 @@ def test_daemons_end_with_the_job(start, script, end) -> None:
 def test_daemons_have_time_to_end_well(start, script, tmp_path) -> None:
     path = script("""
         import os, signal, subprocess, sys
-        ends = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(flush=True); "
-        ends += "signal.sigwait([signal.SIGTERM]); open('ended', 'w').close()"
-        daemon = subprocess.Popen([sys.executable, "-c", ends], start_new_session=True, stdout=subprocess.PIPE)
+        ends = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); print(flush=True)"
+        ends += "; signal.sigwait([signal.SIGTERM]); open('ended', 'w').close()"
+        pipe = subprocess.PIPE
+        daemon = subprocess.Popen([sys.executable, "-c", ends], start_new_session=True, stdout=pipe)
         daemon.stdout.readline()
     """)
     assert start("-n", "1", path).wait() == 0

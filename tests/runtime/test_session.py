@@ -9,7 +9,7 @@ from tests.e2e.clients import run_clients
 import dmesh
 from dmesh import errors
 from dmesh.coordination.members import Member, Members, MemberState, Process
-from dmesh.runtime import context, place
+from dmesh.runtime import context, ranks
 from dmesh.testing import FakeCluster
 
 
@@ -83,9 +83,9 @@ def test_ranks_are_counted_per_host() -> None:
     found = []
     for rank in range(5):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(place, "rank", lambda rank=rank: rank)
-            patch.setattr(place, "known_members", lambda: members)
-            found.append((place.local_rank(), place.local_size()))
+            patch.setattr(ranks, "rank", lambda rank=rank: rank)
+            patch.setattr(ranks, "known_members", lambda: members)
+            found.append((ranks.local_rank(), ranks.local_size()))
     assert found == [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2)]
 
 

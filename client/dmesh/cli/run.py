@@ -13,7 +13,7 @@ from dmesh.cli import run_hosts
 from dmesh.cli.output import add_json, tell_failure, tell_json
 from dmesh.errors import ConfigurationError
 from dmesh.launcher import LaunchOptions, Supervisor, plan_launch
-from dmesh.launcher.account import account
+from dmesh.launcher.job_report import job_report
 from dmesh.launcher.labels import Output
 from dmesh.launcher.plan import check_options
 from dmesh.launcher.ports import reserve_ports
@@ -112,7 +112,7 @@ def execute(args: argparse.Namespace) -> int:
             began = time.monotonic()
             result = run_hosts.execute(args, options, hosts, _outputs(as_json=args.json))
             if args.json:
-                tell_json(account(result, socket.gethostname(), time.monotonic() - began))
+                tell_json(job_report(result, socket.gethostname(), time.monotonic() - began))
             return result.exit_code
         with reserve_ports(options.clients) as reservation:
             plan = plan_launch(options, reservation.ports, os.environ)
@@ -127,7 +127,7 @@ def execute(args: argparse.Namespace) -> int:
         tell_failure("run", message, type(error), as_json=args.json)
         return 1
     if args.json:
-        tell_json(account(result, socket.gethostname(), time.monotonic() - began))
+        tell_json(job_report(result, socket.gethostname(), time.monotonic() - began))
     return result.exit_code
 
 

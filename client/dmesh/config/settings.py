@@ -408,9 +408,9 @@ def read_backend(environ: Mapping[str, str], argument: object = None) -> str:
     if isinstance(raw, str) and raw.lower() in BACKENDS:
         return raw.lower()
     name = "DMESH_BACKEND" if argument is None else "backend"
-    told = shown(raw) if isinstance(raw, str) else repr(raw)
+    given = shown(raw) if isinstance(raw, str) else repr(raw)
     raise ConfigurationError(
-        f"{name} is {told}; expected {' or '.join(BACKENDS)}: what carries arrays between clients. Leave it "
+        f"{name} is {given}; expected {' or '.join(BACKENDS)}: what carries arrays between clients. Leave it "
         f"out for the default, {Settings.backend}"
     )
 

@@ -191,6 +191,10 @@ class PreemptionSync:
             self._worker = worker = Worker(self._run, "dmesh-preemption")
         worker.start()
 
+    def wait_closed(self, seconds: float) -> bool:
+        """Wait for the end of the session, for some seconds at most; return whether it has ended."""
+        return self._bell.wait_for(lambda: self._closed, seconds)
+
     def close(self) -> None:
         """End it; the session is closed before."""
         self._closed = True

@@ -21,7 +21,7 @@ from dmesh.engines.rank import Call, Place, own_place
 from dmesh.engines.serialization import dumps, loads
 from dmesh.errors import ConfigurationError
 from dmesh.launcher.diagnosis import Outcome
-from dmesh.launcher.labels import Output
+from dmesh.launcher.labels import StreamOutput
 from dmesh.launcher.local import LocalHost
 from dmesh.launcher.plan import LaunchOptions, plan_launch
 from dmesh.launcher.ports import reserve_ports
@@ -32,23 +32,8 @@ from dmesh.launcher.supervisor import LaunchResult, Supervisor
 _RANK = "dmesh.engines.local_rank"
 
 
-class _StreamOutput(Output):
-    """A text stream of this process, such as that of a notebook's cell, which is no file descriptor."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.colored = stream.isatty() and not os.environ.get("NO_COLOR")
-        self.closed = False
-        self.lines = 0
-
-    def write(self, data: bytes) -> None:
-        """Write all of `data`."""
-        self.lines += data.count(b"\n")
-        try:
-            self._stream.write(data.decode("utf-8", "replace"))
-            self._stream.flush()
-        except (OSError, ValueError):  # a closed pipe, a closed stream
-            self.closed = True
+def _output(stream: TextIO) -> StreamOutput:
+    return StreamOutput(lambda: stream, colored=stream.isatty() and not os.environ.get("NO_COLOR"))
 
 
 class _Notices(Reporter):
@@ -104,7 +89,7 @@ def run(call: Call) -> list[object]:
         ]
         plan = replace(plan, clients=tuple(clients))
         stack.enter_context(registered(plan.clients[0].environment, os.environ))
-        out, err = _StreamOutput(sys.stdout), _StreamOutput(sys.stderr)
+        out, err = _output(sys.stdout), _output(sys.stderr)
         hosts = LocalHost(shared=True)
         result = Supervisor(plan, out, err, reporter=_Notices(err, ""), hosts=hosts).run()
         ended = [

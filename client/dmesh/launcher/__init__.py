@@ -4,7 +4,7 @@
 plan       what to start: arguments, environment, ports           (no process yet)
 ports      loopback ports that nobody else will take meanwhile
 exec_client, guard   tiny stand-alone scripts: no client outlives the launcher, even one killed with -9
-orphans    the launcher's side of that, and what clients leave behind
+orphans    the launcher's side of that, and processes that clients leave behind
 process    one client; the one that is a process here: its process group, its pipes
 local      this machine as the place where clients run
 signals    signals as events of a selector
@@ -12,7 +12,7 @@ escalation when to ask the clients to end, and when to make them   (no IO)
 labels     whole lines with `[rank] ` before them
 diagnosis  which failure came first and which are its consequences (no IO)
 report     what the user reads about it
-account    the same for programs                                   (no IO)
+job_report the same for programs                                   (no IO)
 supervisor the loop that puts all of these together
 ```
 

@@ -222,7 +222,7 @@ class Agent:
         except (DMeshError, OSError) as error:
             self._outbox.send(Frame("refused", 0, str(error).encode()))
             return
-        # What clients are told comes from the launcher's machine, not from this user's profile here.
+        # The clients' settings come from the launcher's machine, not from this user's profile here.
         self._base = {name: value for name, value in os.environ.items() if not own_settings(name)}
         self._silence = wanted["silence"]
         self._ping_at = self._clock() + PING_INTERVAL

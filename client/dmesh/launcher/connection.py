@@ -32,7 +32,7 @@ _END_GRACE = 2.0
 SILENCE = 120.0
 """Seconds of silence after which the other side counts as gone."""
 KILL_PATIENCE = 10.0
-"""Seconds in which an agent must have killed its clients when it is told to."""
+"""Seconds in which an agent must kill its clients when asked to."""
 _LOST = 255
 """Exit code of clients of whose end nothing is known: ssh's own for a lost connection."""
 

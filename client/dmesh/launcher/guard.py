@@ -3,8 +3,8 @@
 The launcher writes to its standard input: `+PGID` when a client's process group exists, `-PGID` when it is
 gone, `/PATH` for a directory of the run. When that pipe closes, the launcher has ended, perhaps by `kill -9`;
 whatever groups are left are killed, with grandchildren, and the directories are removed. Works wherever there
-are process groups and pipes. On Linux, processes in other sessions are killed, too, if VARIABLE has the id RUN in
-their environment. Only the standard library.
+are process groups and pipes. On Linux, processes in other sessions are killed, too, if VARIABLE has the id
+RUN in their environment. Only the standard library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def is_marked(pid: int, variable: str, run: str) -> bool:
     with open(f"/proc/{pid}/environ", "rb") as file:
         entries = file.read().split(b"\0")
     before = f"{variable}=".encode()
-    return any(run.encode() in entry[len(before) :].split(b":") for entry in entries if entry.startswith(before))
+    return any(
+        run.encode() in entry[len(before) :].split(b":") for entry in entries if entry.startswith(before)
+    )
 
 
 def main(variable: str, run: str) -> int:

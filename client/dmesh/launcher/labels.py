@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping
+from typing import TextIO
 
 from dmesh.launcher.folding import TracebackFolder
 
@@ -36,6 +37,31 @@ class Output:
                 select.select([], [self._descriptor], [])
             except OSError:  # a closed pipe, a terminal that is gone
                 self.closed = True
+
+
+class StreamOutput(Output):
+    """A text stream of this process, such as that of a notebook's cell, which is no file descriptor.
+
+    Args:
+        stream: Returns the stream: it may be another one while output is captured.
+        colored: True if labels are to be colored.
+    """
+
+    def __init__(self, stream: Callable[[], TextIO], *, colored: bool = False) -> None:
+        self._stream = stream
+        self.colored = colored
+        self.closed = False
+        self.lines = 0
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data`."""
+        self.lines += data.count(b"\n")
+        stream = self._stream()
+        try:
+            stream.write(data.decode("utf-8", "replace"))
+            stream.flush()
+        except (OSError, ValueError):  # a closed pipe, a closed stream
+            self.closed = True
 
 
 class LineLabeler:

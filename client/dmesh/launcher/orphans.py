@@ -168,7 +168,9 @@ def _children() -> set[int]:
         tasks = [*Path("/proc/self/task").iterdir()]
         return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
     except OSError:  # this kernel has no such file, or a thread has just ended
-        return {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == os.getpid()}
+        return {
+            pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == os.getpid()
+        }
 
 
 def _parent(pid: int) -> int | None:

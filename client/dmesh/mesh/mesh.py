@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dmesh.devices.device import DeviceSpec, ThisClient, this_client
 from dmesh.errors import DeviceError, MeshError
-from dmesh.mesh.announcing import announcement
+from dmesh.mesh.description import describe
 from dmesh.mesh.drawing import draw_mesh
 from dmesh.mesh.fields import MeshDimension, MeshFields
 from dmesh.mesh.ownership import client_ranks, fingerprint, group_along
@@ -32,7 +32,7 @@ class Mesh:
     """Devices of one or many clients in a grid with named dimensions.
 
     `dmesh.create_mesh` and `dmesh.create_distributed_mesh` make meshes over the devices that there are. This
-    constructor is for a mesh in all its parts; it believes what it is told and does not look for the devices.
+    constructor is for a mesh in all its parts; it does not look for the devices.
 
     Every client of a mesh has the same grid, and its own local part of it: which of the devices are its own.
     Meshes are immutable values, equal if all parts are, the local one and the name included.
@@ -342,7 +342,7 @@ class Mesh:
         agent = opened_agent()
         if agent is not None:
             me = this_client()
-            agent.announce_mesh(announcement(self._fields, me.job, me.client_id))
+            agent.announce_mesh(describe(self._fields, me.job, me.client_id))
 
     # The value ----------------------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from dmesh.errors import ArgumentTypeError, KeptClientsError
-from dmesh.launcher.labels import Output
+from dmesh.launcher.labels import StreamOutput
 from dmesh.notebook.clients import KeptClients, Result
 from dmesh.notebook.command import Command, parse_cell, parse_line
 
@@ -24,25 +24,6 @@ class Shell(Protocol):
 
     def register_magic_function(self, func: Callable[..., Any], magic_kind: str, magic_name: str) -> None:
         """Make a function a magic."""
-
-
-class NotebookOutput(Output):
-    """A stream of the notebook.
-
-    Args:
-        stream: Returns the stream: it is another one while output is captured.
-    """
-
-    def __init__(self, stream: Callable[[], TextIO]) -> None:
-        self._stream = stream
-        self.colored = False
-        self.closed = False
-        self.lines = 0
-
-    def write(self, data: bytes) -> None:
-        """Write all of `data`, which is made of whole lines."""
-        self.lines += data.count(b"\n")
-        self._stream().write(data.decode("utf-8", "replace"))
 
 
 class Notebook:
@@ -142,8 +123,8 @@ class Notebook:
     def _start(self, count: int, cpu_devices: int | None) -> KeptClients:
         self._clients = KeptClients(
             count,
-            NotebookOutput(lambda: sys.stdout),
-            NotebookOutput(lambda: sys.stderr),
+            StreamOutput(lambda: sys.stdout),
+            StreamOutput(lambda: sys.stderr),
             cpu_devices=cpu_devices,
             environment=_environment(),
         )

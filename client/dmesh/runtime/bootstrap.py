@@ -103,7 +103,7 @@ def start_client(settings: Settings, devices: Sequence[Device], use_coordination
         else:
             client = _start_without_coordination(settings, devices, tuning)
             _begin_spans(client, tracing)
-            # The same for all, who have told each other of these.
+            # The same for all: they have exchanged these.
             run = ",".join(str(member.incarnation) for member in client.members)
             _begin_trace(client, trace, hashlib.blake2b(run.encode(), digest_size=8).hexdigest())
         undo.pop_all()

@@ -54,7 +54,7 @@ class DataPlane:
             self.mpi = mpi_world.join(mpi_world.load(), settings.client_id, settings.jobs, left)
         self._listener = _listen(settings, host, port)
         self.address = join_address(host, self._listener.getsockname()[1])
-        """HOST:PORT that the peers are told."""
+        """HOST:PORT at which the peers reach it."""
         self._addresses = _listen_on_interfaces(settings, host, self._listener)
 
     def transport(

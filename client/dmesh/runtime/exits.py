@@ -178,5 +178,5 @@ def _leave_at_exit() -> None:
             return
     except KeyboardInterrupt:  # while it waited for the others: it has left all the same
         return
-    with contextlib.suppress(CoordinationError):  # nobody is left to be told
+    with contextlib.suppress(CoordinationError):  # the server is gone
         client.leave(_exit_reason)

@@ -321,6 +321,6 @@ def hosts_server(settings: Settings, rank: int) -> bool:
 
 
 def leave_quietly(agent: Agent, reason: str, timeout: float, *, clean: bool = False) -> None:
-    """Leave, whether or not the server can be told."""
+    """Leave, whether or not the server can be reached."""
     with contextlib.suppress(CoordinationError):  # the server may be gone already; we leave all the same
         agent.leave(reason, timeout, clean=clean)

@@ -19,7 +19,7 @@ from typing import Any, Generic, TextIO, TypeVar, overload
 from dmesh._log import announce
 from dmesh.coordination.agent_source import opened_agent
 from dmesh.errors import ArgumentTypeError, ConfigurationError
-from dmesh.runtime import context, place
+from dmesh.runtime import context, ranks
 from dmesh.v1 import progress_pb2 as pb
 
 Item = TypeVar("Item")
@@ -144,7 +144,7 @@ class Progress(Generic[Item]):
         self.close()
 
     def report(self) -> pb.LoopProgress:
-        """Return what the server is told. One thread at a time."""
+        """Return the report for the server. One thread at a time."""
         done = self.done
         return pb.LoopProgress(
             name=self.name[:_LONGEST_NAME],
@@ -174,7 +174,7 @@ class Loops:
     def __init__(self) -> None:
         self._open: tuple[Progress[Any], ...] = ()
         self._last: pb.LoopProgress | None = None
-        """The last loop that was over, which is told of until another one begins."""
+        """The last loop that was over, which is reported until another one begins."""
         self._lock = threading.Lock()
 
     def add(self, loop: Progress[Any]) -> None:
@@ -185,11 +185,11 @@ class Loops:
     def fill(self, report: pb.ProgressReport) -> None:
         """Add the loops to a report."""
         with self._lock:
-            told = [loop.report() for loop in self._open]
-            self._open = tuple(loop for loop, said in zip(self._open, told, strict=True) if not said.over)
-            under_way = [said for said in told if not said.over]
-            if not under_way and told:
-                self._last = told[-1]
+            reports = [loop.report() for loop in self._open]
+            self._open = tuple(loop for loop, said in zip(self._open, reports, strict=True) if not said.over)
+            under_way = [said for said in reports if not said.over]
+            if not under_way and reports:
+                self._last = reports[-1]
             report.loops.extend(under_way[:_MOST_LOOPS] or ([] if self._last is None else [self._last]))
 
 
@@ -308,7 +308,7 @@ def progress(
             raise ArgumentTypeError(f"total must be a number of steps, got {total!r:.200}")
         if total < 0:
             raise ConfigurationError(f"total must be a number of steps from 0, got {total}")
-    return Progress(items, total, desc, unit, place.rank() == 0 if show is None else show)
+    return Progress(items, total, desc, unit, ranks.rank() == 0 if show is None else show)
 
 
 def _loops() -> Loops | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, overload
 
-from dmesh.runtime import context, exits, place
+from dmesh.runtime import context, exits, ranks
 from dmesh.runtime.context import Context
 from dmesh.runtime.system import initialize_accelerator_system, shutdown_accelerator_system
 
@@ -31,22 +31,22 @@ class Session:
     @property
     def rank(self) -> int:
         """This client's rank; see `dmesh.rank`."""
-        return place.rank()
+        return ranks.rank()
 
     @property
     def size(self) -> int:
         """The number of clients; see `dmesh.size`."""
-        return place.size()
+        return ranks.size()
 
     @property
     def local_rank(self) -> int:
         """This client's position among those of its host; see `dmesh.local_rank`."""
-        return place.local_rank()
+        return ranks.local_rank()
 
     @property
     def local_size(self) -> int:
         """The number of clients on this host; see `dmesh.local_size`."""
-        return place.local_size()
+        return ranks.local_size()
 
     def __enter__(self) -> Session:
         self.device_type = self._initialize()

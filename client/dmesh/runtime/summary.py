@@ -15,7 +15,7 @@ from dmesh.coordination.agent_source import opened_agent
 from dmesh.coordination.explanation.text import ranks_text
 from dmesh.devices.device import LogicalDevices, known_members, local_devices
 from dmesh.native import core, reason
-from dmesh.runtime import context, place
+from dmesh.runtime import context, ranks
 
 _NOT_CHOSEN = "chosen in the first collective of all clients, which has not been made"
 _ALONE = "no other client"
@@ -66,7 +66,7 @@ class Summary:
 
     def __str__(self) -> str:
         rows = {field.name: getattr(self, field.name) for field in fields(self)}
-        rows["hosts"] = "; ".join(f"{name}: {ranks_text(ranks)}" for name, ranks in self.hosts.items())
+        rows["hosts"] = "; ".join(f"{name}: {ranks_text(found)}" for name, found in self.hosts.items())
         rows["numa_nodes"] = ", ".join(map(str, self.numa_nodes))
         rows["devices"], rows["backends"] = ", ".join(self.devices), ", ".join(self.backends)
         width = max(map(len, rows))
@@ -102,10 +102,10 @@ def summary() -> Summary:
         hosts[name] = (*hosts.get(name, ()), member.rank)
     backends, why = _backends(state.get(Communicator))
     return Summary(
-        rank=place.rank(),
-        size=place.size(),
-        local_rank=place.local_rank(),
-        local_size=place.local_size(),
+        rank=ranks.rank(),
+        size=ranks.size(),
+        local_rank=ranks.local_rank(),
+        local_size=ranks.local_size(),
         hosts=hosts,
         task=f"/job:{settings.job_name}/task:{settings.client_id}",
         host=socket.gethostname(),

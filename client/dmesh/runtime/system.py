@@ -407,7 +407,7 @@ def _initialize_multi_client(
     topology = None
     if device_type == "TPU":
         try:
-            if client.agent is None:  # nobody has told the others where this client's cores are
+            if client.agent is None:  # no server has the clients' cores in its table
                 own = [device for device in devices if device.type == "TPU"]
                 client.members = exchange(client.communicator, client.members, own, settings.init_timeout)
             topology = topology_of(client.members)

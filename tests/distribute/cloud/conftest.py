@@ -6,7 +6,7 @@ import ssl
 import pytest
 import trustme
 
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.testing import ManualClock
 from dmesh.testing.cloud import FakeGoogleCloud, FakeKubernetes
 
@@ -37,9 +37,9 @@ def clock():
 
 
 @pytest.fixture
-def inquiry(clock):
+def policy(clock):
     """Waits without taking time, but for answers: those come, however busy this machine is."""
-    return Inquiry(attempt=60.0, give_up=30.0, clock=clock, sleep=clock.advance)
+    return LookupPolicy(attempt=60.0, give_up=30.0, clock=clock, sleep=clock.advance)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer
 from dmesh.distribute.cluster_resolver.http_exchange import exchange
-from dmesh.distribute.cluster_resolver.inquiry import Busy, Inquiry, parse_retry_after
+from dmesh.distribute.cluster_resolver.lookup_policy import Busy, LookupPolicy, parse_retry_after
 from dmesh.errors import ClusterLookupError, ClusterLookupUnavailableError, ConfigurationError
 from dmesh.testing.cloud import Answer, FakeKubernetes, FakeMetadataServer, FakeService, discovery
 from dmesh.testing.cloud.kubernetes import matches
@@ -125,9 +125,9 @@ def test_the_metadata_server_lists_what_it_has():
 
 
 def test_who_asks_the_metadata_server_is_told_what_is_wrong(clock):
-    inquiry = Inquiry(clock=clock, sleep=clock.advance)
+    policy = LookupPolicy(clock=clock, sleep=clock.advance)
     with FakeMetadataServer() as server:
-        metadata = MetadataServer(inquiry, {"GCE_METADATA_HOST": server.address})
+        metadata = MetadataServer(policy, {"GCE_METADATA_HOST": server.address})
         assert metadata.in_google_cloud()
         assert (metadata.project(), metadata.zone()) == ("my-project", "us-central1-b")
         assert metadata.attribute("accelerator-type") is None
@@ -320,11 +320,11 @@ def test_the_standard_library_reads_them_too(cloud):
 @pytest.mark.parametrize("limits", [{"attempt": 0}, {"give_up": float("inf")}, {"most_bytes": 0}])
 def test_limits_must_be_limits(limits):
     with pytest.raises(ConfigurationError, match="no limits of a request"):
-        Inquiry(**limits)
+        LookupPolicy(**limits)
 
 
 def test_an_inquiry_makes_attempts_until_time_is_up(clock):
-    inquiry = Inquiry(give_up=20, clock=clock, sleep=clock.advance)
+    policy = LookupPolicy(give_up=20, clock=clock, sleep=clock.advance)
     reasons = [Busy("first"), Busy("second", retry_after=5.0)]
 
     def attempt():
@@ -333,7 +333,7 @@ def test_an_inquiry_makes_attempts_until_time_is_up(clock):
         return "answer"
 
     before = clock()
-    assert inquiry.ask("it", attempt) == "answer"
+    assert policy.ask("it", attempt) == "answer"
     assert 5.4 <= clock() - before <= 5.6
 
     def never():
@@ -342,7 +342,7 @@ def test_an_inquiry_makes_attempts_until_time_is_up(clock):
     with pytest.raises(
         ClusterLookupUnavailableError, match=r"cannot get it: the line is busy. .*1 attempt in"
     ):
-        inquiry.ask("it", never)
+        policy.ask("it", never)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from dmesh.errors import (
 
 
 @pytest.fixture
-def resolve(cloud, inquiry):
+def resolve(cloud, policy):
     def make(group="group", port=8470, **options):
         given = {
             "credentials": cloud.credentials(),
             "discovery_url": cloud.apis.discovery_url,
-            "inquiry": inquiry,
+            "policy": policy,
         }
         return GCEClusterResolver("my-project", "us-central1-b", group, port, **given | options)
 
@@ -131,7 +131,7 @@ def test_arguments_are_checked(cloud, resolve, monkeypatch):
     assert isinstance(caught.value, ImportError)
 
 
-def test_a_service_object_is_used_as_it_is(cloud, inquiry):
+def test_a_service_object_is_used_as_it_is(cloud, policy):
     from googleapiclient import discovery
 
     cloud.apis.add_instance("vm", "10.0.0.1", group="group")
@@ -146,12 +146,12 @@ def test_a_service_object_is_used_as_it_is(cloud, inquiry):
     service.close()
 
 
-def test_what_a_service_object_raises_is_a_failed_lookup(inquiry):
+def test_what_a_service_object_raises_is_a_failed_lookup(policy):
     class Service:
         def instanceGroups(self):
             raise KeyError("not logged in")
 
-    resolver = GCEClusterResolver("p", "z", "g", 1, service=Service(), inquiry=inquiry)
+    resolver = GCEClusterResolver("p", "z", "g", 1, service=Service(), policy=policy)
     with pytest.raises(ClusterLookupError, match=r"instance group g .* raised KeyError: 'not logged in'"):
         resolver.cluster_spec()
 
@@ -165,8 +165,8 @@ def test_an_empty_task_type_is_taken_as_it_is(cloud, resolve):
     assert resolver.master() == "grpc://10.0.0.1:8470"
 
 
-def test_the_librarys_own_description_of_the_api_fits(cloud, inquiry):
+def test_the_librarys_own_description_of_the_api_fits(cloud, policy):
     """Without a discovery URL, what the library brings is used: nobody is asked to build the resolver."""
-    resolver = GCEClusterResolver("p", "z", "g", 1, credentials=cloud.credentials(), inquiry=inquiry)
+    resolver = GCEClusterResolver("p", "z", "g", 1, credentials=cloud.credentials(), policy=policy)
     assert resolver.task_type == "worker"
     assert not cloud.apis.requests

@@ -9,8 +9,8 @@ from dmesh.distribute.cluster_resolver import (
     KubernetesExecutableLocation,
     KubernetesServiceResolver,
 )
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
 from dmesh.distribute.cluster_resolver.kubernetes import detected
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.errors import (
     ArgumentTypeError,
     ClusterLookupDeniedError,
@@ -29,11 +29,11 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 @pytest.fixture
-def resolve(in_pod, inquiry):
+def resolve(in_pod, policy):
     in_pod()
 
     def make(mapping=MAPPING, **options):
-        return KubernetesClusterResolver(mapping, **{"inquiry": inquiry} | options)
+        return KubernetesClusterResolver(mapping, **{"policy": policy} | options)
 
     return make
 
@@ -147,12 +147,12 @@ def test_the_resolver_can_wait_until_all_pods_run(kubernetes, resolve, clock, ca
         clock.advance(10 * seconds)
         next(steps, lambda: None)()
 
-    inquiry = Inquiry(clock=clock, sleep=sleep)
-    spec = resolve(size=2, wait=100, inquiry=inquiry).cluster_spec()
+    policy = LookupPolicy(clock=clock, sleep=sleep)
+    spec = resolve(size=2, wait=100, policy=policy).cluster_spec()
     assert spec == {"worker": ["10.0.0.1:8470", "10.0.0.2:8470"]}
     assert "still waiting: " in caplog.text
     with pytest.raises(ClusterNotReadyError, match=r"2 of 3 pods run .*'job-name=train'.*\(waited \d+ s\)"):
-        resolve(size=3, wait=100, inquiry=inquiry).cluster_spec()
+        resolve(size=3, wait=100, policy=policy).cluster_spec()
     with pytest.raises(ClusterNotReadyError, match=r"2 of 1 pods"):
         resolve(size=1).cluster_spec()
 
@@ -207,7 +207,7 @@ def test_outages(kubernetes, resolve, clock):
 
 
 def test_an_api_that_answers_too_slowly(kubernetes, in_pod, resolve):
-    resolver = KubernetesClusterResolver(MAPPING, inquiry=Inquiry(attempt=0.2, give_up=0.1))
+    resolver = KubernetesClusterResolver(MAPPING, policy=LookupPolicy(attempt=0.2, give_up=0.1))
     kubernetes.hold()
     with pytest.raises(ClusterLookupUnavailableError, match="timed out"):
         resolver.cluster_spec()
@@ -227,8 +227,8 @@ def test_an_api_that_answers_too_slowly(kubernetes, in_pod, resolve):
 )
 def test_nonsense_is_refused(kubernetes, in_pod, clock, body, message):
     in_pod()
-    inquiry = Inquiry(most_bytes=100_000, clock=clock, sleep=clock.advance)
-    resolver = KubernetesClusterResolver(MAPPING, inquiry=inquiry)
+    policy = LookupPolicy(most_bytes=100_000, clock=clock, sleep=clock.advance)
+    resolver = KubernetesClusterResolver(MAPPING, policy=policy)
     kubernetes.fail(200, body=body)
     with pytest.raises(ClusterLookupError, match=message):
         resolver.cluster_spec()
@@ -243,7 +243,7 @@ def test_a_malformed_selector_is_the_servers_word(kubernetes, resolve):
         resolve({"worker": ["a b c"]}).cluster_spec()
 
 
-def test_outside_of_kubernetes(kubernetes, authority, tmp_path, monkeypatch, inquiry):
+def test_outside_of_kubernetes(kubernetes, authority, tmp_path, monkeypatch, policy):
     with pytest.raises(ResolverError, match=r"no way to the Kubernetes API.*OFF_CLUSTER"):
         KubernetesClusterResolver()
     off = KubernetesExecutableLocation.OFF_CLUSTER
@@ -253,7 +253,7 @@ def test_outside_of_kubernetes(kubernetes, authority, tmp_path, monkeypatch, inq
     kubernetes.write_kubeconfig(tmp_path / "config", authority.cert_pem.bytes())
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     kubernetes.add_pod("a", "10.0.0.1", labels=LABELS)
-    resolver = KubernetesClusterResolver(MAPPING, executable_location=off, inquiry=inquiry)
+    resolver = KubernetesClusterResolver(MAPPING, executable_location=off, policy=policy)
     assert resolver.cluster_spec() == {"worker": ["10.0.0.1:8470"]}
     assert (resolver.task_type, resolver.task_id) == (None, None)
     with pytest.raises(ValueError, match="executable_location is 'here'"):
@@ -292,7 +292,7 @@ def test_a_client_that_is_given_is_asked(monkeypatch):
         resolver.cluster_spec()
 
 
-def test_a_real_client_that_is_given_is_asked(kubernetes, authority, tmp_path, inquiry):
+def test_a_real_client_that_is_given_is_asked(kubernetes, authority, tmp_path, policy):
     from kubernetes import client, config
 
     kubernetes.write_kubeconfig(tmp_path / "config", authority.cert_pem.bytes())
@@ -302,10 +302,10 @@ def test_a_real_client_that_is_given_is_asked(kubernetes, authority, tmp_path, i
         core = client.CoreV1Api(api)
         kubernetes.add_pod("a-1", "10.1.0.1", labels=LABELS | {INDEX: "1"}, host_ip="10.0.0.1")
         kubernetes.add_pod("b-0", "10.1.0.2", labels=LABELS | {INDEX: "0"}, host_ip="10.0.0.2")
-        resolver = KubernetesClusterResolver(MAPPING, override_client=core, inquiry=inquiry)
+        resolver = KubernetesClusterResolver(MAPPING, override_client=core, policy=policy)
         assert resolver.cluster_spec() == {"worker": ["10.0.0.2:8470", "10.0.0.1:8470"]}
         pods = KubernetesClusterResolver(
-            MAPPING, override_client=core, inquiry=inquiry, namespace="default", pod_address="pod_ip"
+            MAPPING, override_client=core, policy=policy, namespace="default", pod_address="pod_ip"
         )
         assert pods.cluster_spec() == {"worker": ["10.1.0.2:8470", "10.1.0.1:8470"]}
         kubernetes.fail(503)

@@ -28,8 +28,8 @@ class Cluster(ResolverConformance):
 
 class TestTpuConformance(Cluster):
     @pytest.fixture(autouse=True)
-    def _system(self, cloud, inquiry):
-        self.cloud, self.inquiry, self.hosts = cloud, inquiry, []
+    def _system(self, cloud, policy):
+        self.cloud, self.policy, self.hosts = cloud, policy, []
         self.secrets = (cloud.credentials().token,)
         self.add("10.0.0.0")
 
@@ -38,7 +38,7 @@ class TestTpuConformance(Cluster):
         self.cloud.apis.add_tpu("my-tpu", "v2-32", self.hosts)
 
     def make_resolver(self):
-        return TPUClusterResolver("my-tpu", credentials=self.cloud.credentials(), inquiry=self.inquiry)
+        return TPUClusterResolver("my-tpu", credentials=self.cloud.credentials(), policy=self.policy)
 
 
 class TestTpuAddressesConformance(Cluster):
@@ -53,8 +53,8 @@ class TestTpuAddressesConformance(Cluster):
 
 class TestGceConformance(Cluster):
     @pytest.fixture(autouse=True)
-    def _system(self, cloud, inquiry):
-        self.cloud, self.inquiry, self.hosts = cloud, inquiry, []
+    def _system(self, cloud, policy):
+        self.cloud, self.policy, self.hosts = cloud, policy, []
         self.secrets = (cloud.credentials().token,)
         self.add("10.0.0.0")
 
@@ -65,15 +65,15 @@ class TestGceConformance(Cluster):
     def make_resolver(self):
         return GCEClusterResolver(
             "my-project", "us-central1-b", "group", 8470, credentials=self.cloud.credentials(),
-            discovery_url=self.cloud.apis.discovery_url, inquiry=self.inquiry,
+            discovery_url=self.cloud.apis.discovery_url, policy=self.policy,
         )  # fmt: skip
 
 
 class TestKubernetesConformance(Cluster):
     @pytest.fixture(autouse=True)
-    def _system(self, kubernetes, in_pod, inquiry):
+    def _system(self, kubernetes, in_pod, policy):
         in_pod("pod-10.0.0.0")
-        self.kubernetes, self.inquiry, self.hosts = kubernetes, inquiry, []
+        self.kubernetes, self.policy, self.hosts = kubernetes, policy, []
         self.secrets = (kubernetes.token,)
         self.add("10.0.0.0")
 
@@ -82,7 +82,7 @@ class TestKubernetesConformance(Cluster):
         self.kubernetes.add_pod(f"pod-{host}", host, labels={"job-name": "tensorflow"})
 
     def make_resolver(self):
-        return KubernetesClusterResolver(inquiry=self.inquiry)
+        return KubernetesClusterResolver(policy=self.policy)
 
 
 class TestKubernetesServiceConformance(Cluster):

@@ -12,9 +12,10 @@ from tests.e2e.clients import free_ports
 
 import dmesh
 from dmesh.config.addresses import split_address
+from dmesh.config.launchers import find_cluster
 from dmesh.distribute.cluster_resolver import ClusterResolver, SimpleClusterResolver, TPUClusterResolver
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer, parse_tpu_env
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.distribute.cluster_resolver.tpu_client import read_endpoints
 from dmesh.errors import (
     ArgumentTypeError,
@@ -34,11 +35,11 @@ from dmesh.tpu.accelerator import TpuSystem
 
 
 @pytest.fixture
-def resolve(cloud, inquiry):
+def resolve(cloud, policy):
     """Makes a resolver with credentials."""
 
     def make(tpu="my-tpu", **options):
-        return TPUClusterResolver(tpu, **{"credentials": cloud.credentials(), "inquiry": inquiry} | options)
+        return TPUClusterResolver(tpu, **{"credentials": cloud.credentials(), "policy": policy} | options)
 
     return make
 
@@ -73,11 +74,11 @@ def test_zone_and_project_are_this_machines_unless_given(cloud, resolve):
     assert resolve(full).cluster_spec() == spec
 
 
-def test_without_metadata_zone_and_project_must_be_given(cloud, monkeypatch, inquiry):
+def test_without_metadata_zone_and_project_must_be_given(cloud, monkeypatch, policy):
     [port] = free_ports(1)
     monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
-    quick = MetadataServer(inquiry)
-    options = {"credentials": cloud.credentials(), "inquiry": inquiry, "metadata": quick}
+    quick = MetadataServer(policy)
+    options = {"credentials": cloud.credentials(), "policy": policy, "metadata": quick}
     with pytest.raises(ClusterLookupUnavailableError, match=r"the project is not given.*Pass project="):
         TPUClusterResolver("my-tpu", **options)
     with pytest.raises(ClusterLookupUnavailableError, match=rf"the zone .*127.0.0.1:{port}.*Pass zone="):
@@ -167,7 +168,7 @@ def test_a_busy_api_is_asked_again_later(cloud, resolve, clock):
         resolve().cluster_spec()
 
 
-def test_an_api_that_cannot_be_reached(cloud, resolve, inquiry):
+def test_an_api_that_cannot_be_reached(cloud, resolve, policy):
     resolver = resolve()
     cloud.apis.close()
     with pytest.raises(ClusterLookupUnavailableError, match=r"there is no connection.*refused") as caught:
@@ -177,8 +178,8 @@ def test_an_api_that_cannot_be_reached(cloud, resolve, inquiry):
 
 def test_an_api_that_answers_too_slowly(cloud, resolve):
     cloud.apis.add_tpu("my-tpu", "v2-8", ["10.0.0.2"])
-    hurry = Inquiry(attempt=0.2, give_up=0.1)
-    resolver = TPUClusterResolver("my-tpu", credentials=cloud.credentials(), inquiry=hurry)
+    hurry = LookupPolicy(attempt=0.2, give_up=0.1)
+    resolver = TPUClusterResolver("my-tpu", credentials=cloud.credentials(), policy=hurry)
     cloud.apis.hold()
     with pytest.raises(ClusterLookupUnavailableError, match="timed out"):
         resolver.cluster_spec()
@@ -198,17 +199,17 @@ def test_an_api_that_answers_too_slowly(cloud, resolve):
 )
 def test_nonsense_is_refused(cloud, clock, answer, message):
     cloud.apis.add_tpu("my-tpu", "v2-8", ["10.0.0.2"])
-    inquiry = Inquiry(most_bytes=100_000, clock=clock, sleep=clock.advance)
-    resolver = TPUClusterResolver("my-tpu", credentials=cloud.credentials(), inquiry=inquiry)
+    policy = LookupPolicy(most_bytes=100_000, clock=clock, sleep=clock.advance)
+    resolver = TPUClusterResolver("my-tpu", credentials=cloud.credentials(), policy=policy)
     cloud.apis.fail(**answer, path="nodes/")
     with pytest.raises(ClusterLookupError, match=message):
         resolver.cluster_spec()
 
 
-def test_where_the_api_is_described(cloud, monkeypatch, inquiry):
+def test_where_the_api_is_described(cloud, monkeypatch, policy):
     cloud.apis.add_tpu("my-tpu", "v2-8", ["10.0.0.2"])
     template = cloud.apis.discovery_url
-    options = {"credentials": cloud.credentials(), "inquiry": inquiry}
+    options = {"credentials": cloud.credentials(), "policy": policy}
     wrong = "http://127.0.0.1:9/{api}/{apiVersion}"
     assert TPUClusterResolver("my-tpu", discovery_url=wrong, **options).cluster_spec()  # environment first
     monkeypatch.delenv("TPU_API_DISCOVERY_URL")
@@ -222,7 +223,7 @@ def test_where_the_api_is_described(cloud, monkeypatch, inquiry):
         TPUClusterResolver("my-tpu", discovery_url="file:///etc/{api}", **options).cluster_spec()
 
 
-def test_a_service_object_is_used_as_it_is(cloud, inquiry, monkeypatch):
+def test_a_service_object_is_used_as_it_is(cloud, policy, monkeypatch):
     from googleapiclient import discovery
 
     cloud.apis.add_tpu("my-tpu", "v2-8", ["10.0.0.2"])
@@ -230,7 +231,7 @@ def test_a_service_object_is_used_as_it_is(cloud, inquiry, monkeypatch):
         "tpu", "v2", credentials=cloud.credentials(), discoveryServiceUrl=cloud.apis.discovery_url,
         cache_discovery=False,
     )  # fmt: skip
-    resolver = TPUClusterResolver("my-tpu", credentials=object(), service=service, inquiry=inquiry)
+    resolver = TPUClusterResolver("my-tpu", credentials=object(), service=service, policy=policy)
     assert resolver.cluster_spec() == {"worker": ["10.0.0.2:8470"]}
     cloud.apis.denied.add("nodes/")
     with pytest.raises(ClusterLookupDeniedError):
@@ -253,7 +254,7 @@ def test_a_service_object_is_used_as_it_is(cloud, inquiry, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["projects", "get", "execute"])
-def test_what_a_service_object_raises_is_a_failed_lookup(where, inquiry):
+def test_what_a_service_object_raises_is_a_failed_lookup(where, policy):
     """In TensorFlow, too, every error of a look-up is a ValueError."""
 
     class Service:
@@ -265,7 +266,7 @@ def test_what_a_service_object_raises_is_a_failed_lookup(where, inquiry):
 
             return method
 
-    resolver = TPUClusterResolver("my-tpu", "zone", "project", service=Service(), inquiry=inquiry)
+    resolver = TPUClusterResolver("my-tpu", "zone", "project", service=Service(), policy=policy)
     with pytest.raises(ClusterLookupError, match=r"nodes/my-tpu.* ZeroDivisionError: not today") as caught:
         resolver.cluster_spec()
     assert isinstance(caught.value, ValueError)
@@ -290,7 +291,7 @@ def test_the_default_credentials_are_the_machines_in_a_process_of_its_own(cloud)
     assert "instance/service-accounts/default/token" in str(cloud.metadata.requests)
 
 
-def test_credentials_that_do_not_work_keep_their_secrets(cloud, inquiry):
+def test_credentials_that_do_not_work_keep_their_secrets(cloud, policy):
     from google.auth.compute_engine import Credentials
     from google.auth.exceptions import RefreshError
 
@@ -300,13 +301,13 @@ def test_credentials_that_do_not_work_keep_their_secrets(cloud, inquiry):
         def refresh(self, request):
             raise RefreshError("no sense", request(url, headers={"Metadata-Flavor": "Google"}))
 
-    resolver = TPUClusterResolver("my-tpu", credentials=Broken(), inquiry=inquiry)
+    resolver = TPUClusterResolver("my-tpu", credentials=Broken(), policy=policy)
     with pytest.raises(ClusterLookupDeniedError, match=r"do not work: no sense. Renew") as caught:
         resolver.cluster_spec()
     assert cloud.apis.token not in f"{caught.value} {caught.value.__cause__!r} {caught.value.__cause__}"
 
 
-def test_no_credentials(cloud, monkeypatch, inquiry, tmp_path):
+def test_no_credentials(cloud, monkeypatch, policy, tmp_path):
     import google.auth
     from google.auth.exceptions import DefaultCredentialsError
 
@@ -315,7 +316,7 @@ def test_no_credentials(cloud, monkeypatch, inquiry, tmp_path):
 
     monkeypatch.setattr(google.auth, "default", missing)
     with pytest.raises(ClusterLookupDeniedError, match=r"nobody is logged in. Pass credentials="):
-        TPUClusterResolver("my-tpu", inquiry=inquiry).cluster_spec()
+        TPUClusterResolver("my-tpu", policy=policy).cluster_spec()
 
 
 def test_without_the_library(cloud, monkeypatch):
@@ -379,11 +380,11 @@ def test_any_text_is_addresses_or_refused(text):
     assert all(1 <= endpoint["port"] <= 65535 and endpoint["ipAddress"] for endpoint in endpoints)
 
 
-def test_what_the_environment_says_comes_in_order(cloud, inquiry, monkeypatch):
+def test_what_the_environment_says_comes_in_order(cloud, policy, monkeypatch):
     cloud.apis.add_tpu("by-name", "v2-8", ["10.0.0.1"])
     cloud.apis.add_tpu("by-config", "v2-8", ["10.0.0.2"])
     cloud.metadata.be_tpu_vm("v2-8", ["10.0.0.4"])
-    options = {"credentials": cloud.credentials(), "inquiry": inquiry}
+    options = {"credentials": cloud.credentials(), "policy": policy}
 
     def first_host(tpu=None):
         return TPUClusterResolver(tpu, **options).cluster_spec().task_address("worker", 0)
@@ -421,6 +422,88 @@ def test_a_slice_of_gke(monkeypatch):
     monkeypatch.setenv("TPU_WORKER_ID", "one")
     with pytest.raises(ConfigurationError, match="TPU_WORKER_ID"):
         resolver.task_id  # noqa: B018
+
+
+@pytest.fixture
+def second_slice(monkeypatch):
+    """Makes this process worker 1 of the second of three slices of two hosts each."""
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "s1-0.svc,s1-1.svc")
+    monkeypatch.setenv("TPU_WORKER_ID", "1")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-16")
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "3")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "1")
+    monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "s0-0.svc:8081")
+
+
+def test_hosts_of_several_slices_are_numbered_slice_by_slice(second_slice, monkeypatch):
+    resolver = TPUClusterResolver()
+    spec = resolver.cluster_spec()
+    assert spec.as_dict() == {"worker": {0: "s0-0.svc:8470", 2: "s1-0.svc:8470", 3: "s1-1.svc:8470"}}
+    assert (resolver.task_type, resolver.task_id, resolver.num_processes) == ("worker", 3, 6)
+    assert resolver.master() == "grpc://s0-0.svc:8470"
+    assert resolver.num_accelerators() == {"TPU": 8}
+    assert resolver.get_tpu_system_metadata().num_hosts == 6
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "0")
+    assert resolver.cluster_spec().as_dict() == {"worker": ["s0-0.svc:8470", "s1-1.svc:8470"]}
+    assert resolver.task_id == 1
+
+
+def test_several_slices_are_clients_of_one_cluster(second_slice, monkeypatch):
+    found = find_cluster(TPUClusterResolver())
+    assert found.client_id == 3
+    assert len(found.jobs) == 6
+    assert (found.jobs[0], found.own_address) == ("s0-0.svc:8470", "s1-1.svc:8470")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "0")
+    monkeypatch.setenv("TPU_WORKER_ID", "0")
+    first = find_cluster(TPUClusterResolver())
+    assert (first.client_id, first.jobs, first.own_address) == (0, found.jobs, "s0-0.svc:8470")
+
+
+def test_slices_of_one_host_are_not_alone(second_slice, monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "s1-0.svc")
+    monkeypatch.setenv("TPU_WORKER_ID", "0")
+    resolver = TPUClusterResolver()
+    assert (resolver.task_id, resolver.num_processes) == (1, 3)
+    assert resolver.master() == "grpc://s0-0.svc:8470"
+
+
+def test_slices_of_tpu_vms(cloud):
+    cloud.metadata.be_tpu_vm("v4-16", ["10.0.0.4", "10.0.0.5"], worker=0)
+    slices = "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.0.2'\n"
+    cloud.metadata.set_attributes({"tpu-env": slices})
+    resolver = TPUClusterResolver()
+    assert resolver.cluster_spec().as_dict() == {
+        "worker": {0: "10.0.0.2:8470", 2: "10.0.0.4:8470", 3: "10.0.0.5:8470"}
+    }
+    assert (resolver.task_id, resolver.num_processes) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("MEGASCALE_NUM_SLICES", "x", ConfigurationError, "MEGASCALE_NUM_SLICES is 'x'; expected an integer"),
+        (
+            "MEGASCALE_SLICE_ID",
+            "3",
+            ConfigurationError,
+            "MEGASCALE_SLICE_ID is 3, but MEGASCALE_NUM_SLICES is 3",
+        ),
+        ("MEGASCALE_SLICE_ID", "", ResolverError, "MEGASCALE_SLICE_ID is not set"),
+        ("MEGASCALE_COORDINATOR_ADDRESS", "", ResolverError, "not known where the first one is"),
+        ("MEGASCALE_COORDINATOR_ADDRESS", "a:b", ConfigurationError, "MEGASCALE_COORDINATOR_ADDRESS"),
+    ],
+)
+def test_malformed_slices(second_slice, monkeypatch, name, value, error, message):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(error, match=message):
+        TPUClusterResolver().cluster_spec()
+
+
+def test_one_slice_is_a_tpu_like_any_other(second_slice, monkeypatch):
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "1")
+    resolver = TPUClusterResolver()
+    assert resolver.cluster_spec() == {"worker": ["s1-0.svc:8470", "s1-1.svc:8470"]}
+    assert (resolver.task_id, resolver.num_processes) == (1, None)
 
 
 def test_a_tpu_vm(cloud):
@@ -511,14 +594,14 @@ def test_hosts_that_the_metadata_knows_come_with_a_type_of_the_environment(cloud
 
 
 def test_metadata_that_do_not_answer_are_done_without_where_the_environment_has_a_type(
-    cloud, monkeypatch, inquiry, caplog
+    cloud, monkeypatch, policy, caplog
 ):
     [port] = free_ports(1)
     monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
     with pytest.raises(ClusterLookupUnavailableError):
-        TPUClusterResolver("", metadata=MetadataServer(inquiry))
+        TPUClusterResolver("", metadata=MetadataServer(policy))
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v2-8")
-    assert TPUClusterResolver("", metadata=MetadataServer(inquiry)).accelerator_type == "v2-8"
+    assert TPUClusterResolver("", metadata=MetadataServer(policy)).accelerator_type == "v2-8"
     assert "going on with the TPU that TPU_ACCELERATOR_TYPE describes" in caplog.text
 
 

@@ -9,7 +9,7 @@ from dmesh.config.addresses import check_port, join_address, shown
 from dmesh.config.settings import JOB_NAME_PATTERN
 from dmesh.distribute.cluster_resolver.base import ClusterResolver
 from dmesh.distribute.cluster_resolver.google_api import build_service, execute, prepare, require_client
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.errors import ClusterLookupError, ClusterNotReadyError, ConfigurationError, ResolverError
 from dmesh.train import ClusterSpec
 
@@ -34,7 +34,7 @@ class GCEClusterResolver(ClusterResolver):
         service: An API object of `googleapiclient.discovery`, such as of `build("compute", "v1")`; then
             `credentials` are not used.
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`.
-        inquiry: How patiently to ask.
+        policy: How patiently to ask.
 
     Raises:
         MissingExtraError: googleapiclient is not installed, and there is no `service`.
@@ -56,7 +56,7 @@ class GCEClusterResolver(ClusterResolver):
         service: Any = None,
         *,
         discovery_url: str | None = None,
-        inquiry: Inquiry | None = None,
+        policy: LookupPolicy | None = None,
     ) -> None:
         for what, value in (("project", project), ("zone", zone), ("instance_group", instance_group)):
             if not isinstance(value, str) or not value:
@@ -69,11 +69,11 @@ class GCEClusterResolver(ClusterResolver):
         self._port = check_port("port", port)
         self._project, self._zone, self._group = project, zone, instance_group
         self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
-        self._inquiry = inquiry or Inquiry()
+        self._policy = policy or LookupPolicy()
         name = type(self).__name__
         if service is None:
             require_client(name)
-            service = build_service("compute", "v1", credentials, discovery_url, self._inquiry, name)
+            service = build_service("compute", "v1", credentials, discovery_url, self._policy, name)
         self._service = service
 
     def cluster_spec(self) -> ClusterSpec:
@@ -132,7 +132,7 @@ class GCEClusterResolver(ClusterResolver):
             orderBy="name",
         )
         for _ in range(_MOST_PAGES):
-            page = execute(request, question, self._inquiry)
+            page = execute(request, question, self._policy)
             for item in page.get("items") or ():
                 url = item.get("instance") if isinstance(item, Mapping) else None
                 if not isinstance(url, str):
@@ -157,7 +157,7 @@ class GCEClusterResolver(ClusterResolver):
             zone=self._zone,
             instance=name,
         )
-        machine = execute(request, question, self._inquiry)
+        machine = execute(request, question, self._policy)
         status = machine.get("status", "RUNNING")
         if status != "RUNNING":
             raise ClusterNotReadyError(

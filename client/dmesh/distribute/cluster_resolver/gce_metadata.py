@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dmesh.coordination.retry import RetryPolicy
 from dmesh.distribute.cluster_resolver.http_exchange import exchange
-from dmesh.distribute.cluster_resolver.inquiry import Busy, Inquiry, parse_retry_after
+from dmesh.distribute.cluster_resolver.lookup_policy import Busy, LookupPolicy, parse_retry_after
 from dmesh.errors import ClusterLookupError, ClusterLookupUnavailableError
 from dmesh.runtime.context import environment
 
@@ -16,7 +16,7 @@ _DEFAULT_HOST = "metadata.google.internal"
 _PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 _TPU_ENV_LINE = re.compile(r"\s*([A-Z][A-Z0-9_]*)\s*:\s*(?:'([^']*)'|\"([^\"]*)\"|(\S*))\s*")
 
-METADATA_INQUIRY = Inquiry(
+METADATA_POLICY = LookupPolicy(
     attempt=3.0, give_up=10.0, retry=RetryPolicy(initial=0.2, factor=2.0, maximum=2.0), most_bytes=2**20
 )
 """The server is on the same machine: it answers at once, or there is none."""
@@ -26,7 +26,7 @@ class MetadataServer:
     """Asks the metadata server; every question is asked anew.
 
     Args:
-        inquiry: How patiently.
+        policy: How patiently.
         environ: Where to read `GCE_METADATA_HOST`, `GCE_METADATA_IP` and `NO_GCE_CHECK`; the process's
             environment if None.
         product_name: The file that says who made this machine.
@@ -34,11 +34,11 @@ class MetadataServer:
 
     def __init__(
         self,
-        inquiry: Inquiry = METADATA_INQUIRY,
+        policy: LookupPolicy = METADATA_POLICY,
         environ: Mapping[str, str] | None = None,
         product_name: Path = _PRODUCT_NAME,
     ) -> None:
-        self._inquiry = inquiry
+        self._policy = policy
         self._environ = environment() if environ is None else environ
         self._product_name = product_name
 
@@ -81,8 +81,8 @@ class MetadataServer:
             try:
                 reply = exchange(
                     url,
-                    timeout=self._inquiry.attempt,
-                    most_bytes=self._inquiry.most_bytes,
+                    timeout=self._policy.attempt,
+                    most_bytes=self._policy.most_bytes,
                     headers={"Metadata-Flavor": "Google"},
                     proxies=False,
                 )
@@ -104,7 +104,7 @@ class MetadataServer:
                 )
             return reply.body.decode("utf-8", "replace").strip()
 
-        return self._inquiry.ask(f"{path} from the metadata server at {self.host}", attempt)
+        return self._policy.ask(f"{path} from the metadata server at {self.host}", attempt)
 
     def require(self, path: str, what: str, advice: str) -> str:
         """Returns an entry that must be there.

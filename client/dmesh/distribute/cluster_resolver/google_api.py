@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dmesh.distribute.cluster_resolver.http_exchange import Reply, exchange, without_query
-from dmesh.distribute.cluster_resolver.inquiry import Busy, Inquiry, parse_retry_after
+from dmesh.distribute.cluster_resolver.lookup_policy import Busy, LookupPolicy, parse_retry_after
 from dmesh.errors import (
     ClusterLookupDeniedError,
     ClusterLookupError,
@@ -45,12 +45,12 @@ class ApiHttp:
 
     Args:
         credentials: Of google-auth; it sends what they say, and renews them when they are not accepted.
-        inquiry: The limits of a request.
+        policy: The limits of a request.
     """
 
-    def __init__(self, credentials: Any, inquiry: Inquiry) -> None:
+    def __init__(self, credentials: Any, policy: LookupPolicy) -> None:
         self.credentials = credentials
-        self._inquiry = inquiry
+        self._policy = policy
         self._httplib2: Any = importlib.import_module("httplib2")
         self._exceptions: Any = importlib.import_module("google.auth.exceptions")
 
@@ -95,8 +95,8 @@ class ApiHttp:
     ) -> Reply:
         return exchange(
             url,
-            timeout=self._inquiry.attempt,
-            most_bytes=self._inquiry.most_bytes,
+            timeout=self._policy.attempt,
+            most_bytes=self._policy.most_bytes,
             method=method,
             headers=headers,
             body=body.encode() if isinstance(body, str) else body,
@@ -130,7 +130,12 @@ class _TokenReply:
 
 
 def build_service(
-    api: str, version: str, credentials: object, discovery_url: str | None, inquiry: Inquiry, resolver: str
+    api: str,
+    version: str,
+    credentials: object,
+    discovery_url: str | None,
+    policy: LookupPolicy,
+    resolver: str,
 ) -> Any:
     """Returns an API object of `googleapiclient.discovery`.
 
@@ -140,7 +145,7 @@ def build_service(
         credentials: Of google-auth; None or `default` for the application's default credentials.
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`;
             None for the description that the library brings.
-        inquiry: How patiently to ask.
+        policy: How patiently to ask.
         resolver: Who needs it.
 
     Raises:
@@ -152,7 +157,7 @@ def build_service(
     errors = importlib.import_module("googleapiclient.errors")
     if credentials is None or (isinstance(credentials, str) and credentials == "default"):
         credentials = _default_credentials()
-    http = ApiHttp(credentials, inquiry)
+    http = ApiHttp(credentials, policy)
     question = f"the description of the API {api} {version}"
     place = {} if discovery_url is None else {"discoveryServiceUrl": discovery_url}
     where = None if discovery_url is None else without_query(discovery_url)
@@ -173,7 +178,7 @@ def build_service(
                     "TPU_API_DISCOVERY_URL"
                 ) from error
 
-    return inquiry.ask(question, attempt)
+    return policy.ask(question, attempt)
 
 
 def prepare(find_method: Callable[[], Any], question: str, **arguments: object) -> Any:
@@ -196,13 +201,13 @@ def prepare(find_method: Callable[[], Any], question: str, **arguments: object) 
         raise _failed(error, question) from error
 
 
-def execute(request: Any, question: str, inquiry: Inquiry) -> Mapping[str, Any]:
+def execute(request: Any, question: str, policy: LookupPolicy) -> Mapping[str, Any]:
     """Makes a request of an API object, again if it makes sense.
 
     Args:
         request: What a method of the API object returned.
         question: What it asks, as errors put it.
-        inquiry: How patiently.
+        policy: How patiently.
 
     Returns:
         The reply.
@@ -220,7 +225,7 @@ def execute(request: Any, question: str, inquiry: Inquiry) -> Mapping[str, Any]:
             raise ClusterLookupError(f"{question}: the reply is a {type(reply).__name__}, not an object")
         return reply
 
-    return inquiry.ask(question, attempt)
+    return policy.ask(question, attempt)
 
 
 def _default_credentials() -> object:

@@ -13,7 +13,6 @@ from dmesh.config.addresses import check_port, join_address, shown
 from dmesh.config.settings import JOB_NAME_PATTERN, Settings
 from dmesh.coordination.retry import RetryPolicy
 from dmesh.distribute.cluster_resolver.base import ClusterResolver
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
 from dmesh.distribute.cluster_resolver.kubernetes_pods import (
     ExecutableLocation,
     KubernetesApi,
@@ -28,6 +27,7 @@ from dmesh.distribute.cluster_resolver.kubernetes_service import (
     MOST_PODS,
     KubernetesServiceResolver,
 )
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.errors import ArgumentTypeError, ClusterNotReadyError, ConfigurationError, ResolverError
 from dmesh.runtime import context
 from dmesh.train import ClusterSpec
@@ -65,7 +65,7 @@ class KubernetesClusterResolver(ClusterResolver):
         size: How many pods run when all are there; then finished pods and those being deleted do not count,
             since others replace them. None: any number, all of which must run.
         wait: Seconds to wait until all of them run.
-        inquiry: How patiently to ask.
+        policy: How patiently to ask.
 
     Raises:
         MissingExtraError: The client library is not installed, and there is no `override_client`.
@@ -86,15 +86,15 @@ class KubernetesClusterResolver(ClusterResolver):
         pod_address: Literal["host_ip", "pod_ip"] = "host_ip",
         size: int | None = None,
         wait: float = 0.0,
-        inquiry: Inquiry | None = None,
+        policy: LookupPolicy | None = None,
     ) -> None:
         self._environ = context.environment()
-        self._inquiry = inquiry or Inquiry()
+        self._policy = policy or LookupPolicy()
         self._source: PodSource
         if override_client is not None:
-            self._source = PodsOfClient(override_client, namespace, self._inquiry)
+            self._source = PodsOfClient(override_client, namespace, self._policy)
         else:
-            self._source = KubernetesApi(executable_location, namespace, self._inquiry, self._environ)
+            self._source = KubernetesApi(executable_location, namespace, self._policy, self._environ)
         self._labels = _checked_labels(job_to_label_mapping or _DEFAULT_LABELS)
         self._port = check_port("tf_server_port", tf_server_port)
         if pod_address not in ("host_ip", "pod_ip"):
@@ -185,7 +185,7 @@ class KubernetesClusterResolver(ClusterResolver):
         return matching[0] if len(matching) == 1 else None
 
     def _ready_pods(self) -> dict[str, list[Pod]]:
-        clock, began = self._inquiry.clock, self._inquiry.clock()
+        clock, began = self._policy.clock, self._policy.clock()
         announced = began
         for pause in _WAITS.delays():
             try:
@@ -199,7 +199,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 if clock() - announced >= _ANNOUNCEMENT:
                     announce(f"still waiting: {error}")
                     announced = clock()
-            self._inquiry.sleep(pause)
+            self._policy.sleep(pause)
         raise AssertionError("a retry policy has no end")
 
     def _pods(self) -> dict[str, list[Pod]]:

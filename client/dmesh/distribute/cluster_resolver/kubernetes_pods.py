@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dmesh.config.addresses import shown
-from dmesh.distribute.cluster_resolver.inquiry import Busy, Inquiry, parse_retry_after
+from dmesh.distribute.cluster_resolver.lookup_policy import Busy, LookupPolicy, parse_retry_after
 from dmesh.errors import (
     ClusterLookupDeniedError,
     ClusterLookupError,
@@ -82,13 +82,13 @@ class PodsOfClient:
     Args:
         client: It.
         namespace: Where to look; everywhere if None.
-        inquiry: How patiently.
+        policy: How patiently.
     """
 
-    def __init__(self, client: Any, namespace: str | None, inquiry: Inquiry) -> None:
+    def __init__(self, client: Any, namespace: str | None, policy: LookupPolicy) -> None:
         self._client = client
         self._namespace = namespace
-        self._inquiry = inquiry
+        self._policy = policy
 
     def pods(self, selector: str) -> list[Pod]:
         """Returns the pods whose labels a selector selects.
@@ -104,7 +104,7 @@ class PodsOfClient:
                     return self._client.list_pod_for_all_namespaces(label_selector=selector)
                 return self._client.list_namespaced_pod(self._namespace, label_selector=selector)
 
-        return [_pod_of_model(item) for item in self._inquiry.ask(question, attempt).items]
+        return [_pod_of_model(item) for item in self._policy.ask(question, attempt).items]
 
 
 class KubernetesApi:
@@ -113,7 +113,7 @@ class KubernetesApi:
     Args:
         location: Where the program runs.
         namespace: Where to look; everywhere if None.
-        inquiry: How patiently.
+        policy: How patiently.
         environ: The environment variables.
 
     Raises:
@@ -126,7 +126,7 @@ class KubernetesApi:
         self,
         location: ExecutableLocation,
         namespace: str | None,
-        inquiry: Inquiry,
+        policy: LookupPolicy,
         environ: Mapping[str, str],
     ) -> None:
         try:
@@ -144,7 +144,7 @@ class KubernetesApi:
             )
         self._location = location
         self._namespace = namespace
-        self._inquiry = inquiry
+        self._policy = policy
         self._environ = environ
         self._configuration()  # says now what would be wrong later
 
@@ -184,7 +184,7 @@ class KubernetesApi:
         for _ in range(_MOST_PAGES):
             read = functools.partial(self._read_page, api, selector, token, question)
             try:
-                page = self._inquiry.ask(question, read)
+                page = self._policy.ask(question, read)
             except _ExpiredError:
                 return None
             items, metadata = page.get("items"), page.get("metadata")
@@ -201,7 +201,7 @@ class KubernetesApi:
             "label_selector": selector,
             "limit": _PAGE,
             "_preload_content": False,
-            "_request_timeout": (self._inquiry.attempt, self._inquiry.attempt),
+            "_request_timeout": (self._policy.attempt, self._policy.attempt),
         }
         if token:
             options["_continue"] = token
@@ -223,15 +223,15 @@ class KubernetesApi:
     def _request(self, request: Any, question: str, *arguments: Any, **options: Any) -> Any:
         """Makes a request as a pool of urllib3's, and reads the whole reply, in bounded time and space."""
         urllib3: Any = importlib.import_module("urllib3")
-        deadline = time.monotonic() + self._inquiry.attempt
+        deadline = time.monotonic() + self._policy.attempt
         body = bytearray()
         reply = request(*arguments, **options)
         try:
             for chunk in reply.stream(_CHUNK, decode_content=True):
                 body += chunk
-                if len(body) > self._inquiry.most_bytes:
+                if len(body) > self._policy.most_bytes:
                     raise ClusterLookupError(
-                        f"{question}: a reply has more than {self._inquiry.most_bytes} bytes; narrow the "
+                        f"{question}: a reply has more than {self._policy.most_bytes} bytes; narrow the "
                         "selector"
                     )
                 if time.monotonic() > deadline:
@@ -307,8 +307,8 @@ def _translation(question: str) -> Iterator[None]:
 
 def _judge(status: int, headers: Mapping[str, str], body: str, question: str) -> Exception:
     try:
-        told = json.loads(body)
-        said = str(told["message"]) if isinstance(told, Mapping) and "message" in told else body
+        reply = json.loads(body)
+        said = str(reply["message"]) if isinstance(reply, Mapping) and "message" in reply else body
     except ValueError:
         said = body
     said = " ".join(said.split())[:300]

@@ -78,7 +78,7 @@ class LaunchedClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Returns the processes' addresses, of those that are known.
 
-        That is all of them if they are on one host, or if the resolver was told which hosts there are.
+        That is all of them if they are on one host, or if the resolver knows all hosts.
         Otherwise it is this process, and rank 0; `num_processes` says how many there are, and
         `initialize_accelerator_system` introduces them to each other at rank 0's.
 
@@ -89,7 +89,7 @@ class LaunchedClusterResolver(ClusterResolver):
         rank, size, (local_rank, local_size) = self._rank(), self._size(), self._local()
         if not 0 <= rank < size or not 0 <= local_rank < local_size <= size:
             raise ConfigurationError(
-                f"this process is told to be rank {rank} of {size}, and {local_rank} of {local_size} on its "
+                f"this process is called rank {rank} of {size}, and {local_rank} of {local_size} on its "
                 "host, which cannot be. Leave the variables as the launcher sets them"
             )
         busiest = max((local_size, *(self._hosts or {}).values()))

@@ -15,7 +15,7 @@ class OpenMPIClusterResolver(LaunchedClusterResolver):
     the others are. On one host that does not matter: all are at 127.0.0.1. For several hosts there are three
     ways: say which hosts there are (`hosts`); say where rank 0 is (`coordinator`, or `DMESH_COORDINATOR` for
     a server apart), and let `initialize_accelerator_system` introduce all to each other there; or neither,
-    and rank 0 is taken to be on the host of `mpirun`, as it is unless told otherwise.
+    and rank 0 is taken to be on the host of `mpirun`, unless another host is named.
 
     Args:
         port_base: Port of the first process on each host; the next ones follow. Default: `DMESH_PORT_BASE`,

@@ -281,8 +281,8 @@ def _gpus_per_task() -> int | None:
     counts = [entry.rpartition(":")[2].strip() for entry in asked.split(",")]
     if not all(count.isascii() and count.isdecimal() and len(count) < 10 for count in counts):
         raise ConfigurationError(
-            f"SLURM_GPUS_PER_TASK is {shown(asked)}; expected numbers of GPUs, each perhaps with a type and a "
-            "colon before it. Leave it as Slurm sets it"
+            f"SLURM_GPUS_PER_TASK is {shown(asked)}; expected numbers of GPUs, each perhaps with a type "
+            "and a colon before it. Leave it as Slurm sets it"
         )
     return sum(map(int, counts))
 

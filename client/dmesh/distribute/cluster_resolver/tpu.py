@@ -11,10 +11,10 @@ from dmesh.config.addresses import WILDCARD_HOSTS, join_address, split_address
 from dmesh.config.settings import JOB_NAME_PATTERN, Settings
 from dmesh.devices.device import known_members, num_local_devices
 from dmesh.distribute.cluster_resolver.base import ClusterResolver, format_master_url
-from dmesh.distribute.cluster_resolver.gce_metadata import METADATA_INQUIRY, MetadataServer
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
+from dmesh.distribute.cluster_resolver.gce_metadata import METADATA_POLICY, MetadataServer
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.distribute.cluster_resolver.tpu_api_client import find_tpu
-from dmesh.distribute.cluster_resolver.tpu_client import LocalTpu, TpuClient
+from dmesh.distribute.cluster_resolver.tpu_client import DEFAULT_PORT, LocalTpu, TpuClient
 from dmesh.distribute.cluster_resolver.tpu_metadata import (
     TPUSystemMetadata,
     cores_per_member,
@@ -58,7 +58,7 @@ class TPUClusterResolver(ClusterResolver):
         discovery_url: Template of the address of the API's description, with `{api}` and `{apiVersion}`. The
             environment variable `TPU_API_DISCOVERY_URL` goes before it.
         accelerator_type: The TPU's type, such as `v2-8`, whatever the API or the environment say.
-        inquiry: How patiently to ask the API.
+        policy: How patiently to ask the API.
         metadata: The metadata server to ask.
 
     Raises:
@@ -82,7 +82,7 @@ class TPUClusterResolver(ClusterResolver):
         discovery_url: str | None = None,
         *,
         accelerator_type: str | None = None,
-        inquiry: Inquiry | None = None,
+        policy: LookupPolicy | None = None,
         metadata: MetadataServer | None = None,
     ) -> None:
         environ = context.environment()
@@ -96,8 +96,8 @@ class TPUClusterResolver(ClusterResolver):
                 f"coordinator_name and job_name are both {job_name!r}; the coordinator is a job of its own"
             )
         self._client = find_tpu(
-            tpu, zone, project, credentials, service, discovery_url, inquiry or Inquiry(), environ,
-            metadata or MetadataServer(METADATA_INQUIRY, environ),
+            tpu, zone, project, credentials, service, discovery_url, policy or LookupPolicy(), environ,
+            metadata or MetadataServer(METADATA_POLICY, environ),
         )  # fmt: skip
         self._accelerator_type = accelerator_type
         self._job_name = job_name
@@ -114,10 +114,10 @@ class TPUClusterResolver(ClusterResolver):
             settings = Settings.load()
             host = settings.bind_host or self._client.get_local_ip()
             # Others can reach all addresses of this machine, but not by the one that stands for them.
-            told = self._client.get_local_ip() if host in WILDCARD_HOSTS else host
+            reachable = self._client.get_local_ip() if host in WILDCARD_HOSTS else host
             self._server = start_coordinator(host, settings)
             _, port = split_address(self._server.address, "the coordinator")
-            self._coordinator_address = join_address(told, port)
+            self._coordinator_address = join_address(reachable, port)
 
     @staticmethod
     def connect(
@@ -154,9 +154,11 @@ class TPUClusterResolver(ClusterResolver):
         """Returns the TPU's hosts, and the coordinator if it has a name, as they are now.
 
         Returns:
-            The spec; an empty one for a TPU of this machine's own.
+            The spec; an empty one for a TPU of this machine's own. Of several slices, it has the hosts of
+            this one and the first host of all; `num_processes` says how many there are.
 
         Raises:
+            ResolverError: There are several slices, and it is not known where the first one is.
             ClusterNotReadyError: The TPU does not run, or is not healthy.
             ClusterLookupError: The service that knows does not, refuses, or does not answer.
         """
@@ -164,9 +166,22 @@ class TPUClusterResolver(ClusterResolver):
             join_address(endpoint["ipAddress"], endpoint["port"])
             for endpoint in self._client.network_endpoints()
         ]
-        if not hosts and self._client.is_here():
+        slices = self._client.multislice()
+        if slices is None and not hosts and self._client.is_here():
             return ClusterSpec({})
-        jobs = {self.task_type: hosts}
+        jobs: dict[str, Any] = {self.task_type: hosts}
+        if slices is not None:
+            hosts = hosts or [join_address(self._client.get_local_ip(), DEFAULT_PORT)]
+            known = dict(enumerate(hosts, slices.slice_id * len(hosts)))
+            if slices.coordinator is not None:  # the same name of it on all hosts
+                known[0] = join_address(slices.coordinator, DEFAULT_PORT)
+            elif slices.slice_id and not context.environment().get("DMESH_COORDINATOR", "").strip():
+                raise ResolverError(
+                    "there are several slices, and it is not known where the first one is: set "
+                    "MEGASCALE_COORDINATOR_ADDRESS to its first host, or DMESH_COORDINATOR to a coordination "
+                    "server"
+                )
+            jobs[self.task_type] = known
         if self._coordinator_name and self._coordinator_address:
             jobs[self._coordinator_name] = [self._coordinator_address]
         return ClusterSpec(jobs)
@@ -191,11 +206,14 @@ class TPUClusterResolver(ClusterResolver):
             ClusterLookupError: The service that knows does not, refuses, or does not answer.
         """
         named = task_type is not None and task_id is not None
-        if isinstance(self._client, LocalTpu) or (not named and self._client.is_here()):
+        if isinstance(self._client, LocalTpu):
+            return ""
+        if not named and self._client.is_here() and self._client.multislice() is None:
             return ""
         spec = self.cluster_spec()
         if task_type is None or task_id is None:
             task_type, task_id = self.task_type, self._task_id or 0
+            task_id = task_id if self.num_processes is None else min(spec.task_indices(task_type))
             if not spec.job_tasks(task_type):
                 raise ClusterSpecError(f"the TPU {self._client.name()} has no hosts")
         return format_master_url(spec.task_address(task_type, task_id), rpc_layer or self._rpc_layer)
@@ -225,7 +243,7 @@ class TPUClusterResolver(ClusterResolver):
         """
         spec = self.cluster_spec()
         job = self.task_type
-        hosts = spec.num_tasks(job) if spec else len(known_members()) or 1
+        hosts = self.num_processes or (spec.num_tasks(job) if spec else len(known_members()) or 1)
         return describe_system(job, hosts, self.num_accelerators()["TPU"])
 
     def num_accelerators(
@@ -279,15 +297,33 @@ class TPUClusterResolver(ClusterResolver):
     def task_id(self) -> int | None:
         """Number of this process among the TPU's hosts, as the environment or the metadata says; else 0.
 
+        The hosts of several slices are numbered slice by slice.
+
         Raises:
             ConfigurationError: The environment has nonsense.
             ClusterLookupError: The metadata server does not answer.
         """
-        return self._task_id if self._task_id is not None else self._client.worker_id() or 0
+        if self._task_id is not None:
+            return self._task_id
+        worker, slices = self._client.worker_id() or 0, self._client.multislice()
+        return worker if slices is None else slices.slice_id * self._hosts_of_slice() + worker
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
+
+    @property
+    def num_processes(self) -> int | None:
+        """Number of hosts, if there are several slices, of which this one's are known alone; otherwise None.
+
+        Raises:
+            ResolverError: The `MEGASCALE_*` variables are malformed or incomplete.
+        """
+        slices = self._client.multislice()
+        return None if slices is None else slices.num_slices * self._hosts_of_slice()
+
+    def _hosts_of_slice(self) -> int:
+        return len(self._client.network_endpoints()) or 1
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
         """Keeps a topology, whose hardware features are `tpu_hardware_feature` from then on.

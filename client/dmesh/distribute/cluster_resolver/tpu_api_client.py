@@ -9,7 +9,7 @@ from typing import Any
 from dmesh._log import logger
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer
 from dmesh.distribute.cluster_resolver.google_api import build_service, execute, prepare, require_client
-from dmesh.distribute.cluster_resolver.inquiry import Inquiry
+from dmesh.distribute.cluster_resolver.lookup_policy import LookupPolicy
 from dmesh.distribute.cluster_resolver.tpu_client import (
     CONFIG_VARIABLE,
     DEFAULT_PORT,
@@ -51,7 +51,7 @@ class CloudTpu(TpuClient):
         credentials: Of google-auth; None or `default` for the application's default credentials.
         service: An API object to use instead.
         discovery_url: Template of the address of the API's description.
-        inquiry: How patiently to ask.
+        policy: How patiently to ask.
         environ: The environment variables.
         metadata: The metadata server, if there is one.
 
@@ -68,7 +68,7 @@ class CloudTpu(TpuClient):
         credentials: object,
         service: Any,
         discovery_url: str | None,
-        inquiry: Inquiry,
+        policy: LookupPolicy,
         environ: Mapping[str, str],
         metadata: MetadataServer,
     ) -> None:
@@ -78,7 +78,7 @@ class CloudTpu(TpuClient):
         self._name = name
         self._credentials = credentials
         self._service = service
-        self._inquiry = inquiry
+        self._policy = policy
         self._discovery_url = environ.get(_DISCOVERY_VARIABLE) or discovery_url or None
         if "/" in name:
             self._full_name = name
@@ -103,13 +103,13 @@ class CloudTpu(TpuClient):
         """
         if self._service is None:
             self._service = build_service(
-                "tpu", "v2", self._credentials, self._discovery_url, self._inquiry, RESOLVER
+                "tpu", "v2", self._credentials, self._discovery_url, self._policy, RESOLVER
             )
         question = f"the TPU {self._full_name}"
         request = prepare(
             lambda: self._service.projects().locations().nodes().get, question, name=self._full_name
         )
-        return execute(request, question, self._inquiry)
+        return execute(request, question, self._policy)
 
     def network_endpoints(self) -> list[NetworkEndpoint]:
         """Returns where its hosts listen, in order.
@@ -132,7 +132,7 @@ class CloudTpu(TpuClient):
         if isinstance(health, str) and (health.startswith("UNHEALTHY") or health == "TIMEOUT"):
             raise ClusterNotReadyError(
                 f"the TPU {self._full_name} is not healthy; its health is {health}"
-                f"{_told(node.get('healthDescription'))}. Wait until it is HEALTHY, or create it anew"
+                f"{_reported(node.get('healthDescription'))}. Wait until it is HEALTHY, or create it anew"
             )
         if node.get("networkEndpoints"):
             entries = node["networkEndpoints"]
@@ -207,16 +207,16 @@ class CloudTpu(TpuClient):
             ClusterNotReadyError: It did not become so in time.
             ClusterLookupError: The API does not know it, refuses, or does not answer.
         """
-        deadline = self._inquiry.clock() + timeout_s
+        deadline = self._policy.clock() + timeout_s
         while (node := self.node()).get("health") != "HEALTHY":
-            told = f"state {node.get('state')}, health {node.get('health')}"
-            if self._inquiry.clock() + interval > deadline:
+            said = f"state {node.get('state')}, health {node.get('health')}"
+            if self._policy.clock() + interval > deadline:
                 raise ClusterNotReadyError(
-                    f"the TPU {self._full_name} did not become healthy within {timeout_s:g} s ({told})"
-                    f"{_told(node.get('healthDescription'))}; look after it, or create it anew"
+                    f"the TPU {self._full_name} did not become healthy within {timeout_s:g} s ({said})"
+                    f"{_reported(node.get('healthDescription'))}; look after it, or create it anew"
                 )
-            logger.warning("waiting until the TPU %s is healthy (%s)", self._full_name, told)
-            self._inquiry.sleep(interval)
+            logger.warning("waiting until the TPU %s is healthy (%s)", self._full_name, said)
+            self._policy.sleep(interval)
 
     def worker_id(self) -> int | None:
         """Returns which of its hosts this machine is; None if it is none of them.
@@ -224,9 +224,9 @@ class CloudTpu(TpuClient):
         Raises:
             ClusterLookupError: The metadata server does not answer.
         """
-        told = super().worker_id()
-        if told is not None or not self._metadata.in_google_cloud():
-            return told
+        worker = super().worker_id()
+        if worker is not None or not self._metadata.in_google_cloud():
+            return worker
         own = self._metadata.tpu_env().get("NODE_ID") or self._metadata.attribute("instance-id")
         return worker_of_metadata(self._metadata) if own == self._full_name.rpartition("/")[2] else None
 
@@ -256,7 +256,7 @@ def find_tpu(
     credentials: object,
     service: Any,
     discovery_url: str | None,
-    inquiry: Inquiry,
+    policy: LookupPolicy,
     environ: Mapping[str, str],
     metadata: MetadataServer,
 ) -> TpuClient:
@@ -273,7 +273,7 @@ def find_tpu(
         credentials: Of google-auth.
         service: An API object.
         discovery_url: Template of the address of the API's description.
-        inquiry: How patiently to ask.
+        policy: How patiently to ask.
         environ: The environment variables.
         metadata: The metadata server, if there is one.
 
@@ -310,7 +310,7 @@ def find_tpu(
     if name:
         if name.startswith("grpc://"):
             return TpuAtAddresses(name, source, environ, metadata)
-        return CloudTpu(name, zone, project, credentials, service, discovery_url, inquiry, environ, metadata)
+        return CloudTpu(name, zone, project, credentials, service, discovery_url, policy, environ, metadata)
     if environ.get(HOSTNAMES_VARIABLE):
         return TpuInEnvironment(environ, metadata)
     return _tpu_of_this_machine(environ, metadata)
@@ -340,7 +340,7 @@ def _tpu_of_this_machine(environ: Mapping[str, str], metadata: MetadataServer) -
     )
 
 
-def _told(description: object) -> str:
+def _reported(description: object) -> str:
     return f" ({description})" if isinstance(description, str) and description else ""
 
 

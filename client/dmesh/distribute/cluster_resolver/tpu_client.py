@@ -16,6 +16,7 @@ from typing import TypedDict
 from dmesh.config import client as config
 from dmesh.config.addresses import HOST_PATTERN, is_ipv6, shown, split_address
 from dmesh.distribute.cluster_resolver.gce_metadata import MetadataServer
+from dmesh.distribute.cluster_resolver.multislice import Multislice
 from dmesh.errors import ClusterLookupError, ConfigurationError, ResolverError
 
 DEFAULT_PORT = 8470
@@ -125,6 +126,15 @@ class TpuClient:
                 return _host_number(text, variable)
         return None
 
+    def multislice(self) -> Multislice | None:
+        """Returns this slice's place among several; None if it works alone, or if nobody knows.
+
+        Raises:
+            ConfigurationError: The environment or the metadata has nonsense.
+            ResolverError: Something of it is missing.
+        """
+        return None
+
     def get_local_ip(self) -> str:
         """Returns the address of this machine, which the TPU's hosts reach.
 
@@ -194,7 +204,7 @@ class TpuAtAddresses(TpuClient):
 
 
 class TpuInEnvironment(TpuClient):
-    """A TPU slice of GKE's, whose pods are told by environment variables who they are."""
+    """A TPU slice of GKE's, whose pods know themselves from environment variables."""
 
     def name(self) -> str:
         """Returns `TPU_NAME`, or the host names."""
@@ -207,6 +217,15 @@ class TpuInEnvironment(TpuClient):
             ConfigurationError: A host name is malformed.
         """
         return read_endpoints(self._environ[HOSTNAMES_VARIABLE], HOSTNAMES_VARIABLE)
+
+    def multislice(self) -> Multislice | None:
+        """Returns what the `MEGASCALE_*` variables say.
+
+        Raises:
+            ConfigurationError: One of them is malformed.
+            ResolverError: One of them is missing.
+        """
+        return Multislice.read(self._environ.get)
 
     def is_here(self) -> bool:
         """Tells whether one host is listed, which is this pod.
@@ -259,6 +278,16 @@ class TpuOfThisVm(TpuClient):
         """
         return len(self.network_endpoints()) <= 1
 
+    def multislice(self) -> Multislice | None:
+        """Returns what the `MEGASCALE_*` variables say, those of the environment before the metadata's.
+
+        Raises:
+            ConfigurationError: One of them is malformed.
+            ResolverError: One of them is missing.
+            ClusterLookupError: The metadata server does not answer.
+        """
+        return Multislice.read(lambda name: self._environ.get(name) or self._metadata.tpu_env().get(name))
+
     def accelerator_type(self) -> str | None:
         """Returns the TPU's type: what the environment says, or else the metadata.
 
@@ -277,8 +306,8 @@ class TpuOfThisVm(TpuClient):
         Raises:
             ClusterLookupError: The metadata server does not answer.
         """
-        told = super().worker_id()
-        return worker_of_metadata(self._metadata) if told is None else told
+        worker = super().worker_id()
+        return worker_of_metadata(self._metadata) if worker is None else worker
 
 
 def worker_of_metadata(metadata: MetadataServer) -> int | None:

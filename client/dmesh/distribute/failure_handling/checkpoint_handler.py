@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from dmesh._log import announce, logger
 from dmesh.collectives.objects import broadcast_object
 from dmesh.coordination.agent_source import current_agent
-from dmesh.coordination.preemption import PreemptionNotice
+from dmesh.coordination.preemption import PreemptionNotice, PreemptionSync
 from dmesh.coordination.preemption_signals import SignalHook
 from dmesh.coordination.waiting import Worker
 from dmesh.devices.device import this_client
@@ -168,15 +169,15 @@ class PreemptionCheckpointHandler:
         if self._config.termination_watcher_fn is None:
             SignalHook.install([signal.SIGTERM])
         else:
-            Worker(self._poll, "dmesh-termination-watcher").start()
+            Worker(partial(self._poll, self._agent.preemption), "dmesh-termination-watcher").start()
         self._agent.preemption.add_listener(self._note)
 
-    def _poll(self) -> None:
+    def _poll(self, sync: PreemptionSync) -> None:
         watcher = self._config.termination_watcher_fn
         assert watcher is not None
         try:
             while not watcher():
-                if self._ended.wait(_POLL):
+                if sync.wait_closed(_POLL) or self._ended.is_set():
                     return
         except Exception as error:  # noqa: BLE001 -- raised to the program by its next step
             self._failure = error

@@ -1,4 +1,4 @@
-"""Patience of a resolver with the service that manages its cluster: limits, retries, waits."""
+"""Limits and retries of a resolver that looks its cluster up at a service."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Busy(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
-    """The limits that a resolver keeps to when it asks a service over the network."""
+class LookupPolicy:
+    """Limits of a resolver's requests to a service over the network, and waits between attempts."""
 
     attempt: float = 10.0
     """Seconds that one request may take."""

@@ -1,7 +1,7 @@
-"""Description of a mesh for people who look at the cluster: its axes, and the devices along them. Pure.
+"""Description of a mesh for the dashboard: its axes, and the devices along them. Pure.
 
 A client knows the owners of all devices of its meshes, but the devices of others only if all are listed by
-name: so it tells of each place whose it is, and of its own devices where they are. Both are written as runs,
+name. So it names the owner of each position, and the positions of its own devices. Both are encoded as runs,
 of which a regular mesh has one or two, however large it is.
 """
 
@@ -17,12 +17,12 @@ from dmesh.v1 import progress_pb2 as pb
 
 _MOST_RUNS = 64
 _MOST_DEVICES = 1 << 20
-"""Devices of a mesh up to which owners are told of; servers refuse larger ones."""
+"""Devices of the largest mesh whose owners are listed; servers refuse larger ones."""
 _LONGEST_NAME = 100
 
 
-def announcement(fields: MeshFields, job: str, client: int) -> pb.AnnouncedMesh:
-    """Returns what is told of a mesh.
+def describe(fields: MeshFields, job: str, client: int) -> pb.AnnouncedMesh:
+    """Returns the message that describes a mesh to the server.
 
     Args:
         fields: The mesh, as this client has it.

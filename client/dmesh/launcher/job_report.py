@@ -1,4 +1,4 @@
-"""Account of an ended job, for programs: the JSON object of `dmesh run --json`."""
+"""Report of an ended job for programs: the JSON object of `dmesh run --json`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dmesh.launcher.diagnosis import Outcome, rank_failures
 from dmesh.launcher.supervisor import LaunchResult
 
 
-def account(result: LaunchResult, host: str, seconds: float) -> dict[str, Any]:
-    """Return the account of a job as a JSON object.
+def job_report(result: LaunchResult, host: str, seconds: float) -> dict[str, Any]:
+    """Return the report of a job as a JSON object.
 
     Args:
         result: How the job ended.

@@ -1,4 +1,4 @@
-"""What is told of a mesh: its axes, whose its devices are, and where this client's own are."""
+"""What is message of a mesh: its axes, whose its devices are, and where this client's own are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmesh.mesh.announcing import announcement, owner_runs, place_runs
+from dmesh.mesh.description import describe, owner_runs, place_runs
 from dmesh.mesh.mesh import Mesh
 from dmesh.v1 import progress_pb2 as pb
 
@@ -60,38 +60,38 @@ def named(*devices: tuple[int, int], job: str = "worker") -> list[str]:
 def test_a_mesh_over_some_of_the_devices_of_all_clients() -> None:
     # As client 2 of 1,000 has it, each of which gives two of its devices, in an order of its own.
     mesh = Mesh(["batch", "model"], np.arange(2000).reshape(1000, 2), [4, 5], named((2, 7), (2, 3)), "grid")
-    told = announcement(mesh._fields, "worker", 2)
-    assert (told.name, [(axis.name, axis.size) for axis in told.axes]) == (
+    message = describe(mesh._fields, "worker", 2)
+    assert (message.name, [(axis.name, axis.size) for axis in message.axes]) == (
         "grid",
         [("batch", 1000), ("model", 2)],
     )
-    assert [(run.task, run.tasks, run.step, run.each) for run in told.owners] == [(0, 1000, 1, 2)]
-    assert sorted(spread_places(list(told.own))) == [(4, 7), (5, 3)]
-    assert told.ByteSize() < 80
+    assert [(run.task, run.tasks, run.step, run.each) for run in message.owners] == [(0, 1000, 1, 2)]
+    assert sorted(spread_places(list(message.own))) == [(4, 7), (5, 3)]
+    assert message.ByteSize() < 80
 
 
 def test_a_mesh_whose_devices_are_all_named() -> None:
     names = named((1, 0), (3, 0), (1, 1), (3, 1))
     mesh = Mesh(["x"], np.arange(8, 12), [9, 11], [names[1], names[3]], global_devices=names)
-    told = announcement(mesh._fields, "worker", 3)
-    assert spread_owners(list(told.owners)) == [1, 3, 1, 3]
-    assert [(run.place, run.stride, run.device, run.count) for run in told.own] == [(1, 2, 0, 2)]
+    message = describe(mesh._fields, "worker", 3)
+    assert spread_owners(list(message.owners)) == [1, 3, 1, 3]
+    assert [(run.place, run.stride, run.device, run.count) for run in message.own] == [(1, 2, 0, 2)]
 
 
 def test_what_is_not_known_or_too_much_is_left_out() -> None:
     contradicting = Mesh(["x"], np.arange(4), [1, 2], named((1, 0), (1, 1)))
-    told = announcement(contradicting._fields, "worker", 1)
-    assert not told.owners
-    assert spread_places(list(told.own)) == [(1, 0), (2, 1)]
+    message = describe(contradicting._fields, "worker", 1)
+    assert not message.owners
+    assert spread_places(list(message.own)) == [(1, 0), (2, 1)]
 
     strangers = Mesh(["x"], np.arange(4), [0, 1], named((0, 0), (0, 1), job="ps"))
-    told = announcement(strangers._fields, "worker", 0)
-    assert (len(told.owners), len(told.own), len(told.axes)) == (0, 0, 1)
+    message = describe(strangers._fields, "worker", 0)
+    assert (len(message.owners), len(message.own), len(message.axes)) == (0, 0, 1)
 
     rng = np.random.default_rng(7)
     order = rng.permutation(800)
     names = named(*((int(n) % 4, int(n) // 4) for n in order))
     own = [place for place, n in enumerate(order) if n % 4 == 0]
     mixed = Mesh(["x"], np.arange(800), own, [names[place] for place in own], global_devices=names)
-    told = announcement(mixed._fields, "worker", 0)
-    assert (len(told.owners), len(told.own)) == (0, 0)
+    message = describe(mixed._fields, "worker", 0)
+    assert (len(message.owners), len(message.own)) == (0, 0)

@@ -1,4 +1,4 @@
-"""This process's place among the clients: rank and size, of the world and of its host."""
+"""Rank of this process and number of clients, in the world and on its host."""
 
 from __future__ import annotations
 
