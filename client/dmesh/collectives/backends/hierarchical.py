@@ -71,7 +71,7 @@ class HierarchicalBackend(EndpointBackend):
         arrays="NumPy",
         operations="all_reduce, reduce, broadcast, all_gather and reduce_scatter of large arrays",
         dtypes="native dtypes; float16 not for sum, prod, mean",
-        condition="2 to 64 hosts, two members on one of them, up to 256 in all, without peer TLS",
+        condition="2 to 64 hosts, two members on one of them, up to 256 in all",
     )
 
     def __init__(
