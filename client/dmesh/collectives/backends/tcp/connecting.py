@@ -335,8 +335,6 @@ class TcpConnector(Connector):
             on_dialed(sock, problem)
 
         known = self._peer_of(peer)
-        dial = Dial(
-            self._loop, self._credentials, known, self._options, ended, tls=self._tls, number=number
-        )
+        dial = Dial(self._loop, self._credentials, known, self._options, ended, tls=self._tls, number=number)
         self._dials[dial] = on_dialed
         dial.begin()
