@@ -37,9 +37,7 @@ def endpoints(
         for other in range(one + 1, size):
             pairs = connected(streams, tls=tls)
             ends[one][other], ends[other][one] = map(list, zip(*pairs, strict=True))
-    return [
-        opened([end or [None] * streams for end in ends[me]], me, None, room, flat) for me in range(size)
-    ]
+    return [opened([end or [None] * streams for end in ends[me]], me, None, room, flat) for me in range(size)]
 
 
 def connected(count: int, *, tls: bool) -> list[tuple[Any, Any]]:

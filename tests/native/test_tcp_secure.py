@@ -18,9 +18,9 @@ from dmesh import native
 pytestmark = pytest.mark.skipif(core is None, reason=f"no native core: {native.reason()}")
 
 
-def transfers() -> list[Any]:
+def transfers(*, tls: bool = True) -> list[Any]:
     """A sender and a receiver."""
-    return pipe(*map(list, zip(*connected(2, tls=True), strict=True)))
+    return pipe(*map(list, zip(*connected(2, tls=tls), strict=True)))
 
 
 def test_arrays_that_come_together_are_received_one_after_the_other():
@@ -50,19 +50,21 @@ def test_a_look_at_what_comes_takes_nothing(count):
         assert same(got, x)
 
 
-def test_one_thread_looks_while_another_receives():
-    sender, receiver = transfers()
+@pytest.mark.parametrize("tls", [False, True])
+def test_one_thread_looks_while_another_receives(tls):
+    """It may see what is in the array, which is no envelope."""
+    sender, receiver = transfers(tls=tls)
     over = threading.Event()
 
     def look() -> None:
         while not over.is_set():
-            receiver.arrival(0.0001)
+            receiver.arrival(0.001)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
         for count in (1, 50, 5_000, 200_000) * 20:
-            x = np.random.default_rng(count).integers(0, 9, count)
+            x = np.random.default_rng(count).integers(-(2**62), 2**62, count)
             _, got = together([sender, receiver], lambda p, m, x=x: p.recv(x, None) if m else p.send(x))
             assert same(got, x)
     finally:

@@ -115,12 +115,13 @@ class SecureSocket:
         With the flag MSG_PEEK, the next read returns the same bytes again.
         """
         del ancillary
-        self.hidden = True
         with self._lock:
+            self.hidden = True
             if flags & socket.MSG_PEEK:
                 self._look_ahead(sum(map(len, views)))
             if not self._ahead:
                 return (self._read(views),)
+            self.hidden = True
             total = 0
             for view in views:
                 part = self._ahead[total : total + len(view)]

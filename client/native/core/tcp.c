@@ -143,7 +143,8 @@ static ssize_t put(struct dmesh_tcp *tcp, int member, int stream, struct iovec *
 }
 
 /* Like `recvmsg` without waiting. */
-static ssize_t get(const struct dmesh_tcp *tcp, int connection, struct iovec *parts, size_t count, int flags, int *hidden) {
+static ssize_t get(const struct dmesh_tcp *tcp, int connection, struct iovec *parts, size_t count, int flags,
+                   _Atomic int *hidden) {
     const struct dmesh_secure *secure = tcp->secure;
     if (!secure) {
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
@@ -392,14 +393,15 @@ enum dmesh_status dmesh_tcp_run(struct dmesh_tcp *tcp, int64_t deadline) {
     return tcp->failure;
 }
 
-enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *envelope, int64_t deadline) {
+enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *envelope, uint64_t number, int64_t deadline) {
     const int connection = tcp->peers[0].streams[0].from;
     const size_t least = offsetof(struct dmesh_envelope, text);
     unsigned char header[DMESH_TCP_HEADER];
     struct iovec parts[] = {{header, sizeof header}, {envelope, sizeof *envelope}};
-    int hidden = 1; /* its own: another thread may be at a transfer */
     for (unsigned idle = 0;; idle++) {
-        const ssize_t got = get(tcp, connection, parts, 2, MSG_PEEK, &hidden);
+        const ssize_t got = get(tcp, connection, parts, 2, MSG_PEEK, &tcp->peers[0].streams[0].hidden);
+        if (tcp->number != number)
+            return DMESH_PENDING; /* these may be bytes of the array */
         const size_t behind = got < (ssize_t)sizeof header ? 0 : (size_t)got - sizeof header;
         if (!got || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
             return fail(tcp, 0, DMESH_DISCONNECTED), tcp->failure;

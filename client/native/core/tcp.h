@@ -72,14 +72,15 @@ struct dmesh_traffic {
 struct dmesh_secure {
     void *owner;
     ssize_t (*send)(void *owner, int connection, const struct iovec *parts, size_t count);
-    ssize_t (*receive)(void *owner, int connection, const struct iovec *parts, size_t count, int flags, int *hidden);
+    ssize_t (*receive)(void *owner, int connection, const struct iovec *parts, size_t count, int flags,
+                       _Atomic int *hidden);
 };
 
 struct dmesh_tcp_peer {
     struct {
         int to, from; /* connections that are written and read, the same but in transfers; -1 for this rank itself */
         int blocked;  /* the send buffer is full */
-        int hidden;   /* see `dmesh_secure` */
+        _Atomic int hidden; /* see `dmesh_secure`; a thread that looks at what comes may set it during a transfer */
     } streams[DMESH_STREAMS];
     struct dmesh_traffic out, in;
 };
@@ -89,7 +90,7 @@ struct dmesh_tcp {
     int streams;           /* of each peer */
     int used;              /* streams that carry data in this call, at least one */
     int owns;              /* whether the connections are closed with it */
-    uint64_t number;       /* of the call */
+    _Atomic uint64_t number; /* of the call */
     size_t piece_bytes;
     size_t one_step_bytes; /* bytes that one rank sends in all, up to which one step is faster than two */
     size_t depth;          /* pieces that each member has in the scratch memory; a power of 2 */
@@ -131,8 +132,9 @@ static inline size_t dmesh_items(const struct dmesh_tcp *tcp) { return (tcp->two
 void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint64_t hash,
                      const struct dmesh_envelope *envelope);
 
-/* Waits, between two transfers, until the envelope of the next one has come, and copies it. Deadline 0: does not wait. */
-enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *envelope, int64_t deadline);
+/* Waits, after transfer `number` and before the next one, until the latter's envelope has come, and copies it. Deadline 0: does
+ * not wait. DMESH_PENDING also if another thread has begun it. */
+enum dmesh_status dmesh_tcp_await(struct dmesh_tcp *tcp, struct dmesh_envelope *envelope, uint64_t number, int64_t deadline);
 
 /* Carries the call out, or goes on with it after DMESH_PENDING, or an interruption by a signal. Returns DMESH_PENDING at
  * `deadline` even if no rank is missing, and when a read or a write was interrupted. DMESH_DISCONNECTED: the connection with `culprit` has ended. */

@@ -94,7 +94,6 @@ void dmesh_tcp_begin(struct dmesh_tcp *tcp, const struct dmesh_call *call, uint6
         reset(tcp, &peer->in);
         for (int stream = 0; stream < tcp->used; stream++)
             peer->streams[stream].blocked = 0;
-        peer->streams[0].hidden |= tcp->envelope != NULL; /* `dmesh_tcp_await` has it */
         if (member == tcp->me)
             continue;
         arrange(tcp, member);

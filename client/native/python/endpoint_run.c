@@ -392,14 +392,16 @@ PyObject *dmesh_endpoint_start(dmesh_endpoint *self, PyObject *args) {
 /* Waits until the sender has begun to send: with the GIL, if for no time. Returns whether there is an envelope now; -1 with
  * an exception set if it was interrupted. */
 static int await(dmesh_endpoint *self, struct dmesh_envelope *envelope, int64_t nanoseconds) {
-    const unsigned long long epoch = self->shm.epoch, issued = self->issued;
+    const unsigned long long epoch = self->shm.epoch, issued = self->issued, number = self->tcp ? self->tcp->number : 0;
     enum dmesh_status status;
+    if (self->tcp && dmesh_tcp_waits_for(self->tcp, 0))
+        return 0; /* another thread is at a transfer */
     if (nanoseconds <= 0) {
-        status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, 0) : dmesh_p2p_await(&self->shm, 0);
+        status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, number, 0) : dmesh_p2p_await(&self->shm, 0);
     } else {
         const int64_t deadline = dmesh_now() + nanoseconds;
         dmesh_release_gil();
-        status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, deadline) : dmesh_p2p_await(&self->shm, deadline);
+        status = self->tcp ? dmesh_tcp_await(self->tcp, envelope, number, deadline) : dmesh_p2p_await(&self->shm, deadline);
         dmesh_take_gil();
     }
     if (PyErr_Occurred())

@@ -68,7 +68,7 @@ static int translate(dmesh_endpoint *self) {
 
 /* Calls a method of a connection with the GIL. Returns a number of bytes, or -1 with errno set. */
 static ssize_t call(dmesh_endpoint *self, int descriptor, const struct iovec *parts, size_t count, int sends, int flags,
-                    int *hidden) {
+                    _Atomic int *hidden) {
     PyObject *connection, *views = NULL, *result = NULL, *more = NULL;
     const int without = released != NULL;
     ssize_t moved = -1;
@@ -102,7 +102,8 @@ static ssize_t send_parts(void *owner, int descriptor, const struct iovec *parts
     return call(owner, descriptor, parts, count, 1, 0, NULL);
 }
 
-static ssize_t receive_parts(void *owner, int descriptor, const struct iovec *parts, size_t count, int flags, int *hidden) {
+static ssize_t receive_parts(void *owner, int descriptor, const struct iovec *parts, size_t count, int flags,
+                             _Atomic int *hidden) {
     return call(owner, descriptor, parts, count, 0, flags, hidden);
 }
 

@@ -365,15 +365,16 @@ def test_a_look_takes_nothing(size):
     with connected() as (one, other):
         writer = threading.Thread(target=write_all, args=(one, data, b"end"))
         writer.start()
-        seen = bytearray(min(size, 1000))
-        while until_done(lambda: other.recvmsg_into([memoryview(seen)], 0, socket.MSG_PEEK), other)[0] < len(seen):
+
+        def look(*views: bytearray) -> int:
+            pieces = [memoryview(view) for view in views]
+            return until_done(lambda: other.recvmsg_into(pieces, 0, socket.MSG_PEEK), other)[0]
+
+        seen, again, more = bytearray(min(size, 1000)), bytearray(min(size, 1000)), bytearray(3)
+        while look(seen) < len(seen):
             pass
-        assert seen == data[: len(seen)]
-        more = [bytearray(min(size, 1000)), bytearray(3)]
-        assert until_done(
-            lambda: other.recvmsg_into([*map(memoryview, more)], 0, socket.MSG_PEEK), other
-        )[0] >= len(seen)
-        assert more[0] == seen
+        assert look(again, more) >= len(seen)
+        assert seen == again == data[: len(seen)]
         found = b""
         while len(found) < size + 3:
             found += until_done(lambda: other.recv(777), other)

@@ -208,7 +208,7 @@ class TcpBackend(EndpointBackend):
 
     name = "tcp"
     capabilities = Capabilities(
-        media="dedicated TCP connections",
+        media="dedicated TCP connections, encrypted if the cluster says so",
         arrays="NumPy",
         operations="all",
         dtypes="all of fixed size; reductions of native dtypes",

@@ -74,7 +74,7 @@ class HierarchicalBackend(EndpointBackend):
         arrays="NumPy",
         operations="all_reduce, reduce, broadcast, all_gather and reduce_scatter of large arrays",
         dtypes="native dtypes; float16 not for sum, prod, mean",
-        condition="up to 256 members, two on one of 2 to 64 hosts, or more than 64, without peer TLS",
+        condition="up to 256 members, two on one of 2 to 64 hosts, or more than 64",
     )
 
     def __init__(

@@ -78,8 +78,9 @@ class TcpTransport(Transport):
         self._dials: dict[int, Dial] = {}
         self._refused: dict[int, Refused] = {}
         self._changed = Bell()  # rings when a connection comes or goes
-        self.connector = TcpConnector(
-            loop, self._credentials, self.message_queue.peer, options, tls, addresses
+        peer_of = self.message_queue.peer
+        self.connector: TcpConnector = TcpConnector(
+            loop, self._credentials, peer_of, options, tls, addresses
         )
 
     # -- the transport's users; any thread -----------------------------------------------------------
