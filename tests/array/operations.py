@@ -12,10 +12,10 @@ ANY = ("float64", "float32", "int64", "int32", "uint8", "complex128", "bool")
 I = ("int64", "int32", "uint8")  # noqa: E741
 
 UNARY = {
-    "negative": (lambda a: -a, N), "positive": (np.positive, N), "abs": (abs, R + ("complex128",)),
+    "negative": (lambda a: -a, N), "positive": (np.positive, N), "abs": (abs, (*R, "complex128")),
     "square": (np.square, N), "exp": (np.exp, F), "sqrt": (lambda a: np.sqrt(abs(a)), R), "isnan": (np.isnan, F),
     "sign": (np.sign, R), "conjugate": (np.conjugate, N), "logical_not": (np.logical_not, ANY),
-    "invert": (lambda a: ~a, I + ("bool",)), "floor": (np.floor, F), "modf": (np.modf, F), "frexp": (np.frexp, F),
+    "invert": (lambda a: ~a, (*I, "bool")), "floor": (np.floor, F), "modf": (np.modf, F), "frexp": (np.frexp, F),
     "times 2": (lambda a: a * 2, N), "2 minus": (lambda a: 2 - a, N), "half": (lambda a: a / 2, R),
     "power": (lambda a: a**2, N), "astype": (lambda a: a.astype(np.float32), R), "real": (np.real, N),
     "imag": (np.imag, N), "clip": (lambda a: np.clip(a, 0, 3), R), "round": (lambda a: np.round(a / 3, 1), F),

@@ -383,9 +383,8 @@ def _matrices(function: Any, kept: bool = True) -> Any:
 
 
 for _name in (
-    "cholesky", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv", "pinv", "qr", "slogdet", "svd", "
-    ""svdvals", "matrix_rank",
-    "cond",
+    "cholesky", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv", "pinv", "qr", "slogdet", "svd", "svdvals",
+    "matrix_rank", "cond",
 ):  # fmt: skip
     if hasattr(np.linalg, _name):
         implements(getattr(np.linalg, _name), note="whole matrices")(_matrices(getattr(np.linalg, _name)))

@@ -73,7 +73,9 @@ def assign(
             moved += cost(result, result.complete())
         return (1 << 61 if forbidden else 0) + moved, result.largest
 
-    return tuple(enumerate(min(list(product_of(options)), key=price)))
+    choices: list[tuple[Any, ...]] = list(product_of(options))
+    best: tuple[Any, ...] = min(choices, key=price)
+    return tuple(enumerate(best))
 
 
 def contract(
