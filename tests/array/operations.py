@@ -67,6 +67,9 @@ ALONG = {
     "unwrap": (lambda a, axis: np.unwrap(a, axis=axis), F), "expected argmax": (lambda a, axis: np.argmax(a * 0, axis=axis, keepdims=True), R),
 }  # fmt: skip
 WHOLE = {
+    "searchsorted": (lambda a: np.searchsorted([0, 1, 3], a), F), "digitize": (lambda a: np.digitize(a, [0, 2]), F), "interp": (lambda a: np.interp(a, [0, 2], [1.0, 3.0]), F),
+    "isin": (lambda a: np.isin(a, [1, 2]), I), "select": (lambda a: np.select([a > 2, a > 0], [a, a * 2], 7), R), "vecdot": (lambda a: np.linalg.vecdot(a, a), N),
+    "vector_norm": (np.linalg.vector_norm, F),
     "ravel": (np.ravel, ANY), "transpose": (np.transpose, ANY), "T twice": (lambda a: a.T.T, ANY), "tile": (lambda a: np.tile(a, 2), ANY),
     "reshape -1": (lambda a: np.reshape(a, -1), ANY), "squeeze": (lambda a: np.squeeze(a[None]), ANY), "flip": (np.flip, ANY),
     "ravel and back": (lambda a: a.ravel().reshape(a.shape), ANY), "reversed": (lambda a: a.reshape(a.shape[::-1]), ANY),
@@ -82,6 +85,7 @@ WHOLE = {
     "sort flat": (lambda a: np.sort(a, axis=None), R), "trim": (lambda a: np.append(a, a), ANY),
 }  # fmt: skip
 MATRIX = {
+    "cov": (lambda a: np.cov(a) if a.shape[0] > 1 and a.shape[1] > 1 else a, N), "matrix_norm": (np.linalg.matrix_norm, F), "mT": (lambda a: np.matrix_transpose(a), ANY),
     "tril": (np.tril, ANY), "triu": (lambda a: np.triu(a, 1), ANY), "trace": (np.trace, N), "diagonal": (np.diagonal, ANY), "diag": (lambda a: np.diag(a, 1), ANY),
     "diag of row": (lambda a: np.diag(a[0]) if len(a) else a, ANY), "rot90": (np.rot90, ANY), "fliplr": (np.fliplr, ANY), "vander": (lambda a: np.vander(a.ravel(), 3), N),
     "fft2": (np.fft.fft2, ("float64",)), "einsum trace": (lambda a: np.einsum("ij->ji", a), N), "einsum sum": (lambda a: np.einsum("ij->i", a), N),

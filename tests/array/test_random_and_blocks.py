@@ -138,7 +138,7 @@ def test_results_that_do_not_fit_and_calls_that_differ_are_errors():
             dmesh.shard_map(lambda b: b[: 1 + dmesh.axes.index("x")], in_layouts=layout, out_layouts=layout)(
                 x
             )
-        with pytest.raises(CollectiveMismatchError, match="psum.*and.*psum"):
+        with pytest.raises(CollectiveMismatchError, match=r"psum.*and.*psum"):
             dmesh.shard_map(
                 lambda b: b + dmesh.axes.psum(b, "x" if dmesh.axes.index("y") else "y"),
                 in_layouts=layout,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dmesh.array import ledger
-from dmesh.array.dispatch.registry import FUNCTIONS, HOOKS, REFUSED
+from dmesh.array.dispatch.registry import FUNCTIONS, HOOKS, REFUSED, name_of
 from dmesh.array.policy import check_gather
 from dmesh.array.spec import Spec
 from dmesh.array.transfer.execute import run_exchange
@@ -291,7 +291,7 @@ class DTensor:
         handler = FUNCTIONS.get(func)
         if handler is None:
             return _refuse(func)
-        with ledger.operation(f"np.{func.__name__}"):
+        with ledger.operation(f"np.{name_of(func)}"):
             return handler(*args, **kwargs)
 
     # Methods ------------------------------------------------------------------------------------------------
@@ -414,8 +414,7 @@ DTensor.conj = DTensor.conjugate = _unary(np.conjugate)  # type: ignore[attr-def
 
 
 def _refuse(func: Callable[..., Any]) -> NoReturn:
-    module = func.__module__.removeprefix("numpy").lstrip(".")
-    name = f"{module}.{func.__name__}" if module in ("linalg", "fft") else func.__name__
+    name = name_of(func)
     reason = REFUSED.get(name, "not built for sharded arrays")
     raise UnshardableError(
         f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "

@@ -196,7 +196,7 @@ def _plan(
             return _plan(ufunc, [_completed(y) for y in inputs], options, outs)
         operands.append(x.spec if keeps else x.spec.complete().replace(axes=wanted))
     out = tuple(spec_of(grid, shape, dtype, axes, kept, "sum" if kept else "") for dtype in dtypes)
-    direct = all(
+    direct = len(out) == 1 and all(
         spec is None
         or (
             spec is x.spec
