@@ -11,8 +11,9 @@ import numpy as np
 from numpy.testing import overrides
 
 import dmesh.array
+from dmesh.array.dispatch.protocol import GENERALIZED
+from dmesh.array.dispatch.reduction import REDUCTIONS
 from dmesh.array.dispatch.registry import FUNCTIONS, NOTES, REFUSED, name_of
-from dmesh.array.dispatch.ufunc import GENERALIZED, REDUCTIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
 _HEAD = """# Coverage of NumPy by sharded arrays

@@ -32,7 +32,8 @@ with dmesh.session() as me:
     same(np.fft.fft(rows, axis=0), np.fft.fft(values, axis=0))
     big = dmesh.ones((1024, 1024), layout=Layout(["x", "y"], mesh))
     assert float((big @ big).sum()) == 1024.0**3
-    add = dmesh.shard_map(lambda b: b + dmesh.axes.psum(b, "x"), in_layouts=big.layout, out_layouts=big.layout)
+    layout = big.layout
+    add = dmesh.shard_map(lambda b: b + dmesh.axes.psum(b, "x"), in_layouts=layout, out_layouts=layout)
     assert add(big).full().max() == 3
     print("all the same", flush=True)
 """

@@ -437,7 +437,8 @@ def move(x: DTensor, target: Spec) -> DTensor:
     if now is target:
         return DTensor(now, shards)
     for step in plan(now, target):
-        ledger.record(
+        if ledger.is_tracing():
+            ledger.record(
             f"{step.kind} {step.source.describe()} -> {step.target.describe()}", step.kind,
             step.bytes_by_client(), step.target.largest, "relayout",
         )  # fmt: skip
@@ -459,7 +460,8 @@ def exchange(x: DTensor, mapping: Exchange, target: Spec, into: DTensor | None =
         into: The target, if its other elements are to stay; it is written to.
     """
     itemsize = x.dtype.itemsize
-    ledger.record(
+    if ledger.is_tracing():
+        ledger.record(
         f"exchange {x.spec.describe()} -> {target.describe()}", "exchange",
         {client: n * itemsize for client, n in mapping.moved.items()}, target.largest, "exchange",
     )  # fmt: skip
