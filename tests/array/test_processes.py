@@ -95,6 +95,6 @@ def test_one_client_that_reads_alone_is_an_error_on_both_with_both_lines():
     with run_clients(2, ALONE) as clients:
         for client in clients.values():
             line = client.wait_for("mismatch |")
-            assert "full: all_to_all" in line
-            assert "x[...]: all_to_all" in line or line.count("full: all_to_all") == 2
+            assert "full: all_gather" in line
+            assert "x[...]: all_to_all" in line or line.count("full: all_gather") == 2
             assert line.count(" @ ") == 2

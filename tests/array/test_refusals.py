@@ -101,8 +101,8 @@ def test_one_client_that_reads_alone_is_an_error_on_all_that_names_both_lines():
         outcomes = cluster.run(program, check=False)
     for outcome in outcomes:
         assert isinstance(outcome, CollectiveMismatchError), outcome
-        assert "full: all_to_all" in str(outcome)
-        assert "relayout: all_to_all" in str(outcome)
+        assert "full: all_gather" in str(outcome)
+        assert "relayout: all_gather" in str(outcome)
         assert str(outcome).count("@ test_refusals.py:") == 2
 
 

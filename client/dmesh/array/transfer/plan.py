@@ -165,7 +165,7 @@ Step = Reduce | Move
 
 @lru_cache(maxsize=1024)
 def _rows_of_clients(source: Spec, target: Spec) -> tuple[int, ...] | None:
-    """Return how many rows each client has, if the clients have all rows in their order, and all want all of them."""
+    """Return how many rows each client has, if they have them in their order, and all want all of them."""
     grid = source.grid
     if (
         target.used
