@@ -21,7 +21,7 @@ DMeshError
 ├── DatasetError (ValueError)
 │   ├── FileFormatError
 │   └── ShardingError: ShardHintError (RuntimeError), UnshardableSourceError (LookupError)
-├── ArrayError
+├── ArrayError (RuntimeError)
 │   ├── ImplicitGatherError (TypeError), UnshardableError (TypeError)
 │   └── MeshMismatchError (ValueError)
 ├── InputModeError (NotImplementedError), OutOfRangeError (IndexError), RemoteInputError (RuntimeError)
@@ -153,7 +153,7 @@ class LayoutError(DMeshError, ValueError):
     """A layout cannot be made, or does not fit an array."""
 
 
-class ArrayError(DMeshError):
+class ArrayError(DMeshError, RuntimeError):
     """An operation on a sharded array is not possible as it was asked for; nothing was moved."""
 
 

@@ -12,10 +12,10 @@ ANY = ("float64", "float32", "int64", "int32", "uint8", "complex128", "bool")
 I = ("int64", "int32", "uint8")  # noqa: E741
 
 UNARY = {
-    "negative": (lambda a: -a, N), "positive": (np.positive, N), "abs": (abs, R + ("complex128",)),
+    "negative": (lambda a: -a, N), "positive": (np.positive, N), "abs": (abs, (*R, "complex128")),
     "square": (np.square, N), "exp": (np.exp, F), "sqrt": (lambda a: np.sqrt(abs(a)), R), "isnan": (np.isnan, F),
     "sign": (np.sign, R), "conjugate": (np.conjugate, N), "logical_not": (np.logical_not, ANY),
-    "invert": (lambda a: ~a, I + ("bool",)), "floor": (np.floor, F), "modf": (np.modf, F), "frexp": (np.frexp, F),
+    "invert": (lambda a: ~a, (*I, "bool")), "floor": (np.floor, F), "modf": (np.modf, F), "frexp": (np.frexp, F),
     "times 2": (lambda a: a * 2, N), "2 minus": (lambda a: 2 - a, N), "half": (lambda a: a / 2, R),
     "power": (lambda a: a**2, N), "astype": (lambda a: a.astype(np.float32), R), "real": (np.real, N),
     "imag": (np.imag, N), "clip": (lambda a: np.clip(a, 0, 3), R), "round": (lambda a: np.round(a / 3, 1), F),
@@ -67,6 +67,9 @@ ALONG = {
     "unwrap": (lambda a, axis: np.unwrap(a, axis=axis), F), "expected argmax": (lambda a, axis: np.argmax(a * 0, axis=axis, keepdims=True), R),
 }  # fmt: skip
 WHOLE = {
+    "searchsorted": (lambda a: np.searchsorted([0, 1, 3], a), F), "digitize": (lambda a: np.digitize(a, [0, 2]), F), "interp": (lambda a: np.interp(a, [0, 2], [1.0, 3.0]), F),
+    "isin": (lambda a: np.isin(a, [1, 2]), I), "select": (lambda a: np.select([a > 2, a > 0], [a, a * 2], 7), R), "vecdot": (lambda a: np.linalg.vecdot(a, a), N),
+    "vector_norm": (np.linalg.vector_norm, F),
     "ravel": (np.ravel, ANY), "transpose": (np.transpose, ANY), "T twice": (lambda a: a.T.T, ANY), "tile": (lambda a: np.tile(a, 2), ANY),
     "reshape -1": (lambda a: np.reshape(a, -1), ANY), "squeeze": (lambda a: np.squeeze(a[None]), ANY), "flip": (np.flip, ANY),
     "ravel and back": (lambda a: a.ravel().reshape(a.shape), ANY), "reversed": (lambda a: a.reshape(a.shape[::-1]), ANY),
@@ -82,6 +85,7 @@ WHOLE = {
     "sort flat": (lambda a: np.sort(a, axis=None), R), "trim": (lambda a: np.append(a, a), ANY),
 }  # fmt: skip
 MATRIX = {
+    "cov": (lambda a: np.cov(a) if a.shape[0] > 1 and a.shape[1] > 1 else a, N), "matrix_norm": (np.linalg.matrix_norm, F), "mT": (lambda a: np.matrix_transpose(a), ANY),
     "tril": (np.tril, ANY), "triu": (lambda a: np.triu(a, 1), ANY), "trace": (np.trace, N), "diagonal": (np.diagonal, ANY), "diag": (lambda a: np.diag(a, 1), ANY),
     "diag of row": (lambda a: np.diag(a[0]) if len(a) else a, ANY), "rot90": (np.rot90, ANY), "fliplr": (np.fliplr, ANY), "vander": (lambda a: np.vander(a.ravel(), 3), N),
     "fft2": (np.fft.fft2, ("float64",)), "einsum trace": (lambda a: np.einsum("ij->ji", a), N), "einsum sum": (lambda a: np.einsum("ij->i", a), N),

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.array import operations as ops
 from tests.array.worlds import WORLDS, Made, arrays, assert_same, lengths, run, specs, whole
@@ -47,11 +47,13 @@ def compare(mesh, function, made, what):
                 assert_same(operand.full(), one.values, f"{what}: an operand has changed")
 
 
+EXAMPLES = settings(max_examples=40, phases=(Phase.explicit, Phase.generate))
+"""A failure is not made smaller: each attempt would end a cluster, and start another one."""
 FAMILIES = {"unary": ops.UNARY, "whole": ops.WHOLE}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=60)
+@EXAMPLES
 @given(data=st.data())
 def test_operations_of_one_array(family, data):
     table = FAMILIES[family]
@@ -67,7 +69,7 @@ def in_turn(mesh, cases):
         compare(mesh, function, made, f"{name} of {made}")
 
 
-@settings(max_examples=60)
+@EXAMPLES
 @given(data=st.data())
 def test_operations_of_two_arrays(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -91,7 +93,7 @@ def test_operations_of_two_arrays(data):
 
 
 @pytest.mark.parametrize("family", ["REDUCTIONS", "EXTREMES"])
-@settings(max_examples=60)
+@EXAMPLES
 @given(data=st.data())
 def test_reductions(family, data):
     table = getattr(ops, family)
@@ -117,7 +119,7 @@ def test_reductions(family, data):
     run(world, in_turn, cases)
 
 
-@settings(max_examples=100)
+@EXAMPLES
 @given(data=st.data())
 def test_operations_along_a_dimension(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -135,7 +137,7 @@ def test_operations_along_a_dimension(data):
     run(world, in_turn, cases)
 
 
-@settings(max_examples=50)
+@EXAMPLES
 @given(data=st.data())
 def test_matrices(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -147,7 +149,7 @@ def test_matrices(data):
     run(world, in_turn, cases)
 
 
-@settings(max_examples=60)
+@EXAMPLES
 @given(data=st.data())
 def test_products(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -167,7 +169,7 @@ def test_products(data):
     run(world, in_turn, cases)
 
 
-@settings(max_examples=100)
+@EXAMPLES
 @given(data=st.data())
 def test_indexing(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -186,7 +188,7 @@ def assigned(a, value, index):
     return b, c if isinstance(c, dmesh.DTensor) else a * 1
 
 
-@settings(max_examples=80)
+@EXAMPLES
 @given(data=st.data())
 def test_assignment(data):
     world = data.draw(st.sampled_from(WORLDS))
@@ -225,7 +227,7 @@ def test_assignment(data):
     run(world, in_turn, cases)
 
 
-@settings(max_examples=60)
+@EXAMPLES
 @given(data=st.data())
 def test_relayout(data):
     world = data.draw(st.sampled_from(WORLDS))

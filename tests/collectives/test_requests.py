@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dmesh.collectives import request as module
+from dmesh.collectives.request import agreed
 from dmesh.collectives.validation import RequestBuilder
 from dmesh.errors import CollectiveTypeError, CollectiveValueError
 
@@ -139,3 +140,14 @@ def test_only_so_many_calls_are_kept(requests, monkeypatch):
     for size in range(20):
         assert requests.make("all_reduce", np.ones(size), op="sum").count == size
         assert len(requests._known) <= 4
+
+
+def test_a_labeled_call_names_its_operation_and_place_of_which_ranks_agree_on_the_first():
+    request = RequestBuilder(2, 0).make("all_reduce", np.ones(3), op="sum")
+    here, there = request.labeled("np.sum", "train.py:12"), request.labeled("np.sum", "train.py:40")
+    assert here.text == "np.sum: all_reduce(sum, float64, shape (3,)) @ train.py:12"
+    assert agreed(here.text) == agreed(there.text)
+    assert here.hash == there.hash != request.hash
+    assert here.hash != request.labeled("np.max", "train.py:12").hash
+    assert here.descriptor == request.descriptor
+    assert len(request.labeled("x" * 5000, "y" * 5000).text) < 1000

@@ -15,7 +15,7 @@ from dmesh.array.creation import arange, eye, from_function, from_local, full, l
 from dmesh.array.debug import visualize_sharding
 from dmesh.array.dtensor import DTensor, is_dtensor
 from dmesh.array.explain import explain
-from dmesh.array.ops import along, contraction, reductions, selection, shapes
+from dmesh.array.ops import along, contraction, queries, reductions, selection, shapes
 from dmesh.array.policy import ImplicitGatherWarning, implicit_gather
 from dmesh.array.shard_map import shard_map
 from dmesh.array.transfer.functions import (
@@ -30,7 +30,7 @@ from dmesh.array.transfer.functions import (
     unpack,
 )
 
-_OPERATIONS = (along, contraction, reductions, selection, shapes)
+_OPERATIONS = (along, contraction, queries, reductions, selection, shapes)
 """Modules that have entered NumPy's functions into the registry."""
 
 __all__ = [

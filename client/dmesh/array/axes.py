@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dmesh.array.dispatch.ufunc import reduce
+from dmesh.array.dispatch.reduction import reduce
 from dmesh.array.dtensor import DTensor, exchange, move
 from dmesh.array.grid import Grid
 from dmesh.array.spec import WHOLE, spec_of

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from dmesh.array import ledger
-from dmesh.array.dispatch.registry import FUNCTIONS, HOOKS, REFUSED
+from dmesh.array.dispatch.registry import FUNCTIONS, HOOKS, REFUSED, name_of
 from dmesh.array.policy import check_gather
 from dmesh.array.spec import Spec
 from dmesh.array.transfer.execute import run_exchange
@@ -291,7 +291,7 @@ class DTensor:
         handler = FUNCTIONS.get(func)
         if handler is None:
             return _refuse(func)
-        with ledger.operation(f"np.{func.__name__}"):
+        with ledger.operation(f"np.{name_of(func)}"):
             return handler(*args, **kwargs)
 
     # Methods ------------------------------------------------------------------------------------------------
@@ -414,8 +414,7 @@ DTensor.conj = DTensor.conjugate = _unary(np.conjugate)  # type: ignore[attr-def
 
 
 def _refuse(func: Callable[..., Any]) -> NoReturn:
-    module = func.__module__.removeprefix("numpy").lstrip(".")
-    name = f"{module}.{func.__name__}" if module in ("linalg", "fft") else func.__name__
+    name = name_of(func)
     reason = REFUSED.get(name, "not built for sharded arrays")
     raise UnshardableError(
         f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "
@@ -438,7 +437,8 @@ def move(x: DTensor, target: Spec) -> DTensor:
     if now is target:
         return DTensor(now, shards)
     for step in plan(now, target):
-        ledger.record(
+        if ledger.is_tracing():
+            ledger.record(
             f"{step.kind} {step.source.describe()} -> {step.target.describe()}", step.kind,
             step.bytes_by_client(), step.target.largest, "relayout",
         )  # fmt: skip
@@ -460,7 +460,8 @@ def exchange(x: DTensor, mapping: Exchange, target: Spec, into: DTensor | None =
         into: The target, if its other elements are to stay; it is written to.
     """
     itemsize = x.dtype.itemsize
-    ledger.record(
+    if ledger.is_tracing():
+        ledger.record(
         f"exchange {x.spec.describe()} -> {target.describe()}", "exchange",
         {client: n * itemsize for client, n in mapping.moved.items()}, target.largest, "exchange",
     )  # fmt: skip

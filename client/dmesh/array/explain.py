@@ -40,10 +40,7 @@ class Explanation:
         return max((step.largest for step in self.steps), default=0)
 
     def __str__(self) -> str:
-        lines = [
-            f"{len(self.steps)} steps, {self.bytes:,} bytes between devices, largest block {self.peak:,} "
-            "bytes"
-        ]
+        lines = [f"{len(self.steps)} steps, {self.bytes:,} bytes between devices, {self.peak:,} in a block"]
         for step in self.steps:
             moved = sum(step.bytes_by_client.values())
             lines.append(f"  {step.operation}: {step.what}" + (f", {moved:,} bytes" if moved else ""))

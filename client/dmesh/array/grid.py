@@ -45,8 +45,8 @@ class Grid:
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "client", "clients", "coords", "mesh", "names", "owners", "
-        ""positions", "sizes"
+        "__dict__", "__weakref__", "client", "clients", "coords", "mesh", "names", "owners", "positions",
+        "sizes",
     )  # fmt: skip
 
     def __init__(self, mesh: Mesh, me: ThisClient) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class Moved:
     """Bytes that this client's devices have got from other devices, by kind of transfer."""
 
     by_kind: Counter[str] = field(default_factory=Counter)
-    """Bytes by kind: `exchange`, `fold`, `all_reduce`, `reduce_scatter`, `counts`."""
+    """Bytes by kind: `exchange`, `fold`, `all_gather`, `all_reduce`, `reduce_scatter`, `counts`."""
 
     @property
     def total(self) -> int:
@@ -85,14 +85,28 @@ def tracing() -> Iterator[list[Entry]]:
         _trace.reset(token)
 
 
-@contextmanager
-def operation(name: str) -> Iterator[None]:
-    """Name the operation that the steps within belong to; an outer one keeps its name."""
-    token = _operation.set(_operation.get() or name)
-    try:
-        yield
-    finally:
-        _operation.reset(token)
+class operation:
+    """Name the operation that the steps within belong to; an outer one keeps its name.
+
+    Args:
+        name: The name.
+    """
+
+    __slots__ = ("_name", "_token")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._token: Token[str] | None = None
+
+    def __enter__(self) -> None:
+        """Set the name."""
+        if not _operation.get():
+            self._token = _operation.set(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        """Reset it."""
+        if self._token is not None:
+            _operation.reset(self._token)
 
 
 def current_operation(default: str) -> str:

@@ -120,7 +120,8 @@ class Generator:
 
 
 def _unit(words: Words) -> NDArray[np.float64]:
-    return np.multiply(words >> np.uint64(11), _SCALE, dtype=np.float64)
+    found: NDArray[np.float64] = np.multiply(words >> np.uint64(11), _SCALE, dtype=np.float64)
+    return found
 
 
 def _high_product(words: Words, n: int) -> Words:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 Handler = Callable[..., Any]
@@ -13,12 +14,62 @@ F = TypeVar("F", bound=Handler)
 
 FUNCTIONS: dict[Callable[..., Any], Handler] = {}
 """Handler of each of NumPy's functions that take sharded arrays."""
-REFUSED: dict[str, str] = {}
+_OBJECTS = "its arguments or results are Python objects, files or text"
+_PLANNED = "not built: the result's length depends on the elements, and needs a distributed sort"
+REFUSED: dict[str, str] = {
+    "array2string": "it would gather the array: repr(x) shows this client's blocks",
+    "array_repr": "it would gather the array: repr(x) shows this client's blocks",
+    "array_str": "it would gather the array: repr(x) shows this client's blocks",
+    "save": "checkpoints of sharded arrays are not built: np.save(path, x.full()) gathers the array",
+    "savez": "checkpoints of sharded arrays are not built: np.savez(path, x=x.full()) gathers the array",
+    "savez_compressed": "checkpoints of sharded arrays are not built: x.full() gathers the array",
+    "savetxt": "it would gather the array: np.savetxt(path, x.full())",
+    "unique": _PLANNED,
+    "unique_all": _PLANNED,
+    "unique_counts": _PLANNED,
+    "unique_inverse": _PLANNED,
+    "unique_values": _PLANNED,
+    "union1d": _PLANNED,
+    "intersect1d": _PLANNED,
+    "setdiff1d": _PLANNED,
+    "setxor1d": _PLANNED,
+    "nditer": _OBJECTS,
+    "fill_diagonal": "it writes to its argument by strides: x[...] = np.where(np.eye(...), value, x)",
+    "put": "it writes by flat indices: x[mask] = value",
+    "place": "which value goes where depends on the mask: x[...] = np.where(mask, values, x)",
+    "putmask": "which value goes where depends on the mask: x[...] = np.where(mask, values, x)",
+    "shares_memory": "blocks of sharded arrays share memory until one is written to, which programs "
+    "never see",
+    "may_share_memory": "blocks of sharded arrays share memory until one is written to, which programs "
+    "never see",
+    "vectorize": "it calls Python for each element: dmesh.from_function, or dmesh.shard_map",
+    "apply_along_axis": "it calls Python for each row: dmesh.shard_map does so for the blocks",
+    "apply_over_axes": "it calls Python for each dimension: call the function yourself",
+    "piecewise": "it takes Python functions: np.where",
+}
 """Why a function of NumPy's is refused, by its name; `docs/coverage.md` lists them."""
 NOTES: dict[Callable[..., Any], str] = {}
 """How a function is carried out, for `docs/coverage.md`."""
 HOOKS: dict[str, Handler] = {}
 """Operations of `DTensor` that are not NumPy's: `ufunc`, `getitem`, `setitem`, `relayout` and others."""
+
+
+_CREATES = "like= is refused: dmesh.zeros and its relatives make sharded arrays, by layout="
+REFUSED |= dict.fromkeys(
+    (
+        "arange", "array", "asanyarray", "asarray", "ascontiguousarray", "asfortranarray", "empty", "eye",
+        "frombuffer", "fromfile", "fromfunction", "fromiter", "fromstring", "full", "genfromtxt", "identity",
+        "linspace", "loadtxt", "ones", "require", "tri", "zeros",
+    ),
+    _CREATES,
+)  # fmt: skip
+
+
+@cache
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name below `numpy`, as programs write it."""
+    module = function.__module__.removeprefix("numpy").lstrip(".").replace("lib.scimath", "emath")
+    return f"{module}.{function.__name__}" if module else function.__name__
 
 
 def implements(*functions: Callable[..., Any] | None, note: str = "distributed") -> Callable[[F], F]:

@@ -19,25 +19,16 @@ from dmesh.array.dispatch.operands import (
     bring,
     check_operand,
     choose_axes,
-    free_axes,
     grid_among,
     slots_for,
 )
 from dmesh.array.dispatch.registry import hook
-from dmesh.array.dtensor import DTensor, exchange
-from dmesh.array.spec import WHOLE, Spec, spec_of
-from dmesh.array.transfer.mapping import Dim, plan_exchange, side
-from dmesh.array.transfer.plan import FOLDS
+from dmesh.array.dtensor import DTensor
+from dmesh.array.spec import Spec, spec_of
 from dmesh.errors import UnshardableError
 
-REDUCTIONS: dict[np.ufunc, str] = {fold: op for op, fold in FOLDS.items()}
-"""Name of the contributions that a reduction over a cut dimension leaves."""
-GENERALIZED: dict[np.ufunc, Callable[..., Any]] = {}
-"""Handlers of the ufuncs that work on whole vectors or matrices; entered by `ops`."""
 _KEEPS_SUM = (np.negative, np.positive, np.conjugate)
-_MOST_PLANS = 4096
-NO_VALUE: Any = np._NoValue
-"""What NumPy's functions pass for an argument that was not given."""
+MOST_PLANS = 4096
 
 
 class Plan(NamedTuple):
@@ -48,67 +39,13 @@ class Plan(NamedTuple):
     out: tuple[Spec, ...]
     direct: bool
     """True if no operand moves, and all have the same slots as the result."""
+    slots: tuple[tuple[int, ...] | None, ...] | None
+    """For each operand its slot for each slot of the result, if none of them moves; None if one does."""
     scalar: bool
     """True if the blocks have no dimensions, for which NumPy returns scalars."""
 
 
-_plans: dict[tuple[Any, ...], Plan] = {}
-
-
-@hook("binary")
-def binary(ufunc: np.ufunc, a: Any, b: Any) -> Any:
-    """Call a ufunc of two operands, of which at least one is a sharded array."""
-    if type(a) is DTensor:
-        if type(b) is DTensor:
-            plan = _plans.get((ufunc, a._spec, b._spec))
-            if plan is not None and plan.direct:
-                x, y = a._shards, b._shards
-                if x is not None and y is not None and not plan.scalar:
-                    if len(x) == 1:
-                        return DTensor(plan.out[0], (ufunc(x[0], y[0]),))
-                    return DTensor(plan.out[0], tuple(map(ufunc, x, y)))
-        elif type(b) in PYTHON_SCALARS:
-            plan = _plans.get((ufunc, a._spec, type(b)))
-            x = a._shards
-            if plan is not None and plan.direct and x is not None and not plan.scalar:
-                return DTensor(plan.out[0], tuple([ufunc(block, b) for block in x]))
-    return call(ufunc, "__call__", (a, b), {})
-
-
-@hook("ufunc")
-def call(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Carry out what NumPy's ufunc protocol asks for."""
-    with ledger.operation(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")):
-        if method == "__call__":
-            if ufunc.signature is not None:
-                return _generalized(ufunc, inputs, kwargs)
-            return elementwise(ufunc, inputs, kwargs)
-        if method == "reduce":
-            return reduce(ufunc, *inputs, **kwargs)
-        if method == "accumulate":
-            return accumulate(ufunc, *inputs, **kwargs)
-        if method == "outer":
-            return _outer(ufunc, inputs, kwargs)
-    raise UnshardableError(
-        f"np.{ufunc.__name__}.{method} is refused on sharded arrays: it reads and writes elements by "
-        "index, one after "
-        "the other. Use a reduction, or dmesh.shard_map on the blocks"
-    )
-
-
-def _generalized(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    handler = GENERALIZED.get(ufunc)
-    if handler is None:
-        raise UnshardableError(
-            f"np.{ufunc.__name__} is not built for sharded arrays; docs/coverage.md lists what is"
-        )
-    out = kwargs.pop("out", None)
-    result = handler(*inputs, **kwargs)
-    if out is None or out == (None,):
-        return result
-    (target,) = out
-    _check_out(target, ufunc.__name__)
-    return store(result, target, "same_kind")
+PLANS: dict[tuple[Any, ...], Plan] = {}
 
 
 # Calls ------------------------------------------------------------------------------------------------------
@@ -125,7 +62,7 @@ def elementwise(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) 
     outs = (None,) * ufunc.nout if out is None else (out if isinstance(out, tuple) else (out,))
     for target in outs:
         if target is not None:
-            _check_out(target, name)
+            check_out(target, name)
     operands = [*inputs] + ([] if where is True else [where]) + [t for t in outs if t is not None]
     for operand in operands:
         check_operand(operand, name)
@@ -196,7 +133,7 @@ def _plan(
             return _plan(ufunc, [_completed(y) for y in inputs], options, outs)
         operands.append(x.spec if keeps else x.spec.complete().replace(axes=wanted))
     out = tuple(spec_of(grid, shape, dtype, axes, kept, "sum" if kept else "") for dtype in dtypes)
-    direct = all(
+    direct = len(out) == 1 and all(
         spec is None
         or (
             spec is x.spec
@@ -205,7 +142,9 @@ def _plan(
         )
         for spec, x in zip(operands, inputs, strict=True)
     )
-    return Plan(tuple(operands), out, direct, not shape)
+    still = all(spec is None or spec is x.spec for spec, x in zip(operands, inputs, strict=True))
+    slots = tuple(None if spec is None else slots_for(out[0], spec) for spec in operands) if still else None
+    return Plan(tuple(operands), out, direct, slots, not shape)
 
 
 def _named(outs: Sequence[Any]) -> bool:
@@ -241,29 +180,56 @@ def _kept_partial(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) 
     return ()
 
 
+def key_of(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what a call's plan depends on."""
+    found: list[Any] = [ufunc]
+    for x in inputs:
+        kind = type(x)
+        if kind is DTensor:
+            found.append(x._spec)
+        elif kind in PYTHON_SCALARS:
+            found.append(kind)
+        elif isinstance(x, np.generic) or (kind is np.ndarray and x.ndim == 0):
+            found.append(x.dtype)
+        else:
+            found.append(None)  # which is refused
+    return tuple(found)
+
+
+def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, ...] | None:
+    """Carry out a call for which nothing moves; None if one of its arrays only plans."""
+    assert plan.slots is not None
+    columns = []
+    count = len(plan.out[0].slots)
+    for x, slots in zip(inputs, plan.slots, strict=True):
+        if slots is None:
+            columns.append([x] * count)
+            continue
+        shards = x._shards
+        if shards is None:
+            return None
+        columns.append([shards[slot] for slot in slots])
+    made = [ufunc(*blocks) for blocks in zip(*columns, strict=True)]
+    if len(plan.out) > 1:
+        results = zip(*made, strict=True)
+        return tuple(
+            DTensor(spec, tuple(map(np.asarray, column)))
+            for spec, column in zip(plan.out, results, strict=True)
+        )
+    return (DTensor(plan.out[0], tuple(map(np.asarray, made)) if plan.scalar else tuple(made)),)
+
+
 def _call(
     ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any], outs: Sequence[np.dtype[Any] | None]
 ) -> tuple[DTensor, ...]:
-    key: Any = None
-    if not options and not _named(outs):
-        key = (
-            ufunc,
-            *(
-                x._spec
-                if type(x) is DTensor
-                else type(x)
-                if type(x) in PYTHON_SCALARS
-                else np.asarray(x).dtype
-                for x in inputs
-            ),
-        )
-    plan = _plans.get(key) if key is not None else None
+    key = key_of(ufunc, inputs) if not options and not _named(outs) else None
+    plan = PLANS.get(key) if key is not None else None
     if plan is None:
         plan = _plan(ufunc, inputs, options, outs)
         if key is not None:
-            if len(_plans) >= _MOST_PLANS:
-                _plans.clear()
-            _plans[key] = plan
+            if len(PLANS) >= MOST_PLANS:
+                PLANS.clear()
+            PLANS[key] = plan
     return run_local(
         ufunc.__name__, lambda *blocks: ufunc(*blocks, **options), inputs, plan.operands, plan.out
     )
@@ -289,7 +255,9 @@ def run_local(
         x if spec is None else bring(x, spec, f"np.{name}") for x, spec in zip(inputs, operands, strict=True)
     ]
     first = out[0]
-    ledger.record(f"local -> {first.describe()}", "local", {}, sum(one.largest for one in out), f"np.{name}")
+    if ledger.is_tracing():
+        size = sum(one.largest for one in out)
+        ledger.record(f"local -> {first.describe()}", "local", {}, size, f"np.{name}")
     if any(isinstance(x, DTensor) and x._shards is None for x in there):
         return tuple(DTensor(spec, None) for spec in out)
     columns = [blocks_for(first, x) if isinstance(x, DTensor) else [x] * len(first.slots) for x in there]
@@ -341,7 +309,8 @@ def can_cast(source: Any, target: np.dtype[Any], casting: Any) -> bool:
     return bool(np.can_cast(source, target, casting=casting))
 
 
-def _check_out(target: Any, name: str) -> None:
+def check_out(target: Any, name: str) -> None:
+    """Refuse a plain array that is to take a result."""
     if not isinstance(target, DTensor):
         raise UnshardableError(
             f"out= of np.{name} on sharded arrays must be one, too, not {type(target).__name__}"
@@ -369,186 +338,6 @@ def store(result: DTensor, target: DTensor, casting: str) -> DTensor:
     target._spec = spec
     target.replace_with(moved)
     return target
-
-
-# Reductions -------------------------------------------------------------------------------------------------
-
-
-def normalized_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the dimensions that an `axis` argument names, in ascending order."""
-    if axis is None:
-        return tuple(range(ndim))
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    return tuple(sorted(np.lib.array_utils.normalize_axis_tuple(axes, ndim)))
-
-
-def reduce(
-    ufunc: np.ufunc,
-    array: Any,
-    axis: Any = 0,
-    dtype: Any = None,
-    out: Any = None,
-    keepdims: bool = False,
-    initial: Any = NO_VALUE,
-    where: Any = True,
-) -> Any:
-    """Reduce dimensions; over those that are cut, the result is left as contributions."""
-    name = ufunc.__name__
-    target = out[0] if isinstance(out, tuple) else out
-    if target is not None:
-        _check_out(target, name)
-        dtype = target.dtype if dtype is None else dtype
-    if not isinstance(array, DTensor):
-        raise UnshardableError(f"np.{name}.reduce of a plain array takes no sharded arguments")
-    keepdims = bool(keepdims) if keepdims is not NO_VALUE else False
-    result = _reduce(ufunc, array, normalized_axes(axis, array.ndim), dtype, keepdims, initial, where)
-    return result if target is None else store(result, target, "same_kind")
-
-
-def _identity(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Any:
-    """Return what does not change a reduction, for blocks without elements."""
-    if ufunc in (np.fmin, np.fmax) and dtype.kind in "fc":
-        return dtype.type(np.nan)
-    low = ufunc in (np.maximum, np.fmax)
-    if dtype.kind == "b":
-        return not low
-    if dtype.kind in "iu":
-        return np.iinfo(dtype).min if low else np.iinfo(dtype).max
-    if dtype.kind == "c":
-        return complex(-np.inf, -np.inf) if low else complex(np.inf, np.inf)
-    if dtype.kind in "mM":
-        limits = np.iinfo(np.int64)
-        return np.int64(limits.min + 1 if low else limits.max).view(dtype)
-    return dtype.type(-np.inf if low else np.inf)
-
-
-def _reduce(
-    ufunc: np.ufunc, x: DTensor, dims: tuple[int, ...], dtype: Any, keepdims: bool, initial: Any, where: Any
-) -> DTensor:
-    given = initial is not NO_VALUE
-    # NumPy itself says what the dtype is, and refuses what it does not reduce.
-    probe = np.ones((1,) * max(len(dims), 1), x.dtype)
-    result_dtype = ufunc.reduce(probe, axis=tuple(range(len(dims))) if dims else (), dtype=dtype).dtype
-    empty = any(x.shape[dim] == 0 for dim in dims)
-    extreme = ufunc in (np.minimum, np.maximum, np.fmin, np.fmax)
-    if (empty or where is not True) and ufunc.identity is None and not given:
-        if where is not True:
-            raise ValueError(
-                f"reduction operation '{ufunc.__name__}' does not have an identity, so to use a where "
-                "mask one has to specify 'initial'"
-            )
-        raise ValueError(f"zero-size array to reduction operation {ufunc.__name__} which has no identity")
-    op = REDUCTIONS.get(ufunc)
-    spec = x.spec
-    keeps = spec.partial and spec.op == op and where is True and not given and result_dtype == x.dtype
-    if spec.partial and not keeps:
-        spec = spec.complete()
-    if op is None and any(spec.axes[dim] != WHOLE for dim in dims):
-        spec = free_axes(spec, dims)
-    over = {spec.axes[dim] for dim in dims if spec.axes[dim] != WHOLE} | (
-        set(spec.partial) if keeps else set()
-    )
-    shape, axes = [], []
-    for dim, n in enumerate(spec.shape):
-        if dim not in dims:
-            shape.append(n)
-            axes.append(spec.axes[dim])
-        elif keepdims:
-            shape.append(1)
-            axes.append(WHOLE)
-    target = spec_of(spec.grid, tuple(shape), result_dtype, axes, over, op or "")
-    operands: list[Any] = [x]
-    placed: list[Spec | None] = [spec]
-    masked = where is not True
-    if masked:
-        check_operand(where, ufunc.__name__)
-        operands.append(where)
-        placed.append(
-            where.spec.complete().replace(axes=aligned(where.shape, spec.shape, spec.axes))
-            if isinstance(where, DTensor) else None
-        )  # fmt: skip
-
-    def kernel(block: Any, *mask: Any) -> Any:
-        options: dict[str, Any] = {"axis": dims, "dtype": dtype, "keepdims": keepdims}
-        if mask:
-            options["where"] = mask[0]
-        if extreme and (mask or any(block.shape[dim] == 0 for dim in dims)):
-            options["initial"] = _identity(ufunc, block.dtype)
-        return ufunc.reduce(block, **options)
-
-    (result,) = run_local(f"{ufunc.__name__}.reduce", kernel, operands, placed, (target,))
-    if given and initial is not None:
-        result = elementwise(ufunc, (initial, result), {"dtype": result_dtype, "casting": "unsafe"})
-    return result
-
-
-# Accumulations ----------------------------------------------------------------------------------------------
-
-
-def accumulate(ufunc: np.ufunc, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-    """Accumulate along a dimension.
-
-    A dimension that is cut is accumulated block by block, and each block is combined with the total of those
-    before it: no element moves.
-    """
-    target = out[0] if isinstance(out, tuple) else out
-    if not isinstance(array, DTensor):
-        raise UnshardableError(f"np.{ufunc.__name__}.accumulate of a plain array takes no sharded arguments")
-    if not array.ndim:
-        raise TypeError("cannot accumulate on a scalar")
-    (dim,) = normalized_axes(axis, array.ndim)
-    result_dtype = ufunc.accumulate(np.ones(1, array.dtype), dtype=dtype).dtype
-    spec = array.spec.complete()
-    if REDUCTIONS.get(ufunc) is None:
-        spec = free_axes(spec, [dim])
-    result_spec = spec.replace(dtype=result_dtype)
-
-    def kernel(block: Any) -> Any:
-        return ufunc.accumulate(block, axis=dim, dtype=dtype)
-
-    (result,) = run_local(f"{ufunc.__name__}.accumulate", kernel, [array], [spec], (result_spec,))
-    cut = spec.axes[dim]
-    if cut != WHOLE and spec.grid.sizes[cut] > 1:
-        result = _carry(ufunc, result, dim, cut)
-    return result if target is None else store(result, target, "same_kind")
-
-
-def _carry(ufunc: np.ufunc, x: DTensor, dim: int, cut: int) -> DTensor:
-    """Combine each block with the last elements of the blocks before it."""
-    spec, grid = x.spec, x.spec.grid
-    ends = [stop - 1 for start, stop in spec.cuts(dim) if stop > start]
-    if len(ends) < 2:
-        return x
-    tail_shape = (*spec.shape[:dim], len(ends), *spec.shape[dim + 1 :])
-    tail_axes = (*spec.axes[:dim], WHOLE, *spec.axes[dim + 1 :])
-    tails = spec_of(grid, tail_shape, spec.dtype, tail_axes)
-    dims = [
-        Dim(len(ends), side(spec, d, np.array(ends, np.intp)), side(tails, d)) if d == dim
-        else Dim(n, side(spec, d), side(tails, d))
-        for d, n in enumerate(spec.shape)
-    ]  # fmt: skip
-    collected = exchange(x, plan_exchange(spec, dims, tails.used), tails)
-    if x._shards is None:
-        return DTensor(spec, None)
-    made = []
-    before = (slice(None),) * dim
-    for slot, block, last in zip(spec.slots, x.blocks, blocks_for(spec, collected), strict=True):
-        at = slot[spec.used.index(cut)]
-        if at == 0 or block.shape[dim] == 0:
-            made.append(block)
-            continue
-        total = ufunc.reduce(last[(*before, slice(0, at))], axis=dim, keepdims=True, dtype=spec.dtype)
-        made.append(np.asarray(ufunc(total, block), spec.dtype))
-    return DTensor(spec, tuple(made))
-
-
-def _outer(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    a, b = inputs
-    for operand in inputs:
-        check_operand(operand, f"{ufunc.__name__}.outer")
-    ndim = b.ndim if isinstance(b, (DTensor, np.ndarray)) else 0
-    left = a.reshape(a.shape + (1,) * ndim) if isinstance(a, DTensor) else a
-    return elementwise(ufunc, (left, b), kwargs)
 
 
 @hook("astype")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dmesh.array.dispatch.operands import bring, check_operand, free_axes, grid_among
+from dmesh.array.dispatch.reduction import NO_VALUE, normalized_axes
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import NO_VALUE, normalized_axes, run_local, store
+from dmesh.array.dispatch.ufunc import run_local, store
 from dmesh.array.dtensor import DTensor
 from dmesh.array.ops import mappings
 from dmesh.array.spec import WHOLE, Spec, spec_of
@@ -383,9 +384,8 @@ def _matrices(function: Any, kept: bool = True) -> Any:
 
 
 for _name in (
-    "cholesky", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv", "pinv", "qr", "slogdet", "svd", "
-    ""svdvals", "matrix_rank",
-    "cond",
+    "cholesky", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv", "pinv", "qr", "slogdet", "svd", "svdvals",
+    "matrix_rank", "cond",
 ):  # fmt: skip
     if hasattr(np.linalg, _name):
         implements(getattr(np.linalg, _name), note="whole matrices")(_matrices(getattr(np.linalg, _name)))

@@ -16,16 +16,10 @@ from typing import Any
 import numpy as np
 
 from dmesh.array.dispatch.operands import check_operand, free_axes, grid_among, product_of
+from dmesh.array.dispatch.protocol import GENERALIZED
+from dmesh.array.dispatch.reduction import normalized_axes, reduce
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import (
-    GENERALIZED,
-    astype,
-    elementwise,
-    normalized_axes,
-    reduce,
-    run_local,
-    store,
-)
+from dmesh.array.dispatch.ufunc import astype, elementwise, run_local, store
 from dmesh.array.dtensor import DTensor, move
 from dmesh.array.ops import mappings
 from dmesh.array.policy import check_gather
@@ -73,7 +67,9 @@ def assign(
             moved += cost(result, result.complete())
         return (1 << 61 if forbidden else 0) + moved, result.largest
 
-    return tuple(enumerate(min(list(product_of(options)), key=price)))
+    choices: list[tuple[Any, ...]] = list(product_of(options))
+    best: tuple[Any, ...] = min(choices, key=price)
+    return tuple(enumerate(best))
 
 
 def contract(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dmesh.array.dispatch.operands import bring, free_axes
 from dmesh.array.dtensor import DTensor, exchange
 from dmesh.array.spec import WHOLE, Spec, spec_of
-from dmesh.array.transfer.mapping import Dim, Exchange, Indices, Run, plan_exchange, side
+from dmesh.array.transfer.mapping import EVERY, Dim, Exchange, Indices, Run, plan_exchange, side
 
 
 class Pick:
@@ -25,7 +25,7 @@ class Pick:
 
     __slots__ = ("at", "count")
 
-    def __init__(self, count: int, at: Indices = Run()) -> None:  # noqa: B008 -- a value
+    def __init__(self, count: int, at: Indices = EVERY) -> None:
         self.count = count
         self.at = at
 

@@ -14,17 +14,9 @@ from typing import Any
 import numpy as np
 
 from dmesh.array.dispatch.operands import bring, check_operand, free_axes, grid_among
+from dmesh.array.dispatch.reduction import NO_VALUE, accumulate, normalized_axes, reduce
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import (
-    NO_VALUE,
-    accumulate,
-    astype,
-    elementwise,
-    normalized_axes,
-    reduce,
-    run_local,
-    store,
-)
+from dmesh.array.dispatch.ufunc import astype, elementwise, run_local, store
 from dmesh.array.dtensor import DTensor, exchange
 from dmesh.array.ops.mappings import reshape
 from dmesh.array.spec import WHOLE, spec_of

@@ -16,16 +16,9 @@ from dmesh.array.dispatch.operands import (
     choose_axes,
     grid_among,
 )
+from dmesh.array.dispatch.reduction import NO_VALUE, normalized_axes, reduce
 from dmesh.array.dispatch.registry import implements
-from dmesh.array.dispatch.ufunc import (
-    NO_VALUE,
-    astype,
-    elementwise,
-    normalized_axes,
-    reduce,
-    run_local,
-    store,
-)
+from dmesh.array.dispatch.ufunc import astype, elementwise, run_local, store
 from dmesh.array.dtensor import DTensor, move
 from dmesh.array.indexing import compress, counted
 from dmesh.array.ops import mappings

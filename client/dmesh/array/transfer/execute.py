@@ -106,6 +106,14 @@ def reduce_among(group: Group, array: Array, op: Any, counts: Sequence[int] | No
     return call(group, request)
 
 
+def gather_rows(group: Group, rows: Array, counts: Sequence[int]) -> Array:
+    """Return the rows of all clients of a group, of which each has some."""
+    lengths = None if len(set(counts)) == 1 else tuple(counts)
+    gathered = call(group, group.requests.make("all_gather", rows, axis=0, counts=lengths))
+    ledger.count("all_gather", gathered.nbytes - rows.nbytes)
+    return gathered
+
+
 def gather_counts(group: Group, numbers: Array) -> Array:
     """Return the numbers of all clients of a group, one row for each."""
     gathered = call(group, group.requests.make("all_gather", numbers, axis=None, counts=None))

@@ -32,6 +32,8 @@ class Run(NamedTuple):
     step: int = 1
 
 
+EVERY = Run()
+"""All indices, in their order."""
 Indices = Run | NDArray[np.intp]
 """Index of each pair on one side of a mapping."""
 
@@ -44,7 +46,7 @@ class Side:
     """Mesh axis along which the side is cut, or `WHOLE`."""
     cuts: Bounds
     """Begin and end of each shard; those of a target may overlap."""
-    at: Indices = Run()
+    at: Indices = EVERY
     """Index of each pair."""
 
 
@@ -262,7 +264,7 @@ def plan_exchange(
     )  # fmt: skip
 
 
-def side(spec: Spec, dim: int, at: Indices = Run()) -> Side:  # noqa: B008 -- a value
+def side(spec: Spec, dim: int, at: Indices = EVERY) -> Side:
     """Return one side of a mapping along a dimension of an array."""
     return Side(spec.axes[dim], spec.cuts(dim), at)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dmesh.array import ledger
 from dmesh.array.spec import WHOLE, Spec
-from dmesh.array.transfer.execute import Array, Shards, reduce_among, run_exchange
+from dmesh.array.transfer.execute import Array, Shards, gather_rows, reduce_among, run_exchange
 from dmesh.array.transfer.mapping import Dim, Exchange, Side, plan_exchange, plan_relayout, side
 
 FOLDS: dict[str, np.ufunc] = {
@@ -153,10 +153,36 @@ class Move:
 
     def run(self, shards: Sequence[Array]) -> Shards:
         """Carry it out on this client's blocks."""
-        return run_exchange(self.exchange, shards, self.source.dtype)
+        counts = _rows_of_clients(self.source, self.target)
+        if counts is None:
+            return run_exchange(self.exchange, shards, self.source.dtype)
+        own = shards[0] if len(shards) == 1 else np.concatenate(shards)
+        return (gather_rows(self.source.grid.group(), own, counts),)
 
 
 Step = Reduce | Move
+
+
+@lru_cache(maxsize=1024)
+def _rows_of_clients(source: Spec, target: Spec) -> tuple[int, ...] | None:
+    """Return how many rows each client has, if they have them in their order, and all want all of them."""
+    grid = source.grid
+    if (
+        target.used
+        or len(source.used) != 1
+        or source.axes[0] == WHOLE
+        or len(grid.clients) == 1
+        or not source.size
+    ):
+        return None
+    slots = [slot for client in grid.clients for slot in source.all_slots[client]]
+    if slots != sorted(set(slots)):
+        return None
+    cuts = source.cuts(0)
+    return tuple(
+        sum(cuts[slot[0]][1] - cuts[slot[0]][0] for slot in source.all_slots[client])
+        for client in grid.clients
+    )
 
 
 def _key(spec: Spec, axes: tuple[int, ...], slot: tuple[int, ...]) -> tuple[int, ...]:

@@ -344,7 +344,7 @@ class Channel:
 
     def signature_fits(self, peer: int, frame: Frame, deferred: Deferred) -> bool:
         """Compare the signatures of a frame and the channel; a difference is reported once per peer."""
-        if agree(frame.signature, self.signature):
+        if frame.signature == self.signature or agree(frame.signature, self.signature):
             return True
         if peer not in self._mismatched:
             self._mismatched.add(peer)

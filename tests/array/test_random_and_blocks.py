@@ -1,0 +1,150 @@
+"""Random arrays that do not depend on their layout, and functions on the blocks."""
+
+import numpy as np
+import pytest
+from tests.array.worlds import WORLDS, World, run
+
+import dmesh
+from dmesh import UNSHARDED, Layout
+from dmesh.errors import CollectiveMismatchError, ConfigurationError, LayoutError
+
+PAIR = World(2, 2, (2, 2))
+
+
+@pytest.mark.parametrize("world", WORLDS[:9], ids=str)
+def test_random_arrays_are_the_same_in_every_layout(world):
+    expected = np.random.Generator(np.random.Philox(key=np.array([7, 0], np.uint64))).random((5, 6))
+
+    def program(mesh):
+        found = []
+        for specs in (
+            [mesh.dim_names[0], UNSHARDED],
+            [UNSHARDED, mesh.dim_names[-1]],
+            [UNSHARDED, UNSHARDED],
+        ):
+            rng = dmesh.random.Generator(7)
+            layout = Layout(specs, mesh)
+            found.append(
+                [
+                    rng.random((5, 6), layout=layout).full(),
+                    rng.normal(1.0, 2.0, shape=(5, 6), layout=layout).full(),
+                    rng.integers(-3, 5, shape=(5, 6), layout=layout).full(),
+                    rng.uniform(2, 3, shape=(5, 6), layout=layout).full(),
+                ]
+            )
+        return found
+
+    for client in run(world, program):
+        for random, normal, integers, uniform in client:
+            np.testing.assert_array_equal(random, expected)
+            np.testing.assert_array_equal(normal, client[0][1])
+            np.testing.assert_array_equal(integers, client[0][2])
+            assert integers.min() >= -3
+            assert integers.max() < 5
+            assert 2 <= uniform.min() <= uniform.max() < 3
+
+
+def test_normal_numbers_are_normal():
+    def program(mesh):
+        x = dmesh.random.Generator(1).normal(shape=20_000, layout=Layout(["x"], mesh))
+        return float(x.mean()), float(x.std()), float((x > 1).mean())
+
+    mean, deviation, above = run(PAIR, program)[0]
+    assert abs(mean) < 0.03
+    assert abs(deviation - 1) < 0.03
+    assert abs(above - 0.1587) < 0.01
+
+
+def test_a_seed_that_cannot_be_is_refused():
+    with pytest.raises(ConfigurationError):
+        dmesh.random.Generator(-1)
+
+
+def test_shard_map_calls_a_function_for_each_device_with_collectives_by_name():
+    values = np.arange(40.0).reshape(8, 5)
+
+    def program(mesh):
+        layout = Layout(["x", "y"], mesh)
+        x = dmesh.copy_to_mesh(values, layout, uneven=True)
+
+        def centered(block):
+            total = dmesh.axes.psum(dmesh.axes.psum(block.sum(), "x"), "y")
+            assert 0 <= dmesh.axes.index("x") < dmesh.axes.size("x") == 2
+            return block - total / values.size
+
+        return dmesh.shard_map(centered, in_layouts=layout, out_layouts=layout)(x).full()
+
+    for found in run(PAIR, program):
+        np.testing.assert_allclose(found, values - values.mean())
+
+
+def test_blocks_are_gathered_and_passed_on_by_name():
+    def program(mesh):
+        layout = Layout(["x", "y"], mesh)
+        x = dmesh.copy_to_mesh(np.arange(16.0).reshape(4, 4), layout)
+
+        def work(block):
+            rows = dmesh.axes.all_gather(block, "y", concat_axis=1)
+            assert rows.shape == (2, 4)
+            assert dmesh.axes.all_gather(block, "x").shape == (2, 2, 2)
+            assert dmesh.axes.pmax(block.max(), "x") >= block.max() >= dmesh.axes.pmin(block.min(), "y")
+            return dmesh.axes.permute(block, "x", [(0, 1), (1, 0)]), rows
+
+        swapped, rows = dmesh.shard_map(
+            work, in_layouts=[layout], out_layouts=[layout, Layout(["x", UNSHARDED], mesh)]
+        )(x)
+        return swapped.full(), rows.full()
+
+    for swapped, rows in run(PAIR, program):
+        np.testing.assert_array_equal(swapped, np.roll(np.arange(16.0).reshape(4, 4), 2, 0))
+        np.testing.assert_array_equal(rows, np.arange(16.0).reshape(4, 4))
+
+
+@pytest.mark.parametrize("boundary", ["clip", "wrap"])
+@pytest.mark.parametrize("length", [4, 7, 9])
+def test_a_stencil_with_a_halo(boundary, length):
+    values = np.arange(float(length)) ** 2
+    last = (length - 1) // -(-length // 4)  # the last device that has a block
+
+    def program(mesh):
+        layout = Layout(["x"], mesh)
+        x = dmesh.copy_to_mesh(values, layout, uneven=True)
+
+        def smooth(block):
+            if not block.size:
+                return block
+            if boundary == "clip":
+                block = np.pad(
+                    block,
+                    (int(dmesh.axes.index("x") == 0), int(dmesh.axes.index("x") == last)),
+                    mode="edge",
+                )
+            return (block[:-2] + block[1:-1] + block[2:]) / 3
+
+        return dmesh.shard_map(smooth, in_layouts=layout, out_layouts=layout, halo=[(1,)], boundary=boundary)(
+            x
+        ).full()
+
+    padded = np.pad(values, 1, mode="edge" if boundary == "clip" else "wrap")
+    for found in run(World(2, 2, (4,)), program):
+        np.testing.assert_allclose(found, (padded[:-2] + padded[1:-1] + padded[2:]) / 3)
+
+
+def test_results_that_do_not_fit_and_calls_that_differ_are_errors():
+    def program(mesh):
+        layout = Layout(["x", UNSHARDED], mesh)
+        x = dmesh.zeros((4, 4), layout=layout)
+        with pytest.raises(LayoutError, match="but the layout gives it"):
+            dmesh.shard_map(lambda b: b[: 1 + dmesh.axes.index("x")], in_layouts=layout, out_layouts=layout)(
+                x
+            )
+        with pytest.raises(CollectiveMismatchError, match=r"psum.*and.*psum"):
+            dmesh.shard_map(
+                lambda b: b + dmesh.axes.psum(b, "x" if dmesh.axes.index("y") else "y"),
+                in_layouts=layout,
+                out_layouts=layout,
+            )(x)
+        with pytest.raises(ZeroDivisionError):
+            dmesh.shard_map(lambda b: 1 // 0, in_layouts=layout, out_layouts=layout)(x)
+
+    run(PAIR, program)
