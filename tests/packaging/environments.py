@@ -87,12 +87,20 @@ def oldest() -> list[str]:
     """Return the oldest versions of all dependencies that are allowed together, and what runs the tests."""
     version = ".".join(map(str, sys.version_info[:3]))
     extras = [f"--extra={extra}" for extra in EXTRAS]
-    chosen = _uv(
-        "pip", "compile", ROOT / "pyproject.toml", *extras, "--resolution=lowest-direct",
-        "--only-binary=:all:", f"--python-version={version}", "--no-annotate", "--no-header",
-    )  # fmt: skip
+    chosen = choose(
+        ROOT / "pyproject.toml", *extras, "--resolution=lowest-direct", f"--python-version={version}"
+    )
     pinned = re.findall(r"^[\w.-]+==\S+", (ROOT / "constraints.txt").read_text(), re.M)
     return [*chosen.split(), *(pin for pin in pinned if pin.partition("==")[0] in TEST_PACKAGES)]
+
+
+def choose(*arguments: object) -> str:
+    """Return versions that go together, one a line, of which there are wheels: `uv pip compile`.
+
+    Raises:
+        IndexUnreachableError: The package index does not answer.
+    """
+    return _uv("pip", "compile", "--only-binary=:all:", "--no-annotate", "--no-header", *arguments)
 
 
 def make(place: Path, packages: Sequence[str]) -> None:
@@ -154,7 +162,7 @@ def _uv(*arguments: object) -> str:
     if done.returncode:
         if any(sign in done.stderr for sign in _UNREACHABLE):
             raise IndexUnreachableError(done.stderr.strip().splitlines()[-1])
-        sys.exit(f"uv {' '.join(command[1:3])} failed:\n{done.stderr}")
+        raise RuntimeError(f"uv {' '.join(command[1:3])} failed:\n{done.stderr}")
     return done.stdout
 
 
