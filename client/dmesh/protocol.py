@@ -21,6 +21,8 @@ OLDEST_CLIENT = 1
 """The oldest version of clients that a server of `VERSION` serves."""
 CREDENTIALS_SINCE = 4
 """The first version whose clients must register with a credential."""
+RESERVED_PREFIX = "dmesh/"
+"""Begins the names of the SDK's own barriers and keys, which no script may use."""
 
 
 def jobs_digest(jobs: Iterable[tuple[str, Sequence[str]]]) -> bytes:

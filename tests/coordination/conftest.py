@@ -9,11 +9,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
+from tests.waiting import eventually
 
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.retry import Patience
@@ -23,14 +23,6 @@ from dmesh_server.embedded import start as start_server
 
 PATIENCE = 60.0
 """Seconds after which a test has failed; nothing waits this long unless something is broken."""
-
-
-def eventually(condition: Callable[[], object], what: str = "the condition") -> None:
-    """Waits for something that gives no signal of its own."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.01)
 
 
 def identity(index: int, size: int, cluster: str = "default", **facts: object) -> Identity:

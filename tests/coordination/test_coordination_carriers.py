@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import free_ports
 
 from dmesh.coordination import framed_connection, session
 from dmesh.coordination.carrier import Heartbeats, NoCarrier
@@ -99,11 +100,6 @@ def reset(agent) -> None:
         carrier._hang_up()
     elif carrier is not None and carrier._call is not None:
         carrier._call.cancel()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def test_calls_barriers_and_waiting_reads(carried, background):
@@ -299,7 +295,7 @@ def test_a_server_may_do_without(join, standalone, told):
 
 
 def test_a_server_may_be_told_the_port(join, standalone, told):
-    port = free_port()
+    port = free_ports(1)[0]
     agent = join(standalone("--session-port", str(port)).address, 0, 1)
     works(agent)
     assert framed(agent)._socket.getpeername() == ("127.0.0.1", port)
@@ -312,7 +308,7 @@ def test_a_port_that_is_not_the_coordinators_is_no_harm(join, server, told, monk
     original = FramedConnection._ask
     with contextlib.ExitStack() as undo:
         if what == "nobody":
-            port = free_port()
+            port = free_ports(1)[0]
         else:
             listener = undo.enter_context(socket.create_server(("127.0.0.1", 0)))
             port = listener.getsockname()[1]

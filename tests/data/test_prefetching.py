@@ -9,6 +9,7 @@ import time
 from itertools import count
 
 import pytest
+from tests.waiting import eventually
 
 from dmesh.data import AUTOTUNE, Dataset
 from dmesh.data.prefetching import Prefetcher
@@ -18,13 +19,6 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("dmesh-data")]
 
 
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.fixture(autouse=True)
 def _no_threads_left():
     gc.collect()
@@ -32,7 +26,7 @@ def _no_threads_left():
     yield
     if threads():
         gc.collect()  # errors and their frames hold iterators
-    until(lambda: not threads())
+    eventually(lambda: not threads())
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, AUTOTUNE])
@@ -57,7 +51,7 @@ def test_no_more_is_read_than_fits():
     time.sleep(0.05)
     assert read == [0, 1, 2, 3, 4]
     iterator.close()
-    until(lambda: not threads())
+    eventually(lambda: not threads())
 
 
 def test_an_error_comes_after_what_was_before_it():
@@ -95,7 +89,7 @@ def test_a_chain_of_prefetches_ends_with_its_reader():
     iterator = iter(Dataset.from_generator(count).prefetch(1).map(lambda x: x, 3).prefetch(2).batch(2))
     next(iterator)
     iterator.close()
-    until(lambda: not threads())
+    eventually(lambda: not threads())
 
 
 def test_a_prefetcher_that_is_closed_has_ended():

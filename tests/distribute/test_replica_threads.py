@@ -5,20 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import pytest
+from tests.waiting import eventually
 
 from dmesh.distribute import MirroredStrategy
 from dmesh.distribute.replica_threads import ReplicaThreads
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def running(threads: ReplicaThreads) -> list[threading.Thread]:
@@ -34,7 +27,7 @@ def test_a_thread_that_is_idle_gets_the_next_work_and_its_name() -> None:
     seen = []
     for name in ("first", "second"):
         threads.start(lambda: seen.append(threading.current_thread().ident), name)
-        until(lambda: names(threads) == {"dmesh-replica-idle"} and len(threads._idle) == 1)
+        eventually(lambda: names(threads) == {"dmesh-replica-idle"} and len(threads._idle) == 1)
     assert len(seen) == 2
     assert len(set(seen)) == 1
 
@@ -46,7 +39,7 @@ def test_a_thread_that_is_busy_holds_nobody_up() -> None:
     threads.start(done.release, "other")
     assert done.acquire(timeout=20)
     release.set()
-    until(lambda: len(threads._idle) == 2)
+    eventually(lambda: len(threads._idle) == 2)
 
 
 def test_a_thread_without_work_ends_and_keeps_nothing() -> None:
@@ -58,7 +51,7 @@ def test_a_thread_without_work_ends_and_keeps_nothing() -> None:
     gone = weakref.ref(value)
     threads.start(lambda value=value: None, "short")
     del value
-    until(lambda: gone() is None and not running(threads))
+    eventually(lambda: gone() is None and not running(threads))
     assert not threads._idle
     done = threading.Event()
     threads.start(done.set, "again")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,31 +12,10 @@ import time
 from collections.abc import Iterator, Mapping
 
 from tests.e2e import forkserver
+from tests.waiting import free_ports
 
 DEADLINE = 90.0
 """Seconds after which a test has failed. Nothing waits this long unless something is broken."""
-
-
-_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-_FIRST, _COUNT = (10_000 + int(_WORKER) % 20 * 1_000, 1_000) if _WORKER else (10_000, 20_000)
-_ports = itertools.count(random.randrange(_COUNT))
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on, from outside the range that is handed out for connections.
-
-    Tests that run at the same time get different ones, also for servers that are down for a while.
-    """
-    ports: list[int] = []
-    while len(ports) < count:
-        port = _FIRST + next(_ports) % _COUNT
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        ports.append(port)
-    return ports
 
 
 class Process:

@@ -6,13 +6,13 @@ import contextlib
 import os
 import socket
 import sys
-import time
 
 import pytest
 from tests.e2e.clients import Process
 from tests.engines import programs
 from tests.engines.clusters import ROOT, cluster
 from tests.faults import network
+from tests.waiting import eventually
 
 import dmesh
 from dmesh.errors import ArgumentTypeError, EngineError, PeerLostError, RankFailedError
@@ -37,13 +37,6 @@ def client(scheduler):
     with distributed.Client(scheduler) as client:
         client.wait_for_workers(4)
         yield client
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_four_workers_reduce_an_array(client):
@@ -105,7 +98,7 @@ def test_a_rank_that_computes_on_is_given_up_and_fails_at_its_next_call(client, 
     with pytest.raises(RankFailedError, match=r"(?s)^rank 1 .*had not ended yet: rank 0"):
         dmesh.launch(programs.computes_on, (1, str(tmp_path)), n=2, on=client)
     (tmp_path / "go").touch()
-    until((tmp_path / "0").exists)
+    eventually((tmp_path / "0").exists)
     assert len(dmesh.launch(programs.sums, (1,), n=4, on=client)) == 4
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 from tests.e2e import forkserver
+from tests.waiting import eventually
 
 from dmesh_server.core.model import Limits
 
@@ -35,15 +36,6 @@ LONG_LEASE = ("--lease", "600")
 """For tests with raw clients, which send no heartbeats, about other things than who is lost."""
 
 WORKER = Path(__file__).with_name("worker.py")
-
-
-def eventually(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
-    """Waits for something that gives no signal of its own; returns the first true answer."""
-    deadline = time.monotonic() + timeout
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come about within {timeout:g} s"
-        time.sleep(0.01)
-    return answer
 
 
 class Spawned:

@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from tests.faults.secured import DEADLINE, HOST, Authority, ask, serving
+from tests.waiting import eventually
 
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import ClientTls, Credentials
@@ -59,7 +60,7 @@ class Member:
 
     def close(self) -> None:
         """Ends it; every call was answered in time, and the session never broke."""
-        wait_until(lambda: len(self.waits) >= 20 or not self._thread.is_alive(), "enough calls to judge by")
+        eventually(lambda: len(self.waits) >= 20 or not self._thread.is_alive(), "enough calls to judge by")
         self._stop.set()
         self._thread.join(DEADLINE)
         assert self.agent._session.generation == self.generation
@@ -95,13 +96,6 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"], ids=["silent", "half a preface"])
 def test_half_open_connections_are_ended_and_harm_nobody(said: bytes) -> None:
     with serving("--memory", environ={"DMESH_TOKEN": TOKEN}) as server:
@@ -111,7 +105,7 @@ def test_half_open_connections_are_ended_and_harm_nobody(said: bytes) -> None:
         with flood(port_of(server.grpc), said=said) as connections:
             assert len(connections) >= min(FLOOD, 1000)
             assert ask(server.grpc, TOKEN, cluster="default") is grpc.StatusCode.OK
-            wait_until(lambda: process.num_fds() < before + 50, "the end of those that say nothing (10 s)")
+            eventually(lambda: process.num_fds() < before + 50, "the end of those that say nothing (10 s)")
         member.close()
 
 
@@ -120,8 +114,8 @@ def test_more_connections_than_are_allowed(tmp_path: Path) -> None:
         process = psutil.Process(server.process.pid)
         member = Member(server.grpc)
         with flood(port_of(server.grpc), 500):
-            wait_until(lambda: process.num_fds() < 150, "the refusal of those beyond the limit")
-        wait_until(lambda: ask(server.grpc, TOKEN, cluster="default") is grpc.StatusCode.OK, "room again")
+            eventually(lambda: process.num_fds() < 150, "the refusal of those beyond the limit")
+        eventually(lambda: ask(server.grpc, TOKEN, cluster="default") is grpc.StatusCode.OK, "room again")
         member.close()
 
 
@@ -137,7 +131,7 @@ def test_no_file_descriptors_left() -> None:
             time.sleep(2)  # what is measured is that nothing turns in circles meanwhile
             busy = (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - started)
             assert busy < 0.6, f"the server used {busy:.2f} of a core while it could accept nothing"
-        wait_until(lambda: ask(server.grpc, TOKEN, cluster="default") is grpc.StatusCode.OK, "room again")
+        eventually(lambda: ask(server.grpc, TOKEN, cluster="default") is grpc.StatusCode.OK, "room again")
         member.close()
 
 
@@ -155,7 +149,7 @@ def test_abandoned_tls_handshakes(tmp_path: Path) -> None:
             flood(port_of(server.http), 200, hello) as to_http,
         ):
             assert len(to_http) > 64
-            wait_until(lambda: process.num_fds() < before + 20, "the end of the handshakes (10 s)")
+            eventually(lambda: process.num_fds() < before + 20, "the end of the handshakes (10 s)")
         member.close()
 
 
@@ -171,7 +165,7 @@ def test_headers_that_never_end() -> None:
                     for one in process.net_connections("tcp")
                 )
 
-            wait_until(lambda: held() <= 64, "no more than 64 connections from one host")
+            eventually(lambda: held() <= 64, "no more than 64 connections from one host")
             for _ in range(100):
                 with contextlib.suppress(OSError):
                     connections[0].send(b"a")  # a byte now and then keeps no connection open

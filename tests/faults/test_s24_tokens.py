@@ -19,6 +19,7 @@ import grpc
 import httpx
 import pytest
 from tests.faults.secured import DEADLINE, ask, serving, write_tokens
+from tests.waiting import eventually
 
 from dmesh.coordination.agent import Agent, Identity
 from dmesh.coordination.credentials import Credentials
@@ -42,13 +43,6 @@ def join(address: str, source: TokenSource | None, index: int = 0, **options: ob
     agent = Agent(address, identity, connect_timeout=DEADLINE, credentials=Credentials(source), **options)  # type: ignore[arg-type]
     agent.start()
     return agent
-
-
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.05)
 
 
 def test_first_start_makes_a_token_and_says_where(tmp_path: Path) -> None:
@@ -169,11 +163,11 @@ def test_a_revoked_token_ends_streams_and_a_new_one_brings_them_back(tmp_path: P
         generation = agent._session.generation
         write_tokens(path, f"{old} name=old", f"{new} name=new")  # both count
         write_tokens(own, new)  # the client changes over
-        wait_until(lambda: "tokens=2" in server.log, "reading the file again")
+        eventually(lambda: "tokens=2" in server.log, "reading the file again")
         assert agent.key_value_get("a") == b"1"
         write_tokens(path, f"{new} name=new")  # the old one goes
-        wait_until(lambda: "streams_revoked" in server.log, "the end of the streams")
-        wait_until(lambda: agent._session.generation > generation, "the session with the new token")
+        eventually(lambda: "streams_revoked" in server.log, "the end of the streams")
+        eventually(lambda: agent._session.generation > generation, "the session with the new token")
         assert agent.key_value_get("a") == b"1"
         with pytest.raises(AuthenticationError, match=tokens.fingerprint(old)):
             fixed.members()
@@ -189,7 +183,7 @@ def test_a_token_file_that_breaks_changes_nothing(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "t", good)
     with serving("--memory", "--token-file", str(path)) as server:
         write_tokens(path, "short")
-        wait_until(lambda: "tokens_not_reloaded" in server.log, "a word about it")
+        eventually(lambda: "tokens_not_reloaded" in server.log, "a word about it")
         assert ask(server.grpc, good) is ACCEPTED
         path.unlink()
         assert ask(server.grpc, good) is ACCEPTED

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from tests.faults.figures import Figures
 from tests.faults.secured import DEADLINE, ask, serving
-from tests.faults.test_s20_floods import HEARTBEAT, TOKEN, Member, wait_until
+from tests.faults.test_s20_floods import HEARTBEAT, TOKEN, Member
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.alone]
 
@@ -130,7 +131,7 @@ def test_strangers_of_one_host_leave_room_for_clients(figures: Figures) -> None:
         waits = []
         while any(flood.running for flood in floods):
             began = time.monotonic()
-            wait_until(
+            eventually(
                 lambda: ask(server.grpc, TOKEN, cluster="default") is grpc.StatusCode.OK, "a new client"
             )
             waits.append(time.monotonic() - began)

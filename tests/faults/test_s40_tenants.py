@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tests.faults.figures import Figures
 from tests.faults.secured import DEADLINE, Served, ask, serving, write_tokens
-from tests.faults.test_s20_floods import wait_until
+from tests.waiting import eventually
 
 from dmesh.cli import main
 from dmesh.coordination.agent import Agent, Identity
@@ -76,7 +76,7 @@ def test_a_token_is_issued_listed_and_revoked(server: Served, tmp_path: Path, ca
     agent = join(server, secret, "train", give_up=2.0)
     agent.key_value_set("k", "1")
     assert main(["token", "revoke", "--http", server.http, str(made["id"])]) == 0
-    wait_until(lambda: "streams_revoked" in server.log, "the end of its streams")
+    eventually(lambda: "streams_revoked" in server.log, "the end of its streams")
     with pytest.raises(AuthenticationError):
         agent.members()
     agent.close()

@@ -12,11 +12,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.packaging.environments import IndexUnreachableError, choose
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11.7", "3.12", "3.13", "3.14")
 LARGE = {"dev", "nccl", "torch"}
 """Extras of gigabytes, and the one that is not for users."""
 
@@ -79,16 +80,42 @@ def test_without_extras_it_imports_and_runs_alone(distributions: tuple[Path, Pat
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_all_extras_go_together(distributions: tuple[Path, Path], tmp_path: Path, python: str) -> None:
-    wheel, _ = distributions
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = ",".join(sorted(extras.keys() - LARGE))
-    arguments = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--dry-run",
-        "--ignore-installed", "--target", str(tmp_path), "--python-version", python, "--only-binary", ":all:",
-        f"{wheel}[{names}]",
-    ]  # fmt: skip
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
-    if "Could not fetch" in done.stderr or "Temporary failure" in done.stderr:
-        pytest.skip("the package index does not answer")
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_all_extras_go_together(python: str) -> None:
+    resolve(python, ROOT / "pyproject.toml", *extras(LARGE))
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_wheels_of_the_pinned_versions_exist(python: str) -> None:
+    development = extras(LARGE - {"dev"})
+    resolve(python, ROOT / "pyproject.toml", *development, "--constraints", ROOT / "constraints.txt")
+
+
+@pytest.mark.parametrize(
+    "neighbor",
+    [
+        "tensorflow-cpu==2.18.1",  # with protobuf 5
+        "tensorflow-cpu==2.19.1 protobuf<6",
+        "tensorflow-cpu>=2.21",
+        "protobuf==6.*",
+        "ray==2.50.1",
+        "grpcio==1.68.1",
+        "opentelemetry-sdk==1.30.0",
+    ],
+)
+def test_it_goes_with_older_frameworks(tmp_path: Path, neighbor: str) -> None:
+    wanted = tmp_path / "wanted.in"
+    wanted.write_text("\n".join(neighbor.split()))
+    resolve("3.11.7", ROOT / "pyproject.toml", wanted, "--extra=server", "--extra=otel")
+
+
+def extras(without: set[str]) -> list[str]:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return [f"--extra={name}" for name in sorted(known.keys() - without)]
+
+
+def resolve(python: str, *arguments: object) -> None:
+    """Find versions that go together, of which there are wheels."""
+    try:
+        choose(*arguments, f"--python-version={python}")
+    except IndexUnreachableError as error:
+        pytest.skip(f"the package index does not answer: {error}")

@@ -220,8 +220,8 @@ def _watch(observer: Observer, args: argparse.Namespace) -> int:
 
 
 def _refuse_own(key: str) -> None:
-    from dmesh.coordination.reserved_names import RESERVED_PREFIX
     from dmesh.errors import ConfigurationError
+    from dmesh.protocol import RESERVED_PREFIX
 
     if key.startswith(RESERVED_PREFIX):
         raise ConfigurationError(

@@ -40,7 +40,6 @@ from dmesh.coordination.members import (
     Process,
     Task,
 )
-from dmesh.coordination.reserved_names import refuse_reserved
 from dmesh.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -179,6 +178,8 @@ def key_value_set(
         LimitExceededError: The value is too large, or the store is full.
         StoreLostError: The coordinator came back without what this process was told; so can every call here.
     """
+    from dmesh.coordination.barriers import refuse_reserved
+
     refuse_reserved(key, "keys")
     if sum((ttl is not None, lease is not None, bool(ephemeral), bool(owned))) > 1:
         raise ConfigurationError(
@@ -283,6 +284,8 @@ def key_value_list(prefix: str) -> Snapshot:
 
 def key_value_delete(key: str, *, is_prefix: bool = False) -> int:
     """Delete a key, or with `is_prefix` every key that starts with it; return how many there were."""
+    from dmesh.coordination.barriers import refuse_reserved
+
     refuse_reserved(key, "keys")
     return _agent().key_value_delete(key, is_prefix=is_prefix)
 
@@ -296,6 +299,8 @@ def key_value_increment(key: str, amount: int = 1) -> int:
     Raises:
         KeyTypeError: The value is not a decimal integer of 64 bits.
     """
+    from dmesh.coordination.barriers import refuse_reserved
+
     refuse_reserved(key, "keys")
     return _agent().key_value_increment(key, amount)
 
@@ -313,6 +318,8 @@ def key_value_compare_and_set(
     Returns:
         An object that is true if the key was set, and has the value that the key has now.
     """
+    from dmesh.coordination.barriers import refuse_reserved
+
     refuse_reserved(key, "keys")
     return _agent().key_value_compare_and_set(key, expected, value)
 
@@ -355,6 +362,7 @@ def transaction(
         LimitExceededError: Too many operations, a value is too large, the store is full, or more than 16 KiB
             are read beside changes.
     """
+    from dmesh.coordination.barriers import refuse_reserved
     from dmesh.coordination.transactions import Delete, Increment, Put
 
     then, otherwise = tuple(then), tuple(otherwise)

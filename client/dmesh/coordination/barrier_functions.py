@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 
 from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.barrier_methods import PendingBarrier
+from dmesh.coordination.barriers import refuse_reserved
 from dmesh.coordination.members import BarrierProgress, Participant
-from dmesh.coordination.reserved_names import refuse_reserved
 
 
 def barrier(

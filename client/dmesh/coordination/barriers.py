@@ -15,6 +15,7 @@ from dmesh.coordination.faults import Fault
 from dmesh.coordination.members import Participant, Task
 from dmesh.coordination.tracing import Carried
 from dmesh.errors import BarrierMismatchError, ConfigurationError, DMeshError
+from dmesh.protocol import RESERVED_PREFIX
 from dmesh.v1 import coordination_pb2 as pb
 
 MAX_NAME = 256
@@ -28,6 +29,18 @@ MAX_PAST = 256
 
 MAX_NAMES = 100_000
 """Names whose instances are counted: many more than a server remembers, so that it never knows better."""
+
+
+def refuse_reserved(name: str, what: str) -> None:
+    """Refuse a name that is dmesh's own.
+
+    Raises:
+        ConfigurationError: It begins with `RESERVED_PREFIX`.
+    """
+    if isinstance(name, str) and name.startswith(RESERVED_PREFIX):
+        raise ConfigurationError(
+            f"{what} that begin with {RESERVED_PREFIX!r} are dmesh's own, {name!r} is not yours to use"
+        )
 
 
 def participant_tasks(

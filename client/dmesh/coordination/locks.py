@@ -20,7 +20,6 @@ from urllib.parse import quote
 from dmesh.coordination.activity import TRACKER
 from dmesh.coordination.agent_source import current_agent
 from dmesh.coordination.leases import Lease
-from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.coordination.transactions import Condition, Put
 from dmesh.coordination.values import Snapshot, Value, check_timeout, decode_value, encode_value
 from dmesh.coordination.waiting import Worker
@@ -35,6 +34,7 @@ from dmesh.errors import (
     StoreUnavailableError,
     WatchCompactedError,
 )
+from dmesh.protocol import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from dmesh.coordination.agent import Agent

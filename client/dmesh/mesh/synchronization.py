@@ -5,9 +5,9 @@ from __future__ import annotations
 from dmesh.collectives.communicator import Communicator
 from dmesh.config.settings import Settings
 from dmesh.coordination.agent_source import opened_agent
-from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.errors import ConfigurationError, MeshError
 from dmesh.mesh import Mesh
+from dmesh.protocol import RESERVED_PREFIX
 from dmesh.runtime import context
 
 _DAY_IN_MS = 24 * 60 * 60 * 1000

@@ -35,7 +35,6 @@ from dmesh.coordination.cluster_settings import ClusterSettings, RestartPolicy
 from dmesh.coordination.credentials import ClientTls, Credentials
 from dmesh.coordination.members import Device, Member, MemberState, Process
 from dmesh.coordination.process import new_incarnation, this_process
-from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.coordination.server import HostedServer
 from dmesh.coordination.task_choice import take_any
 from dmesh.coordination.tracing import NO_TRACING
@@ -48,6 +47,7 @@ from dmesh.errors import (
     CoordinatorUnavailableError,
     InitializationTimeoutError,
 )
+from dmesh.protocol import RESERVED_PREFIX
 from dmesh.runtime.data_plane import DataPlane, address_in_use
 from dmesh.runtime.membership import (
     LAST_WORDS,

@@ -19,10 +19,10 @@ from dmesh.collectives.services import NAMED, Barriers, BarrierWait
 from dmesh.collectives.trace import Trace
 from dmesh.config.settings import Settings
 from dmesh.coordination.members import ClusterState, Member, Members, MemberState
-from dmesh.coordination.reserved_names import RESERVED_PREFIX
 from dmesh.coordination.server import HostedServer
 from dmesh.coordination.waiting import Bell
 from dmesh.errors import CoordinationError, CoordinatorUnavailableError, DMeshError, FencedError
+from dmesh.protocol import RESERVED_PREFIX
 from dmesh.runtime import context
 
 if TYPE_CHECKING:

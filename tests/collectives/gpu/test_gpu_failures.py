@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, cluster
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.nccl import backend as nccl_backend
 from dmesh.collectives.services import WaitPolicy
@@ -275,7 +276,7 @@ def test_communicators_are_aborted_when_the_group_fails(bench):
     bench.ranks.communicators[0].lose(2, "it was given up", hearsay=True)
     end()
     bench.release()
-    wait_for(lambda: bench.events("abort") == [0, 1, 2])
+    eventually(lambda: bench.events("abort") == [0, 1, 2])
     assert not bench.events("destroy")
 
 
@@ -284,7 +285,7 @@ def test_an_idle_communicator_is_aborted_with_its_group(bench):
     bench = bench(2)
     warm_up(bench)
     bench.run(lambda g, x: g.all_reduce(X) if g.rank else g.all_gather(X))
-    wait_for(lambda: bench.events("abort") == [0, 1])
+    eventually(lambda: bench.events("abort") == [0, 1])
 
 
 @pytest.mark.parametrize("call", [
@@ -304,7 +305,7 @@ def test_a_transfer_in_nccl_fails_with_its_group(bench):
     bench = bench(3)
     bench.hold(1)
     end = bench.begin(lambda g, x: g.send(x, 1) if g.rank == 0 else g.recv(x, 0), (0, 1))
-    wait_for(lambda: bench.held[1].is_set())
+    eventually(lambda: bench.held[1].is_set())
     bench.ranks.communicators[0].world._generation.lose(2, "killed by the test")
     for error in end():
         assert type(error) is PeerLostError, error
@@ -337,7 +338,7 @@ def test_who_is_gone_is_a_better_explanation_than_an_asynchronous_error(bench):
     next(comm for comm in bench.nccl.communicators if comm.rank_id() == 0).disturb(6)
     later = threading.Timer(0.5, bench.ranks.network.kill, (1, "killed by the test"))
     later.start()
-    wait_for(lambda: not later.is_alive())
+    eventually(lambda: not later.is_alive())
     bench.ranks.communicators[1].close(linger=0.0)
     assert type(end()[0]) is PeerLostError
     bench.release()
@@ -367,14 +368,14 @@ def test_a_communicator_whose_making_never_ends(bench):
     bench.nccl.before_init = before_init
     end = bench.begin(all_reduce)
     bench.until_inside(0, 1)
-    wait_for(lambda: entered == {0, 1, 2})
+    eventually(lambda: entered == {0, 1, 2})
     bench.ranks.network.kill(2, "killed by the test")
     bench.ranks.communicators[2].close(linger=0.0)
     for error in end()[:2]:
         assert type(error) is PeerLostError, error
     assert not bench.nccl.log
     stuck.set()  # now they are made after all, and aborted at once
-    wait_for(lambda: bench.events("abort") == [0, 1, 2])
+    eventually(lambda: bench.events("abort") == [0, 1, 2])
 
 
 def test_connecting_that_never_ends(bench):
@@ -383,7 +384,7 @@ def test_connecting_that_never_ends(bench):
     bench.nccl.lazy_connect = True
     bench.hold(1)
     end = bench.begin(all_reduce)
-    wait_for(lambda: bench.held[1].is_set())
+    eventually(lambda: bench.held[1].is_set())
     bench.until_inside(0)
     bench.ranks.network.kill(1, "killed by the test")
     bench.ranks.communicators[1].close(linger=0.0)
@@ -421,7 +422,7 @@ def test_a_ctrl_c_ends_the_wait_on_all_ranks(bench, monkeypatch):
     assert type(mine) is KeyboardInterrupt
     assert "rank 0 gave up all_reduce(" in str(other)
     bench.release()
-    wait_for(lambda: bench.events("abort") == [0, 1])
+    eventually(lambda: bench.events("abort") == [0, 1])
 
 
 def test_who_says_goodbye_in_the_middle_is_lost(bench, monkeypatch):
@@ -469,7 +470,7 @@ def test_a_new_generation_makes_new_communicators(bench, way):
     bench.ranks.renew()
     warm_up(bench)
     assert bench.events("init") == [0, 0, 1, 1, 2, 2]
-    wait_for(lambda: {0, 2} <= set(bench.events("abort")))
+    eventually(lambda: {0, 2} <= set(bench.events("abort")))
 
 
 def test_asynchronous_calls_fail_with_their_group(bench, cupy):
@@ -488,13 +489,6 @@ def test_asynchronous_calls_fail_with_their_group(bench, cupy):
         error = future.exception(LIMIT)
         assert type(error) is PeerLostError, error
     bench.release()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_ranks_that_share_a_gpu_are_refused_by_nccl(cupy):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import ml_dtypes
 import numpy as np
 import pytest
 from tests.collectives.ranks import LIMIT, cluster
+from tests.waiting import eventually
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 WAYS = {
@@ -284,17 +284,10 @@ def test_communicators_end_with_their_groups(cupy, nccl):
                 group.all_reduce(cupy.asarray(numbers(0, (4,))))
 
         ranks.all(body)
-        wait_for(lambda: [event for event, _ in nccl.log] == ["init", "init", "destroy", "destroy"], nccl)
+        eventually(lambda: [event for event, _ in nccl.log] == ["init", "init", "destroy", "destroy"], nccl)
 
 
 def test_communicators_end_in_order_at_a_shutdown(cupy, nccl):
     with cluster(2) as ranks:
         on_each(ranks, cupy, lambda rank: numbers(rank, (4,)), CALLS["all_reduce"])
-    wait_for(lambda: sorted(nccl.log)[:2] == [("destroy", 0), ("destroy", 1)], nccl)
-
-
-def wait_for(condition, nccl):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, nccl.log
-        time.sleep(0.001)
+    eventually(lambda: sorted(nccl.log)[:2] == [("destroy", 0), ("destroy", 1)], "their end")

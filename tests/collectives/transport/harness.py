@@ -220,16 +220,6 @@ def together(*bodies: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Poll until a condition holds that no event reports."""
-    pause = threading.Event()
-    for _ in range(int(LIMIT / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    raise AssertionError(f"{what} did not come true")
-
-
 def pattern(size: int, seed: int = 0) -> bytearray:
     """Return bytes in which no two neighborhoods look alike."""
     block = bytes((index * 31 + index // 251 + seed * 17) % 256 for index in range(4093))
