@@ -79,9 +79,7 @@ class TcpTransport(Transport):
         self._refused: dict[int, Refused] = {}
         self._changed = Bell()  # rings when a connection comes or goes
         peer_of = self.message_queue.peer
-        self.connector: TcpConnector = TcpConnector(
-            loop, self._credentials, peer_of, options, tls, addresses
-        )
+        self.connector: TcpConnector = TcpConnector(loop, self._credentials, peer_of, options, tls, addresses)
 
     # -- the transport's users; any thread -----------------------------------------------------------
 
