@@ -147,6 +147,7 @@ def starts_a_daemon() -> int:
 
 def signals_its_launcher(number: int) -> bool:
     """Sends a signal to the process that has launched this rank; returns whether it came back."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    came = threading.Event()
+    signal.signal(number, lambda *_: came.set())
     os.kill(os.getppid(), number)
-    return signal.sigtimedwait([number], 60.0 if number == signal.SIGUSR2 else 0.5) is not None
+    return came.wait(60.0 if number == signal.SIGUSR2 else 0.5)
