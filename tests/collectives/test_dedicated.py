@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -267,3 +268,16 @@ def test_arrays_that_nobody_received_reset_no_connection(closed):
         gc.collect()
         assert far[2].recv(10) == b"sent"
         assert [sock.recv(10) for sock in far[1:]] == [b"", b""]  # no ConnectionResetError
+
+
+def test_what_tls_found_is_the_cause_of_the_error(monkeypatch):
+    monkeypatch.setattr("dmesh.collectives.backends.endpoints._EXPLAINED_WITHIN", 0.05)
+    with cluster(2, shm=("encrypted",)) as ranks:
+        ranks.all(lambda c: c.world.barrier())
+        first = ranks.communicators[0].world._generation.endpoint
+        (sock,) = first.keep_alive.sockets[1]
+        os.write(sock.fileno(), b"\x17\x03\x03\x00\x20" + bytes(32))  # a record under no key of theirs
+        (error,) = ranks.run(lambda c: c.world.all_reduce(np.ones(3)), (1,))
+        assert type(error) is CollectiveError
+        assert "the connection with rank 0 for this group has ended" in str(error)
+        assert isinstance(error.__cause__, ssl.SSLError)
