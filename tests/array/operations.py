@@ -63,7 +63,7 @@ ALONG = {
     "partition": (lambda a, axis: np.sort(np.partition(a, 0, axis), axis), R), "delete": (lambda a, axis: np.delete(a, 0, axis), ANY),
     "concatenate": (lambda a, axis: np.concatenate([a, a, a], axis), ANY), "array_split": (lambda a, axis: np.array_split(a, 3, axis), ANY),
     "stack": (lambda a, axis: np.stack([a, a], axis), ANY), "expand_dims": (np.expand_dims, ANY), "norm": (lambda a, axis: np.linalg.norm(a, axis=axis), F),
-    "nancumsum": (np.nancumsum, F), "fftshift": (lambda a, axis: np.fft.fftshift(a, axis), N), "average": (lambda a, axis: np.average(a, axis), F),
+    "nancumsum": (np.nancumsum, F), "fftshift": (lambda a, axis: np.fft.fftshift(a, axis), N), "average": (lambda a, axis: np.average(a, axis) if a.size else a, F),
     "unwrap": (lambda a, axis: np.unwrap(a, axis=axis), F), "expected argmax": (lambda a, axis: np.argmax(a * 0, axis=axis, keepdims=True), R),
 }  # fmt: skip
 WHOLE = {

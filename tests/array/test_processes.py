@@ -1,6 +1,7 @@
 """Sharded arrays of real processes: one operation of each family, and a client that dies in one."""
 
 import signal
+from pathlib import Path
 
 import pytest
 from tests.e2e.clients import run_clients
@@ -98,3 +99,10 @@ def test_one_client_that_reads_alone_is_an_error_on_both_with_both_lines():
             assert "full: all_gather" in line
             assert "x[...]: all_to_all" in line or line.count("full: all_gather") == 2
             assert line.count(" @ ") == 2
+
+
+def test_the_example():
+    script = str(Path(__file__).parents[2] / "examples" / "kmeans_sharded.py")
+    with run_clients(2, script, environ={"DMESH_NUM_CPU_DEVICES": "2"}) as clients:
+        clients[0].wait_for("equals NumPy's: yes")
+        assert [client.wait() for client in clients.values()] == [0, 0]

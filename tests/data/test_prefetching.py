@@ -22,7 +22,7 @@ def threads():
 @pytest.fixture(autouse=True)
 def _no_threads_left():
     gc.collect()
-    until(lambda: not threads())  # other tests'
+    eventually(lambda: not threads())  # other tests'
     yield
     if threads():
         gc.collect()  # errors and their frames hold iterators
