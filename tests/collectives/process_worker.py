@@ -108,7 +108,8 @@ def check(world: Group, operation: str) -> None:
             x, total = all_inputs[rank], all_inputs[0].copy()
             for other in all_inputs[1:]:
                 total += other
-            rows = [np.stack([a + 1] * size) for a in all_inputs]
+            # With NumPy 1, a float32 without dimensions and an int are a float64.
+            rows = [np.stack([a + 1] * size).astype(dtype) for a in all_inputs]
             match operation:
                 case "all_reduce":
                     equal(world.all_reduce(x), total)

@@ -155,7 +155,8 @@ class Stream:
 
 def error_of(error: grpc.RpcError) -> common_pb2.Error:
     """Returns the dmesh error beside a status."""
-    metadata = dict(error.trailing_metadata() or ())  # type: ignore[attr-defined]
+    # As pairs: older `Metadata` of gRPC looks like a mapping, which `dict` would take by its keys.
+    metadata = dict(list(error.trailing_metadata() or ()))  # type: ignore[attr-defined]
     return common_pb2.Error.FromString(metadata[ERROR_METADATA])
 
 

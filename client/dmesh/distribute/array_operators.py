@@ -23,6 +23,8 @@ class ArrayOperators(NDArrayOperatorsMixin):
         """Return the array."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is None:  # NumPy 1 knows no None here
+            return np.asarray(self.read_value(), dtype=dtype)
         return np.array(self.read_value(), dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:

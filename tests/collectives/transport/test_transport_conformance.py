@@ -6,7 +6,8 @@ import random
 import threading
 
 import pytest
-from tests.collectives.transport.harness import LIMIT, eventually, finish, pattern, together
+from tests.collectives.transport.harness import LIMIT, finish, pattern, together
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.tcp.frames import CHUNK_LIMIT, CONTROL_LIMIT, EAGER_LIMIT, SIGNATURE_LIMIT
 from dmesh.errors import CollectiveError, CollectiveMismatchError, CollectiveValueError, PeerLostError

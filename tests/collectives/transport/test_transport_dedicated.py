@@ -9,8 +9,9 @@ import socket
 from typing import Any
 
 import pytest
-from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Cluster, eventually
+from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Cluster
 from tests.faults.secured import Authority
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.tcp.handshake import (
     CHALLENGE_SIZE,

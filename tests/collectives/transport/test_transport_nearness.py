@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.collectives.transport.harness import eventually
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.tcp.sockets import bound_flight
 

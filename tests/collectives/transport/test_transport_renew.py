@@ -12,10 +12,10 @@ from tests.collectives.transport.harness import (
     SECRET,
     Cluster,
     Recorder,
-    eventually,
     finish,
     tcp_listener,
 )
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.handshake import (

@@ -12,15 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.collectives.transport.harness import (
-    CLUSTER,
-    LIMIT,
-    SECRET,
-    Recorder,
-    eventually,
-    tcp_listener,
-    tcp_peers,
-)
+from tests.collectives.transport.harness import CLUSTER, LIMIT, SECRET, Recorder, tcp_listener, tcp_peers
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
 from dmesh.collectives.backends.tcp.routes import (

@@ -14,12 +14,12 @@ from tests.collectives.transport.harness import (
     SECRET,
     Cluster,
     Recorder,
-    eventually,
     finish,
     pattern,
     tcp_listener,
     together,
 )
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions

@@ -21,7 +21,6 @@ from tests.collectives.transport.harness import (
     Cluster,
     Recorder,
     authority,
-    eventually,
     finish,
     pattern,
     tcp_cluster,
@@ -30,6 +29,7 @@ from tests.collectives.transport.harness import (
 )
 from tests.collectives.transport.test_transport_tcp import check_alive, connect, is_closed, read_exactly
 from tests.faults.secured import Authority
+from tests.waiting import eventually
 
 from dmesh.collectives.backends.tcp.channel import Peer
 from dmesh.collectives.backends.tcp.connecting import TcpOptions
