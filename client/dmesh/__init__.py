@@ -23,7 +23,7 @@ from dmesh._version import __version__
 
 if TYPE_CHECKING:
     from dmesh import collectives, config, coordination, data, distribute, errors, tpu, train
-    from dmesh.array import (
+    from dmesh.arrays import (
         DTensor,
         ImplicitGatherWarning,
         arange,
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
         visualize_sharding,
         zeros,
     )
-    from dmesh.array.explain import explain
-    from dmesh.array.shard_map import shard_map
+    from dmesh.arrays.explain import explain
+    from dmesh.arrays.shard_map import shard_map
     from dmesh.config import client_id, full_job_name, heartbeat_enabled, job_name, jobs, num_clients
     from dmesh.devices.device import (
         DeviceSpec,
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
-    "array": (
+    "arrays": (
         "DTensor", "ImplicitGatherWarning", "arange", "axes", "call_with_layout", "check_layout",
         "copy_to_mesh", "debug", "explain", "eye", "fetch_layout", "from_function", "from_local",
         "full", "implicit_gather", "is_dtensor", "linspace", "ones", "pack", "random", "relayout",

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.testing import overrides
 
-import dmesh.array
-from dmesh.array.dispatch.protocol import GENERALIZED
-from dmesh.array.dispatch.reduction import REDUCTIONS
-from dmesh.array.dispatch.registry import FUNCTIONS, NOTES, REFUSED, name_of
+import dmesh.arrays
+from dmesh.arrays.dispatch.protocol import GENERALIZED
+from dmesh.arrays.dispatch.reduction import REDUCTIONS
+from dmesh.arrays.dispatch.registry import FUNCTIONS, NOTES, REFUSED, name_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
 _HEAD = """# Coverage of NumPy by sharded arrays
@@ -78,5 +78,5 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    assert dmesh.array
+    assert dmesh.arrays
     PAGE.write_text(page())

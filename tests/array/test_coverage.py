@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.array import coverage_page
 
-from dmesh.array.dispatch.registry import REFUSED
+from dmesh.arrays.dispatch.registry import REFUSED
 
 
 @pytest.mark.skipif(not np.__version__.startswith("2.4."), reason="the page is about NumPy 2.4")

@@ -370,8 +370,12 @@ def test_nothing_is_left_of_a_forgotten_group(native_pair):
     assert native_pair.wait_until(lambda: not futures._pending.transfers)
     assert native_pair.wait_until(lambda: gc.collect() >= 0 and not any(group() for group in groups))
     assert native_pair.wait_until(lambda: not futures._pending.runs)
-    names = [thread.name for thread in threading.enumerate()]
-    assert not any(name.startswith(("dmesh-group-forgotten", "dmesh-transfers")) for name in names), names
+
+    def left():
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith(("dmesh-group-forgotten", "dmesh-transfers"))]
+
+    assert native_pair.wait_until(lambda: not left()), left()
 
 
 def test_a_call_that_has_asked_the_others_leaves_no_cycle(native_pair):
@@ -385,7 +389,7 @@ def test_a_call_that_has_asked_the_others_leaves_no_cycle(native_pair):
             assert native_pair.wait_until(lambda: first.is_set())
         future = group.all_gather(np.ones(1000), async_op=True)
         if asked:
-            assert native_pair.wait_until(lambda: future._inquiry is not None)
+            assert native_pair.wait_until(lambda: future._query is not None)
             first.set()
         found = [weakref.ref(future.result(60)), weakref.ref(future), weakref.ref(group.current)]
         group.barrier()

@@ -35,17 +35,17 @@ HOSTILE = {
 TAGS = {
     "html", "head", "meta", "title", "link", "body", "header", "main", "section", "h1", "h2", "p", "span",
     "bdi", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "small", "code", "a", "form",
-    "button", "noscript", "script",
+    "button", "noscript", "script", "details", "summary",
 }  # fmt: skip
 """What the page itself is made of."""
 
 ATTRIBUTES = {
     "lang", "charset", "name", "content", "http-equiv", "rel", "href", "class", "scope", "title", "method",
-    "action", "type", "src", "id",
+    "action", "type", "src", "id", "aria-label",
 }  # fmt: skip
 
 LINKS = {
-    "/static/dashboard.css", "/static/views.css", "/static/icon.svg", "/static/app.js", "/logout",
+    "/static/dashboard.css", "/static/vendor/uplot.css", "/static/views.css", "/static/icon.svg", "/static/app.js", "/logout",
     "/api/v1/clusters",
 }  # fmt: skip
 

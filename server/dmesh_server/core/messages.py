@@ -1,4 +1,4 @@
-"""Wording of tasks, members and times in errors and reasons, so that they read alike everywhere."""
+"""Text about tasks, members and times in errors and reasons, so that they read alike everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wording of ranks, counts and durations."""
+"""Text about ranks, counts and durations."""
 
 from __future__ import annotations
 

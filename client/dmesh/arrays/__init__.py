@@ -1,0 +1,64 @@
+"""Sharded NumPy arrays: `DTensor`, and what makes, moves and explains them; docs/arrays.md says what holds.
+
+- `dtensor`: the array. `spec`: its placement. `grid`: a client's view of a mesh.
+- `creation`, `indexing`, `random`: arrays, their elements, and random ones.
+- `dispatch`, `ops`: NumPy's functions, by the protocols that NumPy has for them.
+- `transfer`: from one placement to another.
+- `policy`, `explain`, `ledger`, `debug`, `display`: what may be gathered, and what moves.
+- `shard_map`: NumPy functions on the blocks.
+"""
+
+from __future__ import annotations
+
+from dmesh.arrays import axes, debug, random
+from dmesh.arrays.creation import arange, eye, from_function, from_local, full, linspace, ones, zeros
+from dmesh.arrays.debug import visualize_sharding
+from dmesh.arrays.dtensor import DTensor, is_dtensor
+from dmesh.arrays.explain import explain
+from dmesh.arrays.ops import along, contraction, queries, reductions, selection, shapes
+from dmesh.arrays.policy import ImplicitGatherWarning, implicit_gather
+from dmesh.arrays.shard_map import shard_map
+from dmesh.arrays.transfer.functions import (
+    call_with_layout,
+    check_layout,
+    copy_to_mesh,
+    fetch_layout,
+    pack,
+    relayout,
+    relayout_like,
+    run_on,
+    unpack,
+)
+
+_OPERATIONS = (along, contraction, queries, reductions, selection, shapes)
+"""Modules that have entered NumPy's functions into the registry."""
+
+__all__ = [
+    "arange",
+    "axes",
+    "call_with_layout",
+    "check_layout",
+    "copy_to_mesh",
+    "debug",
+    "DTensor",
+    "explain",
+    "eye",
+    "fetch_layout",
+    "from_function",
+    "from_local",
+    "full",
+    "implicit_gather",
+    "ImplicitGatherWarning",
+    "is_dtensor",
+    "linspace",
+    "ones",
+    "pack",
+    "random",
+    "relayout",
+    "relayout_like",
+    "run_on",
+    "shard_map",
+    "unpack",
+    "visualize_sharding",
+    "zeros",
+]

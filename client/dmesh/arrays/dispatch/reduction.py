@@ -1,0 +1,205 @@
+"""Reductions and accumulations of ufuncs: over dimensions that are cut, they leave contributions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dmesh.arrays.dispatch.operands import aligned, blocks_for, check_operand, free_axes, slots_for
+from dmesh.arrays.dispatch.ufunc import MOST_PLANS, check_out, elementwise, run_local, store
+from dmesh.arrays.dtensor import DTensor, exchange
+from dmesh.arrays.spec import WHOLE, Spec, spec_of
+from dmesh.arrays.transfer.mapping import Dim, plan_exchange, side
+from dmesh.arrays.transfer.plan import FOLDS
+from dmesh.errors import UnshardableError
+
+REDUCTIONS: dict[np.ufunc, str] = {fold: op for op, fold in FOLDS.items()}
+"""Name of the contributions that a reduction over a cut dimension leaves."""
+NO_VALUE: Any = np._NoValue
+"""What NumPy's functions pass for an argument that was not given."""
+
+
+# Reductions -------------------------------------------------------------------------------------------------
+
+
+def normalized_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return the dimensions that an `axis` argument names, in ascending order."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return tuple(sorted(np.lib.array_utils.normalize_axis_tuple(axes, ndim)))
+
+
+def reduce(
+    ufunc: np.ufunc,
+    array: Any,
+    axis: Any = 0,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: bool = False,
+    initial: Any = NO_VALUE,
+    where: Any = True,
+) -> Any:
+    """Reduce dimensions; over those that are cut, the result is left as contributions."""
+    name = ufunc.__name__
+    target = out[0] if isinstance(out, tuple) else out
+    if target is not None:
+        check_out(target, name)
+        dtype = target.dtype if dtype is None else dtype
+    if not isinstance(array, DTensor):
+        raise UnshardableError(f"np.{name}.reduce of a plain array takes no sharded arguments")
+    keepdims = bool(keepdims) if keepdims is not NO_VALUE else False
+    result = _reduce(ufunc, array, normalized_axes(axis, array.ndim), dtype, keepdims, initial, where)
+    return result if target is None else store(result, target, "same_kind")
+
+
+def _identity(ufunc: np.ufunc, dtype: np.dtype[Any]) -> Any:
+    """Return what does not change a reduction, for blocks without elements."""
+    if ufunc in (np.fmin, np.fmax) and dtype.kind in "fc":
+        return dtype.type(np.nan)
+    low = ufunc in (np.maximum, np.fmax)
+    if dtype.kind == "b":
+        return not low
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min if low else np.iinfo(dtype).max
+    if dtype.kind == "c":
+        return complex(-np.inf, -np.inf) if low else complex(np.inf, np.inf)
+    if dtype.kind in "mM":
+        limits = np.iinfo(np.int64)
+        return np.int64(limits.min + 1 if low else limits.max).view(dtype)
+    return dtype.type(-np.inf if low else np.inf)
+
+
+_reductions: dict[tuple[Any, ...], tuple[Spec, bool]] = {}
+"""Result of a plain reduction, and whether its blocks have no dimensions, by ufunc, operand and arguments."""
+
+
+def _reduce(
+    ufunc: np.ufunc, x: DTensor, dims: tuple[int, ...], dtype: Any, keepdims: bool, initial: Any, where: Any
+) -> DTensor:
+    given = initial is not NO_VALUE
+    plain = where is True and not given
+    key = (ufunc, x.spec, dims, dtype, keepdims)
+    known = _reductions.get(key) if plain else None
+    if known is not None and x._shards is not None:
+        made = [ufunc.reduce(block, axis=dims, dtype=dtype, keepdims=keepdims) for block in x._shards]
+        return DTensor(known[0], tuple(map(np.asarray, made)) if known[1] else tuple(made))
+    # NumPy itself says what the dtype is, and refuses what it does not reduce.
+    probe = np.ones((1,) * max(len(dims), 1), x.dtype)
+    result_dtype = ufunc.reduce(probe, axis=tuple(range(len(dims))) if dims else (), dtype=dtype).dtype
+    empty = any(x.shape[dim] == 0 for dim in dims)
+    extreme = ufunc in (np.minimum, np.maximum, np.fmin, np.fmax)
+    if (empty or where is not True) and ufunc.identity is None and not given:
+        if where is not True:
+            raise ValueError(
+                f"reduction operation '{ufunc.__name__}' does not have an identity, so to use a where "
+                "mask one has to specify 'initial'"
+            )
+        raise ValueError(f"zero-size array to reduction operation {ufunc.__name__} which has no identity")
+    op = REDUCTIONS.get(ufunc)
+    spec = x.spec
+    keeps = spec.partial and spec.op == op and where is True and not given and result_dtype == x.dtype
+    if spec.partial and not keeps:
+        spec = spec.complete()
+    if op is None and any(spec.axes[dim] != WHOLE for dim in dims):
+        spec = free_axes(spec, dims)
+    over = {spec.axes[dim] for dim in dims if spec.axes[dim] != WHOLE} | (
+        set(spec.partial) if keeps else set()
+    )
+    shape, axes = [], []
+    for dim, n in enumerate(spec.shape):
+        if dim not in dims:
+            shape.append(n)
+            axes.append(spec.axes[dim])
+        elif keepdims:
+            shape.append(1)
+            axes.append(WHOLE)
+    target = spec_of(spec.grid, tuple(shape), result_dtype, axes, over, op or "")
+    operands: list[Any] = [x]
+    placed: list[Spec | None] = [spec]
+    if plain and spec is x.spec and not (extreme and any(0 in local for local in spec.local_shapes)):
+        same = slots_for(target, spec) == tuple(range(len(spec.slots)))
+        if same and x.size and len(_reductions) < MOST_PLANS:
+            _reductions[key] = target, not shape
+    masked = where is not True
+    if masked:
+        check_operand(where, ufunc.__name__)
+        operands.append(where)
+        placed.append(
+            where.spec.complete().replace(axes=aligned(where.shape, spec.shape, spec.axes))
+            if isinstance(where, DTensor) else None
+        )  # fmt: skip
+
+    def kernel(block: Any, *mask: Any) -> Any:
+        options: dict[str, Any] = {"axis": dims, "dtype": dtype, "keepdims": keepdims}
+        if mask:
+            options["where"] = mask[0]
+        if extreme and (mask or any(block.shape[dim] == 0 for dim in dims)):
+            options["initial"] = _identity(ufunc, block.dtype)
+        return ufunc.reduce(block, **options)
+
+    (result,) = run_local(f"{ufunc.__name__}.reduce", kernel, operands, placed, (target,))
+    if given and initial is not None:
+        result = elementwise(ufunc, (initial, result), {"dtype": result_dtype, "casting": "unsafe"})
+    return result
+
+
+# Accumulations ----------------------------------------------------------------------------------------------
+
+
+def accumulate(ufunc: np.ufunc, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
+    """Accumulate along a dimension.
+
+    A dimension that is cut is accumulated block by block, and each block is combined with the total of those
+    before it: no element moves.
+    """
+    target = out[0] if isinstance(out, tuple) else out
+    if not isinstance(array, DTensor):
+        raise UnshardableError(f"np.{ufunc.__name__}.accumulate of a plain array takes no sharded arguments")
+    if not array.ndim:
+        raise TypeError("cannot accumulate on a scalar")
+    (dim,) = normalized_axes(axis, array.ndim)
+    result_dtype = ufunc.accumulate(np.ones(1, array.dtype), dtype=dtype).dtype
+    spec = array.spec.complete()
+    if REDUCTIONS.get(ufunc) is None:
+        spec = free_axes(spec, [dim])
+    result_spec = spec.replace(dtype=result_dtype)
+
+    def kernel(block: Any) -> Any:
+        return ufunc.accumulate(block, axis=dim, dtype=dtype)
+
+    (result,) = run_local(f"{ufunc.__name__}.accumulate", kernel, [array], [spec], (result_spec,))
+    cut = spec.axes[dim]
+    if cut != WHOLE and spec.grid.sizes[cut] > 1:
+        result = _carry(ufunc, result, dim, cut)
+    return result if target is None else store(result, target, "same_kind")
+
+
+def _carry(ufunc: np.ufunc, x: DTensor, dim: int, cut: int) -> DTensor:
+    """Combine each block with the last elements of the blocks before it."""
+    spec, grid = x.spec, x.spec.grid
+    ends = [stop - 1 for start, stop in spec.cuts(dim) if stop > start]
+    if len(ends) < 2:
+        return x
+    tail_shape = (*spec.shape[:dim], len(ends), *spec.shape[dim + 1 :])
+    tail_axes = (*spec.axes[:dim], WHOLE, *spec.axes[dim + 1 :])
+    tails = spec_of(grid, tail_shape, spec.dtype, tail_axes)
+    dims = [
+        Dim(len(ends), side(spec, d, np.array(ends, np.intp)), side(tails, d)) if d == dim
+        else Dim(n, side(spec, d), side(tails, d))
+        for d, n in enumerate(spec.shape)
+    ]  # fmt: skip
+    collected = exchange(x, plan_exchange(spec, dims, tails.used), tails)
+    if x._shards is None:
+        return DTensor(spec, None)
+    made = []
+    before = (slice(None),) * dim
+    for slot, block, last in zip(spec.slots, x.blocks, blocks_for(spec, collected), strict=True):
+        at = slot[spec.used.index(cut)]
+        if at == 0 or block.shape[dim] == 0:
+            made.append(block)
+            continue
+        total = ufunc.reduce(last[(*before, slice(0, at))], axis=dim, keepdims=True, dtype=spec.dtype)
+        made.append(np.asarray(ufunc(total, block), spec.dtype))
+    return DTensor(spec, tuple(made))

@@ -1,0 +1,354 @@
+"""Ufuncs on sharded arrays: calls, reductions, accumulations and outer products.
+
+A call's plan is found by the ufunc and the placements of its operands. If all of them lie alike, which is the
+usual case, the plan is the ufunc itself on each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmesh.arrays import ledger
+from dmesh.arrays.dispatch.operands import (
+    PYTHON_SCALARS,
+    aligned,
+    blocks_for,
+    bring,
+    check_operand,
+    choose_axes,
+    grid_among,
+    slots_for,
+)
+from dmesh.arrays.dispatch.registry import hook
+from dmesh.arrays.dtensor import DTensor
+from dmesh.arrays.spec import Spec, spec_of
+from dmesh.errors import UnshardableError
+
+_KEEPS_SUM = (np.negative, np.positive, np.conjugate)
+MOST_PLANS = 4096
+
+
+class Plan(NamedTuple):
+    """Plan of an elementwise call."""
+
+    operands: tuple[Spec | None, ...]
+    """Where each operand has to be; None for a scalar."""
+    out: tuple[Spec, ...]
+    direct: bool
+    """True if no operand moves, and all have the same slots as the result."""
+    slots: tuple[tuple[int, ...] | None, ...] | None
+    """For each operand its slot for each slot of the result, if none of them moves; None if one does."""
+    scalar: bool
+    """True if the blocks have no dimensions, for which NumPy returns scalars."""
+
+
+PLANS: dict[tuple[Any, ...], Plan] = {}
+
+
+# Calls ------------------------------------------------------------------------------------------------------
+
+
+def elementwise(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a ufunc element by element."""
+    name = ufunc.__name__
+    options = dict(kwargs)
+    out = options.pop("out", None)
+    where = options.pop("where", True)
+    options.pop("order", None)
+    options.pop("subok", None)
+    outs = (None,) * ufunc.nout if out is None else (out if isinstance(out, tuple) else (out,))
+    for target in outs:
+        if target is not None:
+            check_out(target, name)
+    operands = [*inputs] + ([] if where is True else [where]) + [t for t in outs if t is not None]
+    for operand in operands:
+        check_operand(operand, name)
+    arrays = [operand for operand in operands if isinstance(operand, DTensor)]
+    grid_among(arrays, name)
+    if where is True:
+        results = _call(ufunc, inputs, options, [t.dtype if t is not None else None for t in outs])
+    else:
+        results = _call_where(ufunc, inputs, where, outs, options)
+    finished = tuple(
+        result if target is None else store(result, target, options.get("casting", "same_kind"))
+        for result, target in zip(results, outs, strict=True)
+    )
+    return finished if len(finished) > 1 else finished[0]
+
+
+def _signature(x: Any) -> Any:
+    if isinstance(x, DTensor):
+        return x.dtype
+    return type(x) if type(x) in PYTHON_SCALARS and type(x) is not bool else np.asarray(x).dtype
+
+
+def result_dtypes(
+    ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any], outs: Sequence[Any] = ()
+) -> tuple[np.dtype[Any], ...]:
+    """Return the dtypes of a call's results, before anything moves."""
+    targets = tuple(outs) if outs else (None,) * ufunc.nout
+    given = tuple(_signature(x) for x in inputs)
+    chosen = {key: value for key, value in options.items() if key in ("casting", "signature")}
+    if options.get("dtype") is not None:
+        chosen["signature"] = (None,) * ufunc.nin + (np.dtype(options["dtype"]),) * ufunc.nout
+    if chosen.get("signature") is not None and isinstance(chosen["signature"], str):
+        return _probed(ufunc, inputs, options)
+    resolved = ufunc.resolve_dtypes((*given, *targets), **chosen)
+    return tuple(resolved[ufunc.nin :])
+
+
+def _probed(ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any]) -> tuple[np.dtype[Any], ...]:
+    values = [np.ones((), x.dtype) if isinstance(x, DTensor) else x for x in inputs]
+    results = ufunc(*values, **options)
+    return tuple(one.dtype for one in (results if isinstance(results, tuple) else (results,)))
+
+
+def _plan(
+    ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any], outs: Sequence[np.dtype[Any] | None]
+) -> Plan:
+    dtypes = result_dtypes(ufunc, inputs, options, outs)
+    arrays = [x for x in inputs if isinstance(x, DTensor)]
+    grid = arrays[0].spec.grid
+    shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    specs = tuple(x.spec for x in arrays)
+    kept = _kept_partial(ufunc, inputs, dtypes[0]) if not _named(outs) else ()
+    if kept:
+        others = tuple(spec.complete() for spec in specs)
+        axes = choose_axes(others, shape)
+        if set(axes) & set(kept):
+            kept = ()
+    if not kept:
+        axes = choose_axes(specs, shape)
+    operands: list[Spec | None] = []
+    for x in inputs:
+        if not isinstance(x, DTensor):
+            operands.append(None)
+            continue
+        wanted = aligned(x.shape, shape, axes)
+        keeps = kept and x.spec.partial
+        if keeps and wanted != x.spec.axes:
+            return _plan(ufunc, [_completed(y) for y in inputs], options, outs)
+        operands.append(x.spec if keeps else x.spec.complete().replace(axes=wanted))
+    out = tuple(spec_of(grid, shape, dtype, axes, kept, "sum" if kept else "") for dtype in dtypes)
+    direct = len(out) == 1 and all(
+        spec is None
+        or (
+            spec is x.spec
+            and spec.used == out[0].used
+            and slots_for(out[0], spec) == tuple(range(len(spec.slots)))
+        )
+        for spec, x in zip(operands, inputs, strict=True)
+    )
+    still = all(spec is None or spec is x.spec for spec, x in zip(operands, inputs, strict=True))
+    slots = tuple(None if spec is None else slots_for(out[0], spec) for spec in operands) if still else None
+    return Plan(tuple(operands), out, direct, slots, not shape)
+
+
+def _named(outs: Sequence[Any]) -> bool:
+    return any(out is not None for out in outs)
+
+
+def _completed(x: Any) -> Any:
+    """Return an array of the same placement without contributions, to plan with."""
+    return DTensor(x.spec.complete(), None) if isinstance(x, DTensor) else x
+
+
+def _kept_partial(ufunc: np.ufunc, inputs: Sequence[Any], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Return the mesh axes along which a result is a sum of contributions, because its operand is one."""
+    partial = [x for x in inputs if isinstance(x, DTensor) and x.spec.partial]
+    if (
+        not partial
+        or any(x.spec.op != "sum" or x.dtype != dtype for x in partial)
+        or dtype.kind not in "iufc"
+    ):
+        return ()
+    axes: tuple[int, ...] = partial[0].spec.partial
+    if any(x.spec.partial != axes for x in partial):
+        return ()
+    if ufunc in _KEEPS_SUM:
+        return axes
+    if ufunc in (np.add, np.subtract) and len(partial) == 2 and partial[0].shape == partial[1].shape:
+        return axes
+    scales = ufunc is np.multiply or (
+        ufunc is np.true_divide and partial[0] is inputs[0] and dtype.kind in "fc"
+    )
+    if scales and len(partial) == 1 and all(x is partial[0] or not isinstance(x, DTensor) for x in inputs):
+        return axes
+    return ()
+
+
+def key_of(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what a call's plan depends on."""
+    found: list[Any] = [ufunc]
+    for x in inputs:
+        kind = type(x)
+        if kind is DTensor:
+            found.append(x._spec)
+        elif kind in PYTHON_SCALARS:
+            found.append(kind)
+        elif isinstance(x, np.generic) or (kind is np.ndarray and x.ndim == 0):
+            found.append(x.dtype)
+        else:
+            found.append(None)  # which is refused
+    return tuple(found)
+
+
+def still(ufunc: np.ufunc, plan: Plan, inputs: Sequence[Any]) -> tuple[DTensor, ...] | None:
+    """Carry out a call for which nothing moves; None if one of its arrays only plans."""
+    assert plan.slots is not None
+    columns = []
+    count = len(plan.out[0].slots)
+    for x, slots in zip(inputs, plan.slots, strict=True):
+        if slots is None:
+            columns.append([x] * count)
+            continue
+        shards = x._shards
+        if shards is None:
+            return None
+        columns.append([shards[slot] for slot in slots])
+    made = [ufunc(*blocks) for blocks in zip(*columns, strict=True)]
+    if len(plan.out) > 1:
+        results = zip(*made, strict=True)
+        return tuple(
+            DTensor(spec, tuple(map(np.asarray, column)))
+            for spec, column in zip(plan.out, results, strict=True)
+        )
+    return (DTensor(plan.out[0], tuple(map(np.asarray, made)) if plan.scalar else tuple(made)),)
+
+
+def _call(
+    ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any], outs: Sequence[np.dtype[Any] | None]
+) -> tuple[DTensor, ...]:
+    key = key_of(ufunc, inputs) if not options and not _named(outs) else None
+    plan = PLANS.get(key) if key is not None else None
+    if plan is None:
+        plan = _plan(ufunc, inputs, options, outs)
+        if key is not None:
+            if len(PLANS) >= MOST_PLANS:
+                PLANS.clear()
+            PLANS[key] = plan
+    return run_local(
+        ufunc.__name__, lambda *blocks: ufunc(*blocks, **options), inputs, plan.operands, plan.out
+    )
+
+
+def run_local(
+    name: str,
+    kernel: Callable[..., Any],
+    inputs: Sequence[Any],
+    operands: Sequence[Spec | None],
+    out: Sequence[Spec],
+) -> tuple[DTensor, ...]:
+    """Bring operands to where a kernel needs them, and call it for each slot of the results.
+
+    Args:
+        name: Of the operation.
+        kernel: Takes the operands' blocks, and scalars as they are; returns the results' blocks.
+        inputs: The operands.
+        operands: Where they have to be; None for scalars.
+        out: Placements of the results, which have the same slots.
+    """
+    there = [
+        x if spec is None else bring(x, spec, f"np.{name}") for x, spec in zip(inputs, operands, strict=True)
+    ]
+    first = out[0]
+    if ledger.is_tracing():
+        size = sum(one.largest for one in out)
+        ledger.record(f"local -> {first.describe()}", "local", {}, size, f"np.{name}")
+    if any(isinstance(x, DTensor) and x._shards is None for x in there):
+        return tuple(DTensor(spec, None) for spec in out)
+    columns = [blocks_for(first, x) if isinstance(x, DTensor) else [x] * len(first.slots) for x in there]
+    results: list[list[Any]] = [[] for _ in out]
+    for blocks in zip(*columns, strict=True):
+        made = kernel(*blocks)
+        for column, block, spec in zip(results, made if len(out) > 1 else (made,), out, strict=True):
+            array = np.asarray(block)
+            column.append(array if array.dtype == spec.dtype else array.astype(spec.dtype))
+    return tuple(DTensor(spec, tuple(column)) for spec, column in zip(out, results, strict=True))
+
+
+def _call_where(
+    ufunc: np.ufunc, inputs: Sequence[Any], where: Any, outs: Sequence[Any], options: dict[str, Any]
+) -> tuple[DTensor, ...]:
+    """Call a ufunc where a mask is true; elsewhere the result is `out`, or zero."""
+    if np.asarray(where).dtype != np.bool_ if not isinstance(where, DTensor) else where.dtype != np.bool_:
+        raise TypeError("where= must be an array of booleans")
+    if ufunc.nout != 1:
+        raise UnshardableError(f"where= of np.{ufunc.__name__}, which has several results, is not built")
+    (target,) = outs
+    dtype = result_dtypes(ufunc, inputs, options, [None if target is None else target.dtype])[0]
+    arrays = [x for x in (*inputs, where, target) if isinstance(x, DTensor)]
+    shape = np.broadcast_shapes(*(x.shape for x in arrays)) if target is None else target.shape
+    axes = choose_axes(tuple(x.spec for x in arrays), shape) if target is None else target.spec.axes
+    out = spec_of(arrays[0].spec.grid, shape, dtype if target is None else target.dtype, axes)
+    count = len(inputs)
+
+    def kernel(*blocks: Any) -> Any:
+        start = next(
+            block.shape for block in blocks if isinstance(block, np.ndarray) and block.ndim == len(shape)
+        )
+        made = np.zeros(np.broadcast_shapes(start, *(np.shape(b) for b in blocks)), out.dtype)
+        if target is not None:
+            made[...] = blocks[count + 1]
+        ufunc(*blocks[:count], out=made, where=blocks[count], **options)
+        return made
+
+    operands = [*inputs, where] + ([] if target is None else [target])
+    placed = [
+        x.spec.complete().replace(axes=aligned(x.shape, shape, axes)) if isinstance(x, DTensor) else None
+        for x in operands
+    ]
+    return run_local(ufunc.__name__, kernel, operands, placed, (out,))
+
+
+def can_cast(source: Any, target: np.dtype[Any], casting: Any) -> bool:
+    """Return whether a casting rule allows to cast one dtype to another."""
+    return bool(np.can_cast(source, target, casting=casting))
+
+
+def check_out(target: Any, name: str) -> None:
+    """Refuse a plain array that is to take a result."""
+    if not isinstance(target, DTensor):
+        raise UnshardableError(
+            f"out= of np.{name} on sharded arrays must be one, too, not {type(target).__name__}"
+        )
+
+
+def store(result: DTensor, target: DTensor, casting: str) -> DTensor:
+    """Make an array take the value of a result, in its own layout and dtype."""
+    if result.shape != target.shape:
+        np.broadcast_shapes(result.shape, target.shape)
+        raise ValueError(
+            f"non-broadcastable output operand with shape {target.shape} doesn't match the broadcast "
+            f"shape {result.shape}"
+        )
+    if result.dtype != target.dtype:
+        if not can_cast(result.dtype, target.dtype, casting):
+            raise TypeError(
+                f"Cannot cast output from {result.dtype!r} to {target.dtype!r} with casting rule {casting!r}"
+            )
+        result = astype(result, target.dtype, "unsafe")
+    spec = target.spec.complete()
+    moved = bring(result, spec, "out=")
+    if moved is result:
+        moved = DTensor(spec, result._shards)
+    target._spec = spec
+    target.replace_with(moved)
+    return target
+
+
+@hook("astype")
+def astype(x: DTensor, dtype: np.dtype[Any], casting: str = "unsafe") -> DTensor:
+    """Return an array with another dtype."""
+    if not can_cast(x.dtype, dtype, casting):
+        raise TypeError(
+            f"Cannot cast array data from {x.dtype!r} to {dtype!r} according to the rule {casting!r}"
+        )
+    spec = x.spec.complete()
+    (result,) = run_local(
+        "astype", lambda block: block.astype(dtype), [x], [spec], (spec.replace(dtype=dtype),)
+    )
+    return result

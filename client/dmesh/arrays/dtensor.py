@@ -1,0 +1,476 @@
+"""`DTensor`: a NumPy array that lies on the devices of a mesh, in shards or in copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from dmesh.arrays import ledger
+from dmesh.arrays.dispatch.registry import FUNCTIONS, HOOKS, REFUSED, name_of
+from dmesh.arrays.policy import check_gather
+from dmesh.arrays.spec import Spec
+from dmesh.arrays.transfer.execute import run_exchange
+from dmesh.arrays.transfer.mapping import Exchange
+from dmesh.arrays.transfer.plan import Reduce, plan
+from dmesh.errors import UnshardableError
+from dmesh.layout import Layout
+from dmesh.mesh import Mesh
+
+Shards = tuple[NDArray[Any], ...]
+
+
+def _operator(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
+    def method(self: DTensor, other: Any) -> Any:
+        if getattr(other, "__array_ufunc__", self) is None:
+            return NotImplemented
+        return HOOKS["binary"](ufunc, self, other)
+
+    return method
+
+
+def _reflected(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
+    def method(self: DTensor, other: Any) -> Any:
+        if getattr(other, "__array_ufunc__", self) is None:
+            return NotImplemented
+        return HOOKS["binary"](ufunc, other, self)
+
+    return method
+
+
+def _in_place(ufunc: np.ufunc) -> Callable[[DTensor, Any], DTensor]:
+    def method(self: DTensor, other: Any) -> DTensor:
+        result: DTensor = HOOKS["ufunc"](ufunc, "__call__", (self, other), {"out": (self,)})
+        return result
+
+    return method
+
+
+def _unary(ufunc: np.ufunc) -> Callable[[DTensor], Any]:
+    def method(self: DTensor) -> Any:
+        return HOOKS["ufunc"](ufunc, "__call__", (self,), {})
+
+    return method
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> DTensor:
+    """Call a function of NumPy, which returns a sharded array for one."""
+    result: DTensor = function(*args, **kwargs)
+    return result
+
+
+class DTensor:
+    """NumPy array that lies on the devices of a mesh.
+
+    NumPy's functions and operators take it and return sharded arrays; docs/arrays.md says what holds for
+    them.
+    All clients of the mesh must call the same operations in the same order. Arrays are made by the functions
+    of `dmesh`: `copy_to_mesh`, `zeros`, `arange`, `from_function`, `from_local`.
+
+    Args:
+        spec: Where it lies.
+        shards: This client's blocks, one for each slot of the spec; None for an array that only plans.
+    """
+
+    __slots__ = ("_memo", "_owned", "_shards", "_spec")
+    __hash__ = None  # type: ignore[assignment]  # like NumPy's arrays
+    _spec: Spec
+    _shards: Shards | None
+    _owned: bool  # whether nothing else uses the memory of the shards, so that it may be written to
+    _memo: DTensor | None  # the complete array, once contributions have been reduced
+
+    def __init__(self, spec: Spec, shards: Shards | None) -> None:
+        self._spec = spec
+        self._shards = shards
+        self._owned = False
+        self._memo = None
+
+    # What it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> Spec:
+        """Placement, as rules see it."""
+        return self._spec
+
+    @property
+    def layout(self) -> Layout:
+        """Layout. Contributions that are yet to be reduced are not in it; see `partial`."""
+        return self._spec.layout
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self._spec.grid.mesh
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Mesh dimensions along which the devices hold contributions that are yet to be reduced."""
+        return tuple(self._spec.grid.names[axis] for axis in self._spec.partial)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return self._spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self._spec.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole array."""
+        return self._spec.size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._spec.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self._spec.size * self._spec.dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return HOOKS["repr"](self)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str:
+        return HOOKS["html"](self)  # type: ignore[no-any-return]
+
+    # Its parts ----------------------------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> Shards:
+        """This client's blocks, by slot, for reading and for sharing: later writes copy them first.
+
+        Raises:
+            UnshardableError: The array only plans, within `explain`.
+        """
+        if self._shards is None:
+            raise UnshardableError(
+                f"{ledger.current_operation('this operation')} depends on the values of an array, so it "
+                "cannot be "
+                "explained without running it"
+            )
+        self._owned = False
+        return self._shards
+
+    def to_local(self) -> list[NDArray[Any]]:
+        """Return this client's blocks as read-only views, one for each of its devices, in their order.
+
+        Blocks of an array with contributions that are yet to be reduced are complete: they are reduced first.
+        """
+        whole = move(self, self._spec.complete())
+        views = []
+        for slot in whole.spec.slot_of:
+            view = whole.blocks[slot].view()
+            view.flags.writeable = False
+            views.append(view)
+        return views
+
+    def full(self) -> NDArray[Any]:
+        """Return the whole array, on every client, as a NumPy array of its own."""
+        with ledger.operation("full"):
+            return move(self, self._spec.replicated()).blocks[0].copy()
+
+    def numpy(self) -> NDArray[Any]:
+        """Return a replicated array as a NumPy array, as TensorFlow's `numpy()` does.
+
+        Raises:
+            ImplicitGatherError: The array is sharded, and the policy forbids to gather it.
+        """
+        return self.__array__()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a sharded array cannot become a NumPy array without a copy")
+        with ledger.operation("np.asarray"):
+            target = self._spec.replicated()
+            check_gather("np.asarray", self._spec, target)
+            found = move(self, target).blocks[0].copy()
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def item(self, *index: Any) -> Any:
+        """Return an element as a Python scalar, on every client."""
+        one = self
+        if index:
+            if len(index) == 1 and self.ndim != 1 and not isinstance(index[0], tuple):
+                index = tuple(int(i) for i in np.unravel_index(index[0], self.shape))
+            one = self[index[0] if isinstance(index[0], tuple) else index]
+        if one.size != 1:
+            raise ValueError("can only convert an array of size 1 to a Python scalar")
+        with ledger.operation("item"):
+            return move(one, one._spec.replicated()).blocks[0].item()
+
+    def tolist(self) -> NoReturn:
+        """Refuse: `x.full().tolist()` says that the whole array is gathered."""
+        raise UnshardableError("tolist() would gather the whole array: x.full().tolist() does so")
+
+    def __bool__(self) -> bool:
+        if self.size > 1:
+            raise ValueError(
+                "The truth value of an array with more than one element is ambiguous. Use a.any() or a.all()"
+            )
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self.ndim or self.dtype.kind not in "iu":
+            raise TypeError("only integer scalar arrays can be converted to a scalar index")
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.size == 1 else repr(self)
+
+    def __iter__(self) -> Iterator[DTensor]:
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
+        if self._spec.axes[0] >= 0 and not self._spec.is_whole:
+            raise UnshardableError(
+                f"iteration over {self._spec.describe()} would communicate for each element: use NumPy's "
+                "functions "
+                "on the whole array, or dmesh.shard_map on the blocks"
+            )
+        return (self[at] for at in range(self.shape[0]))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
+
+    def __getitem__(self, index: Any) -> DTensor:
+        return HOOKS["getitem"](self, index)  # type: ignore[no-any-return]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        HOOKS["setitem"](self, index, value)
+
+    def replace_with(self, other: DTensor) -> None:
+        """Take the value of an array of the same placement: what operations in place end with."""
+        assert other._spec is self._spec
+        self._shards, self._owned, self._memo = other._shards, other._owned, None
+        other._owned = False
+
+    def writable(self) -> Shards:
+        """Return this client's blocks for writing, copied first if anything else may use their memory."""
+        if not self._owned:
+            self._shards = tuple(block.copy() for block in self.blocks)
+            self._owned = True
+        self._memo = None
+        assert self._shards is not None
+        return self._shards
+
+    def alias(self) -> DTensor:
+        """Return another array of the same blocks; writing to either copies them first."""
+        return DTensor(self._spec, None if self._shards is None else self.blocks)
+
+    # NumPy's protocols --------------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return HOOKS["ufunc"](ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        handler = FUNCTIONS.get(func)
+        if handler is None:
+            return _refuse(func)
+        with ledger.operation(f"np.{name_of(func)}"):
+            return handler(*args, **kwargs)
+
+    # Methods ------------------------------------------------------------------------------------------------
+
+    @property
+    def T(self) -> DTensor:
+        """The array with its dimensions in reverse order."""
+        return _call(np.transpose, self)
+
+    @property
+    def mT(self) -> DTensor:
+        """The array with its last two dimensions exchanged."""
+        if self.ndim < 2:
+            raise ValueError("matrix transpose with ndim < 2 is undefined")
+        return _call(np.swapaxes, self, -1, -2)
+
+    @property
+    def real(self) -> DTensor:
+        """Real part."""
+        return _call(np.real, self)
+
+    @property
+    def imag(self) -> DTensor:
+        """Imaginary part."""
+        return _call(np.imag, self)
+
+    def astype(
+        self, dtype: DTypeLike, order: str = "K", casting: str = "unsafe", copy: bool = True
+    ) -> DTensor:
+        """Return the array with another dtype."""
+        del order, copy
+        return HOOKS["astype"](self, np.dtype(dtype), casting)  # type: ignore[no-any-return]
+
+    def copy(self, order: str = "C") -> DTensor:
+        """Return a copy."""
+        del order
+        return _call(np.copy, self)
+
+    def reshape(self, *shape: Any, order: str = "C") -> DTensor:
+        """Return the array with another shape; see `numpy.reshape`."""
+        lengths = shape[0] if len(shape) == 1 else shape
+        return _call(np.reshape, self, lengths, order=order)
+
+    def transpose(self, *axes: Any) -> DTensor:
+        """Return the array with its dimensions in another order; see `numpy.transpose`."""
+        order = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], Sequence)) else axes
+        return _call(np.transpose, self, order or None)
+
+    def fill(self, value: Any) -> None:
+        """Set all elements."""
+        self[...] = value
+
+    def dot(self, other: Any) -> DTensor:
+        """Return `numpy.dot` of the two arrays."""
+        return _call(np.dot, self, other)
+
+    __add__, __radd__, __iadd__ = _operator(np.add), _reflected(np.add), _in_place(np.add)
+    __sub__, __rsub__ = _operator(np.subtract), _reflected(np.subtract)
+    __mul__, __rmul__ = _operator(np.multiply), _reflected(np.multiply)
+    __truediv__, __rtruediv__ = _operator(np.true_divide), _reflected(np.true_divide)
+    __floordiv__, __rfloordiv__ = _operator(np.floor_divide), _reflected(np.floor_divide)
+    __mod__, __rmod__ = _operator(np.remainder), _reflected(np.remainder)
+    __divmod__, __rdivmod__ = _operator(np.divmod), _reflected(np.divmod)
+    __pow__, __rpow__ = _operator(np.power), _reflected(np.power)
+    __lshift__, __rlshift__ = _operator(np.left_shift), _reflected(np.left_shift)
+    __rshift__, __rrshift__ = _operator(np.right_shift), _reflected(np.right_shift)
+    __and__, __rand__ = _operator(np.bitwise_and), _reflected(np.bitwise_and)
+    __or__, __ror__ = _operator(np.bitwise_or), _reflected(np.bitwise_or)
+    __xor__, __rxor__ = _operator(np.bitwise_xor), _reflected(np.bitwise_xor)
+    __matmul__, __rmatmul__ = _operator(np.matmul), _reflected(np.matmul)
+    __isub__, __imul__, __itruediv__ = (
+        _in_place(np.subtract),
+        _in_place(np.multiply),
+        _in_place(np.true_divide),
+    )
+    __ifloordiv__, __imod__, __ipow__ = (
+        _in_place(np.floor_divide),
+        _in_place(np.remainder),
+        _in_place(np.power),
+    )
+    __ilshift__, __irshift__ = _in_place(np.left_shift), _in_place(np.right_shift)
+    __iand__, __ior__, __ixor__ = (
+        _in_place(np.bitwise_and),
+        _in_place(np.bitwise_or),
+        _in_place(np.bitwise_xor),
+    )
+    __imatmul__ = _in_place(np.matmul)
+    __lt__, __le__, __gt__, __ge__ = (
+        _operator(np.less), _operator(np.less_equal), _operator(np.greater), _operator(np.greater_equal)
+    )  # fmt: skip
+    __eq__, __ne__ = _operator(np.equal), _operator(np.not_equal)
+    __neg__, __pos__, __abs__, __invert__ = (
+        _unary(np.negative), _unary(np.positive), _unary(np.absolute), _unary(np.invert)
+    )  # fmt: skip
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: DTensor, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__name__ = function.__name__
+    method.__doc__ = f"Return `numpy.{function.__name__}` of the array."
+    return method
+
+
+for _function in (
+    np.all, np.any, np.argmax, np.argmin, np.argsort, np.clip, np.cumprod, np.cumsum, np.diagonal, np.max,
+    np.mean,
+    np.min, np.nonzero, np.prod, np.ptp, np.ravel, np.repeat, np.round, np.searchsorted, np.squeeze,
+    np.std, np.sum,
+    np.swapaxes, np.take, np.trace, np.var,
+):  # fmt: skip
+    setattr(
+        DTensor,
+        {"amax": "max", "amin": "min"}.get(_function.__name__, _function.__name__),
+        _method(_function),
+    )
+DTensor.flatten = lambda self, order="C": np.ravel(self, order=order)  # type: ignore[attr-defined]
+DTensor.conj = DTensor.conjugate = _unary(np.conjugate)  # type: ignore[attr-defined]
+
+
+def _refuse(func: Callable[..., Any]) -> NoReturn:
+    name = name_of(func)
+    reason = REFUSED.get(name, "not built for sharded arrays")
+    raise UnshardableError(
+        f"np.{name} is refused: {reason}. dmesh.shard_map runs a NumPy function on the blocks; x.full() "
+        "is the whole "
+        "array. docs/coverage.md lists what there is"
+    )
+
+
+def move(x: DTensor, target: Spec) -> DTensor:
+    """Return the array in another placement of the same shape and dtype; itself if it is there already.
+
+    Contributions are reduced once: the complete array is kept for later calls.
+    """
+    spec = x._spec
+    if spec is target:
+        return x
+    source = x if x._memo is None else x._memo
+    shards = None if source._shards is None else source.blocks
+    now = source._spec
+    if now is target:
+        return DTensor(now, shards)
+    for step in plan(now, target):
+        if ledger.is_tracing():
+            ledger.record(
+            f"{step.kind} {step.source.describe()} -> {step.target.describe()}", step.kind,
+            step.bytes_by_client(), step.target.largest, "relayout",
+        )  # fmt: skip
+        if shards is not None:
+            shards = step.run(shards)
+        now = step.target
+        if isinstance(step, Reduce) and not now.partial:
+            x._memo = DTensor(now, shards)
+    return DTensor(now, shards)
+
+
+def exchange(x: DTensor, mapping: Exchange, target: Spec, into: DTensor | None = None) -> DTensor:
+    """Carry out a mapping of an array's elements.
+
+    Args:
+        x: The source.
+        mapping: What goes where.
+        target: Placement of the target.
+        into: The target, if its other elements are to stay; it is written to.
+    """
+    itemsize = x.dtype.itemsize
+    if ledger.is_tracing():
+        ledger.record(
+        f"exchange {x.spec.describe()} -> {target.describe()}", "exchange",
+        {client: n * itemsize for client, n in mapping.moved.items()}, target.largest, "exchange",
+    )  # fmt: skip
+    if x._shards is None or (into is not None and into._shards is None):
+        return DTensor(target, None)
+    blocks = run_exchange(mapping, x.blocks, x.dtype, None if into is None else into.writable())
+    return DTensor(target, blocks) if into is None else into
+
+
+def is_dtensor(x: ArrayLike | DTensor) -> bool:
+    """Return whether something is a sharded array."""
+    return isinstance(x, DTensor)

@@ -1,0 +1,472 @@
+"""Products: matmul, dot, einsum and their relatives, as contractions of labeled dimensions.
+
+Each mesh axis cuts at most one label. A label that is summed and cut leaves a partial sum. The smaller
+operand
+may be gathered for that: of all ways, the one that moves the fewest bytes is taken, the reduction of the
+result
+included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dmesh.arrays.dispatch.operands import check_operand, free_axes, grid_among, product_of
+from dmesh.arrays.dispatch.protocol import GENERALIZED
+from dmesh.arrays.dispatch.reduction import normalized_axes, reduce
+from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
+from dmesh.arrays.dtensor import DTensor, move
+from dmesh.arrays.ops import mappings
+from dmesh.arrays.policy import check_gather
+from dmesh.arrays.spec import WHOLE, Spec, spec_of
+from dmesh.arrays.transfer.plan import cost
+from dmesh.errors import UnshardableError
+
+Labels = tuple[Any, ...]
+
+
+@lru_cache(maxsize=1024)
+def assign(
+    a: Spec, b: Spec, left: Labels, right: Labels, out: Labels, dtype: np.dtype[Any]
+) -> tuple[tuple[int, Any], ...]:
+    """Return the label that each mesh axis cuts: the cheapest choice among those of the operands."""
+    grid = a.grid
+    options: list[list[Any]] = []
+    for axis in range(len(grid.sizes)):
+        found: list[Any] = []
+        for spec, labels in ((a, left), (b, right)):
+            if axis in spec.axes:
+                label = labels[spec.axes.index(axis)]
+                if label not in found:
+                    found.append(label)
+        options.append([*found, None])
+    lengths = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
+    smaller = "a" if a.size * a.dtype.itemsize <= b.size * b.dtype.itemsize else "b"
+
+    def price(choice: tuple[Any, ...]) -> tuple[int, int]:
+        cut = {label: axis for axis, label in enumerate(choice) if label is not None}
+        if len(cut) != sum(label is not None for label in choice):
+            return 1 << 62, 0
+        needed_a = a.complete().replace(axes=[cut.get(label, WHOLE) for label in left])
+        needed_b = b.complete().replace(axes=[cut.get(label, WHOLE) for label in right])
+        grown = needed_b if smaller == "a" else needed_a
+        before = b if smaller == "a" else a
+        forbidden = grown.shards < before.shards and grown.largest > before.complete().largest
+        shape = tuple(lengths[label] for label in out)
+        partial = [axis for label, axis in cut.items() if label not in out]
+        result = spec_of(
+            grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, "sum" if partial else ""
+        )
+        moved = cost(a, needed_a) + cost(b, needed_b)
+        if result.partial:
+            moved += cost(result, result.complete())
+        return (1 << 61 if forbidden else 0) + moved, result.largest
+
+    choices: list[tuple[Any, ...]] = list(product_of(options))
+    best: tuple[Any, ...] = min(choices, key=price)
+    return tuple(enumerate(best))
+
+
+def contract(
+    name: str, kernel: Callable[[Any, Any], Any], a: DTensor, b: DTensor, left: Labels, right: Labels,
+    out: Labels, dtype: np.dtype[Any],
+) -> DTensor:  # fmt: skip
+    """Return the product of two arrays, summed over the labels that the result does not have."""
+    for label, n in zip(right, b.shape, strict=True):
+        if label in left and a.shape[left.index(label)] != n:
+            raise ValueError(
+                f"{name}: shapes {a.shape} and {b.shape} do not fit: {a.shape[left.index(label)]} and "
+                f"{n} are summed "
+                "together"
+            )
+    op = "any" if dtype.kind == "b" else "sum"
+    choice = assign(a.spec, b.spec, left, right, out, dtype)
+    cut = {label: axis for axis, label in choice if label is not None}
+    needed = [
+        x.spec.complete().replace(axes=[cut.get(label, WHOLE) for label in labels])
+        for x, labels in ((a, left), (b, right))
+    ]
+    larger, at = (a, 0) if a.nbytes > b.nbytes else (b, 1)
+    check_gather(name, larger.spec, needed[at])
+    lengths = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
+    partial = [axis for label, axis in cut.items() if label not in out]
+    shape = tuple(lengths[label] for label in out)
+    target = spec_of(
+        a.spec.grid, shape, dtype, [cut.get(label, WHOLE) for label in out], partial, op if partial else ""
+    )
+    there = [move(x, spec) for x, spec in zip((a, b), needed, strict=True)]
+    (result,) = run_local(name.removeprefix("np."), kernel, there, needed, (target,))
+    return result
+
+
+def _arrays(name: str, *operands: Any) -> None:
+    for x in operands:
+        check_operand(x, name)
+    grid_among([x for x in operands if isinstance(x, DTensor)], name)
+
+
+def matmul(a: Any, b: Any, /, **kwargs: Any) -> DTensor:
+    """Return the matrix product, `np.matmul`."""
+    _arrays("np.matmul", a, b)
+    if not isinstance(a, DTensor) or not isinstance(b, DTensor) or not a.ndim or not b.ndim:
+        raise ValueError("matmul: Input operand does not have enough dimensions")
+    kwargs = {key: value for key, value in kwargs.items() if key not in ("order", "subok", "casting")}
+    dtype = np.dtype(kwargs.pop("dtype", None) or _matmul_dtype(a.dtype, b.dtype))
+    if kwargs:
+        raise UnshardableError(f"np.matmul of sharded arrays has no argument {next(iter(kwargs))}=")
+    lead = max(a.ndim, b.ndim, 2) - 2
+    batch = tuple(f"b{i}" for i in range(lead))
+    left = (*batch[lead - max(a.ndim - 2, 0) :], "i", "k") if a.ndim > 1 else ("k",)
+    right = (*batch[lead - max(b.ndim - 2, 0) :], "k", "j") if b.ndim > 1 else ("k",)
+    # Batch dimensions of length 1 are broadcast: they have labels of their own, and are never cut.
+    shapes = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    left = _own_ones(left, a.shape, batch, shapes, "a")
+    right = _own_ones(right, b.shape, batch, shapes, "b")
+    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise ValueError(
+            f"matmul: Input operand 1 has a mismatch in its core dimension 0: shapes {a.shape} and {b.shape}"
+        )
+    out: Labels = (*batch, *(["i"] if a.ndim > 1 else []), *(["j"] if b.ndim > 1 else []))
+    a, b = (x if x.dtype == dtype else astype(x, dtype) for x in (a, b))
+    return contract(
+        "np.matmul", np.matmul, _whole_ones(a, left), _whole_ones(b, right), left, right, out, dtype
+    )
+
+
+def _matmul_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    return np.matmul.resolve_dtypes((a, b, None))[2]
+
+
+def _own_ones(labels: Labels, shape: Sequence[int], batch: Labels, full: Sequence[int], side: str) -> Labels:
+    lead = len(batch)
+    return tuple(
+        f"{side}1{label}"
+        if label in batch and n == 1 and full[len(full) - lead + batch.index(label)] != 1
+        else label
+        for label, n in zip(labels, shape, strict=True)
+    )
+
+
+def _whole_ones(x: DTensor, labels: Labels) -> DTensor:
+    """Return an operand that is whole along the dimensions of length 1 that are broadcast."""
+    spec = x.spec
+    ones = [
+        d for d, label in enumerate(labels) if label[1:2] == "1" and len(label) > 2 and spec.axes[d] != WHOLE
+    ]
+    if not ones:
+        return x
+    return move(
+        x, spec.complete().replace(axes=[WHOLE if d in ones else axis for d, axis in enumerate(spec.axes)])
+    )
+
+
+GENERALIZED[np.matmul] = matmul
+
+
+@implements(np.tensordot)
+def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """Return the sum of products over some dimensions of both arrays."""
+    _arrays("np.tensordot", a, b)
+    if isinstance(axes, (int, np.integer)):
+        first, second = list(range(a.ndim - int(axes), a.ndim)), list(range(int(axes)))
+    else:
+        first, second = (
+            [int(d) for d in (x if isinstance(x, (list, tuple, np.ndarray)) else [x])] for x in axes
+        )
+    first, second = [d % a.ndim for d in first], [d % b.ndim for d in second]
+    if len(first) != len(second) or any(a.shape[i] != b.shape[j] for i, j in zip(first, second, strict=True)):
+        raise ValueError("shape-mismatch for sum")
+    left = [f"a{d}" for d in range(a.ndim)]
+    right = [f"b{d}" for d in range(b.ndim)]
+    for number, (i, j) in enumerate(zip(first, second, strict=True)):
+        left[i] = right[j] = f"k{number}"
+    out = (*(x for x in left if x[0] != "k"), *(x for x in right if x[0] != "k"))
+    dtype = np.result_type(a.dtype, b.dtype)
+
+    def kernel(x: Any, y: Any) -> Any:
+        return np.tensordot(x, y, axes=(first, second))
+
+    return contract("np.tensordot", kernel, a, b, tuple(left), tuple(right), out, dtype)
+
+
+@implements(np.dot)
+def dot(a: Any, b: Any, out: Any = None) -> Any:
+    """Return the dot product."""
+    _arrays("np.dot", a, b)
+    if not getattr(a, "ndim", 0) or not getattr(b, "ndim", 0):
+        result = elementwise(np.multiply, (a, b), {})
+    elif b.ndim == 1:
+        result = tensordot(a, b, ([a.ndim - 1], [0]))
+    else:
+        result = tensordot(a, b, ([a.ndim - 1], [b.ndim - 2]))
+    return result if out is None else store(result, out, "same_kind")
+
+
+@implements(np.inner)
+def inner(a: Any, b: Any, /) -> Any:
+    """Return the sum of products over the last dimensions."""
+    _arrays("np.inner", a, b)
+    if not getattr(a, "ndim", 0) or not getattr(b, "ndim", 0):
+        return elementwise(np.multiply, (a, b), {})
+    return tensordot(a, b, ([a.ndim - 1], [b.ndim - 1]))
+
+
+@implements(np.vdot)
+def vdot(a: Any, b: Any, /) -> Any:
+    """Return the dot product of two arrays as vectors, the first one conjugated."""
+    _arrays("np.vdot", a, b)
+    x = mappings.reshape(elementwise(np.conjugate, (a,), {}), (a.size,))
+    return tensordot(x, mappings.reshape(b, (b.size,)), 1)
+
+
+@implements(np.outer)
+def outer(a: Any, b: Any, out: Any = None) -> Any:
+    """Return the products of all pairs of elements."""
+    _arrays("np.outer", a, b)
+    if not isinstance(a, DTensor) or not isinstance(b, DTensor):
+        raise UnshardableError("np.outer of a sharded array and a number: use *")
+    x, y = mappings.reshape(a, (a.size, 1)), mappings.reshape(b, (1, b.size))
+    result = elementwise(np.multiply, (x, y), {})
+    return result if out is None else store(result, out, "same_kind")
+
+
+def _vector(name: str, subscripts: str) -> Callable[..., Any]:
+    def function(a: Any, b: Any, /, **kwargs: Any) -> Any:
+        _arrays(name, a, b)
+        if kwargs:
+            raise UnshardableError(f"{name} of sharded arrays has no argument {next(iter(kwargs))}=")
+        x = elementwise(np.conjugate, (a,), {}) if a.dtype.kind == "c" and subscripts[:6] != "...ij," else a
+        return einsum(subscripts, x, b)
+
+    return function
+
+
+for _name, _subscripts in (
+    ("vecdot", "...k,...k->..."), ("matvec", "...ij,...j->...i"), ("vecmat", "...i,...ij->...j")
+):  # fmt: skip
+    if hasattr(np, _name):
+        GENERALIZED[getattr(np, _name)] = _vector(f"np.{_name}", _subscripts)
+
+
+@implements(np.linalg.matmul if hasattr(np.linalg, "matmul") else None)
+def linalg_matmul(x1: Any, x2: Any, /) -> Any:
+    """Return the matrix product."""
+    return matmul(x1, x2)
+
+
+@implements(getattr(np.linalg, "tensordot", None))
+def linalg_tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
+    """Return the sum of products over some dimensions."""
+    return tensordot(x1, x2, axes)
+
+
+@implements(getattr(np.linalg, "outer", None))
+def linalg_outer(x1: Any, x2: Any, /) -> Any:
+    """Return the products of all pairs of elements of two vectors."""
+    if x1.ndim != 1 or x2.ndim != 1:
+        raise ValueError("Input arrays must be one-dimensional")
+    return outer(x1, x2)
+
+
+@implements(np.linalg.multi_dot)
+def multi_dot(arrays: Any, *, out: Any = None) -> Any:
+    """Return the product of several matrices, from left to right."""
+    result = arrays[0]
+    for x in arrays[1:]:
+        result = dot(result, x)
+    return result if out is None else store(result, out, "same_kind")
+
+
+@implements(np.linalg.matrix_power)
+def matrix_power(a: Any, n: int) -> Any:
+    """Return a power of a square matrix; negative ones, which need the inverse, are refused."""
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise np.linalg.LinAlgError("Last 2 dimensions of the array must be square")
+    if n <= 0:
+        raise UnshardableError("np.linalg.matrix_power is built for exponents of 1 and more")
+    result, base = None, a
+    while n:
+        if n & 1:
+            result = base if result is None else matmul(result, base)
+        n >>= 1
+        if n:
+            base = matmul(base, base)
+    return result
+
+
+# Einsum -----------------------------------------------------------------------------------------------------
+
+
+def _parse(subscripts: str, operands: Sequence[DTensor]) -> tuple[list[Labels], Labels]:
+    text = subscripts.replace(" ", "")
+    inputs, arrow, result = text.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(operands):
+        raise ValueError(
+            "more operands provided to einstein sum function than specified in the subscripts string"
+            if len(operands) > len(terms)
+            else "fewer operands provided to einstein sum function than specified in the subscripts string"
+        )
+    longest = 0
+    for term, x in zip(terms, operands, strict=True):
+        if "..." in term:
+            longest = max(longest, x.ndim - len(term.replace("...", "")))
+    dots = tuple(f".{i}" for i in range(longest))
+    found = []
+    for term, x in zip(terms, operands, strict=True):
+        before, ellipsis, after = term.partition("...")
+        count = x.ndim - len(before) - len(after)
+        if count < 0 or (count and not ellipsis):
+            raise ValueError(
+                f"einstein sum subscripts string {term!r} does not fit an operand of {x.ndim} dimensions"
+            )
+        found.append((*before, *dots[longest - count :], *after))
+    if arrow:
+        before, ellipsis, after = result.partition("...")
+        out: Labels = (*before, *(dots if ellipsis else ()), *after)
+    else:
+        every = [label for labels in found for label in labels if not label.startswith(".")]
+        out = (*dots, *sorted({label for label in every if every.count(label) == 1}))
+    known = {label for labels in found for label in labels}
+    if any(label not in known for label in out) or len(set(out)) != len(out):
+        raise ValueError(
+            f"einstein sum subscripts string {subscripts!r} has an output that does not fit its inputs"
+        )
+    return found, out
+
+
+@implements(np.einsum)
+def einsum(*operands: Any, out: Any = None, optimize: Any = False, **kwargs: Any) -> Any:
+    """Return sums of products that labels describe; operands are combined from left to right."""
+    del optimize
+    if not operands or not isinstance(operands[0], str):
+        raise UnshardableError(
+            "np.einsum of sharded arrays takes its labels as a string, such as 'ij,jk->ik'"
+        )
+    if any(
+        kwargs.get(key) not in (None, usual)
+        for key, usual in (("dtype", None), ("order", "K"), ("casting", "safe"))
+    ):
+        raise UnshardableError("np.einsum of sharded arrays has no arguments dtype=, order= and casting=")
+    arrays = list(operands[1:])
+    _arrays("np.einsum", *arrays)
+    if not all(isinstance(x, DTensor) for x in arrays):
+        raise UnshardableError("np.einsum of sharded arrays and numbers: multiply the result")
+    terms, result = _parse(operands[0], arrays)
+    labels, x = _reduced(arrays[0], terms[0], set(result).union(*terms[1:]))
+    for at, (y, term) in enumerate(zip(arrays[1:], terms[1:], strict=True), 1):
+        later = set(result).union(*terms[at + 1 :])
+        other, y = _reduced(y, term, set(labels) | later)
+        kept = tuple(dict.fromkeys(label for label in (*labels, *other) if label in later))
+        x = _einsum_pair(x, y, labels, other, kept)
+        labels = kept
+    final = _reduced(x, labels, set(result))
+    labels, x = final
+    x = mappings.moved_dims(x, [labels.index(label) for label in result]) if labels != result else x
+    return x if out is None else store(x, out, "same_kind")
+
+
+def _reduced(x: DTensor, labels: Labels, needed: set[Any]) -> tuple[Labels, DTensor]:
+    """Return an operand without repeated labels, summed over those that nothing else needs."""
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            i = labels.index(label)
+            j = labels.index(label, i + 1)
+            x = _diagonal(x, i, j)
+            labels = (*(one for d, one in enumerate(labels) if d not in (i, j)), label)
+    gone = tuple(d for d, label in enumerate(labels) if label not in needed)
+    if gone:
+        x = reduce(np.add if x.dtype.kind != "b" else np.logical_or, x, gone, x.dtype)
+        labels = tuple(label for d, label in enumerate(labels) if d not in gone)
+    return labels, x
+
+
+def _einsum_pair(a: DTensor, b: DTensor, left: Labels, right: Labels, out: Labels) -> DTensor:
+    lengths: dict[Any, int] = {}
+    for label, n in [*zip(left, a.shape, strict=True), *zip(right, b.shape, strict=True)]:
+        if lengths.get(label, n) not in (n, 1) and n != 1:
+            raise ValueError(
+                f"operands could not be broadcast together: label {label!r} has lengths {lengths[label]} "
+                f"and {n}"
+            )
+        lengths[label] = max(lengths.get(label, 1), n) if n != 0 else 0
+    for number, (x, labels) in enumerate(((a, left), (b, right))):
+        short = [d for d, label in enumerate(labels) if x.shape[d] != lengths[label]]
+        if short:
+            full = _broadcast_to(x, tuple(lengths[label] for label in labels))
+            a, b = (full, b) if number == 0 else (a, full)
+    letters = {label: chr(97 + at) for at, label in enumerate(dict.fromkeys((*left, *right)))}
+    text = ",".join("".join(letters[x] for x in labels) for labels in (left, right))
+    text += "->" + "".join(letters[x] for x in out)
+    dtype = np.result_type(a.dtype, b.dtype)
+    shared = [label for label in left if label in right and label not in out]
+    matrix = not any(label in right for label in left if label in out) and shared
+
+    def kernel(x: Any, y: Any) -> Any:
+        return np.einsum(text, x, y, optimize=bool(matrix))
+
+    return contract("np.einsum", kernel, a, b, left, right, out, dtype)
+
+
+def _broadcast_to(x: DTensor, shape: tuple[int, ...]) -> DTensor:
+    broadcast: Any = np.broadcast_to
+    result: DTensor = broadcast(x, shape)
+    return result
+
+
+def _diagonal(x: DTensor, i: int, j: int, offset: int = 0) -> DTensor:
+    """Return a diagonal of two dimensions, as the last one; both are whole on each device for that."""
+    spec = free_axes(x.spec, [i, j])
+    rows, columns = spec.shape[i], spec.shape[j]
+    count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
+    rest = [d for d in range(spec.ndim) if d not in (i, j)]
+    target = spec_of(
+        spec.grid, (*(spec.shape[d] for d in rest), count), spec.dtype, [*(spec.axes[d] for d in rest), WHOLE]
+    )
+    (result,) = run_local("diagonal", lambda b: np.diagonal(b, offset, i, j).copy(), [x], [spec], (target,))
+    return result
+
+
+@implements(np.diagonal)
+def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    """Return a diagonal of two dimensions."""
+    (i,), (j,) = normalized_axes(axis1, a.ndim), normalized_axes(axis2, a.ndim)
+    if i == j:
+        raise ValueError("axis1 and axis2 cannot be the same")
+    return _diagonal(a, i, j, offset)
+
+
+@implements(getattr(np.linalg, "diagonal", None))
+def linalg_diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    """Return the diagonals of matrices."""
+    return _diagonal(x, x.ndim - 2, x.ndim - 1, offset)
+
+
+@implements(np.trace)
+def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
+    """Return the sum of a diagonal."""
+    return reduce(np.add, diagonal(a, offset, axis1, axis2), -1, dtype, out)
+
+
+@implements(getattr(np.linalg, "trace", None))
+def linalg_trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    """Return the sums of the diagonals of matrices."""
+    return reduce(np.add, linalg_diagonal(x, offset=offset), -1, dtype)
+
+
+@implements(np.kron)
+def kron(a: Any, b: Any) -> Any:
+    """Return the Kronecker product."""
+    _arrays("np.kron", a, b)
+    ndim = max(a.ndim, b.ndim)
+    x = mappings.reshape(a, tuple(n for m in (1,) * (ndim - a.ndim) + a.shape for n in (m, 1)))
+    y = mappings.reshape(b, tuple(n for m in (1,) * (ndim - b.ndim) + b.shape for n in (1, m)))
+    product = elementwise(np.multiply, (x, y), {})
+    return mappings.reshape(
+        product, tuple(p * q for p, q in zip(product.shape[::2], product.shape[1::2], strict=True))
+    )

@@ -1,0 +1,197 @@
+"""Questions about arrays, look-ups in tables that every device gets, and matrices of covariance."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.ufunc import astype
+from dmesh.arrays.dtensor import DTensor, move
+from dmesh.arrays.ops.selection import local_elementwise, where_
+from dmesh.errors import UnshardableError
+
+
+def _like(x: Any) -> Any:
+    """Return something of the same dtype and without elements, for functions that look at that alone."""
+    return np.empty(0, x.dtype) if isinstance(x, DTensor) else x
+
+
+def _table(x: Any) -> Any:
+    """Return a table as every client has it; a sharded one is read whole."""
+    return move(x, x.spec.replicated()).blocks[0] if isinstance(x, DTensor) else np.asarray(x)
+
+
+@implements(np.shape, note="local")
+def shape(a: Any) -> tuple[int, ...]:
+    """Return the shape."""
+    return tuple(a.shape)
+
+
+@implements(np.ndim, note="local")
+def ndim(a: Any) -> int:
+    """Return the number of dimensions."""
+    return int(a.ndim)
+
+
+@implements(np.size, note="local")
+def size(a: Any, axis: Any = None) -> int:
+    """Return the number of elements, or the length of a dimension."""
+    return int(a.size if axis is None else a.shape[axis])
+
+
+@implements(np.result_type, note="local")
+def result_type(*args: Any) -> Any:
+    """Return the dtype of an operation's result."""
+    return np.result_type(*map(_like, args))
+
+
+@implements(np.common_type, note="local")
+def common_type(*arrays: Any) -> Any:
+    """Return the inexact dtype that arrays have in common."""
+    return np.common_type(*map(_like, arrays))
+
+
+@implements(np.min_scalar_type, note="local")
+def min_scalar_type(a: Any, /) -> Any:
+    """Return the dtype."""
+    return np.min_scalar_type(_like(a))
+
+
+@implements(np.can_cast, note="local")
+def can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
+    """Return whether the dtype can be cast."""
+    return np.can_cast(from_.dtype if isinstance(from_, DTensor) else from_, to, casting)
+
+
+@implements(getattr(np, "astype", None), note="local")
+def astype_(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+    """Return an array with another dtype."""
+    del copy, device
+    return astype(x, np.dtype(dtype))
+
+
+@implements(np.searchsorted, note="local")
+def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
+    """Return where values belong in a sorted table, which every device gets whole."""
+    table, order = _table(a), None if sorter is None else _table(sorter)
+    if not isinstance(v, DTensor):
+        return np.searchsorted(table, v, side, order)
+    return local_elementwise(
+        "searchsorted", lambda b: np.asarray(np.searchsorted(table, b, side, order)), [v], np.intp
+    )
+
+
+@implements(np.digitize, note="local")
+def digitize(x: Any, bins: Any, right: bool = False) -> Any:
+    """Return the bins of values; every device gets the bins' edges whole."""
+    edges = _table(bins)
+    if not isinstance(x, DTensor):
+        return np.digitize(x, edges, right)
+    np.digitize(np.empty(0), edges, right)  # refuses edges that are not in order
+    return local_elementwise("digitize", lambda b: np.asarray(np.digitize(b, edges, right)), [x], np.intp)
+
+
+@implements(np.interp, note="local")
+def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
+    """Return values of a piecewise linear function, whose points every device gets whole."""
+    points, values = _table(xp), _table(fp)
+    if not isinstance(x, DTensor):
+        return np.interp(x, points, values, left, right, period)
+    dtype = np.interp(np.zeros(1), points, values).dtype
+    return local_elementwise(
+        "interp", lambda b: np.asarray(np.interp(b, points, values, left, right, period)), [x], dtype
+    )
+
+
+@implements(np.isin, note="local")
+def isin(
+    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *, kind: Any = None
+) -> Any:
+    """Return whether elements are among others, which every device gets whole."""
+    table = _table(test_elements)
+    if not isinstance(element, DTensor):
+        return np.isin(element, table, assume_unique, invert, kind=kind)
+    return local_elementwise(
+        "isin", lambda b: np.asarray(np.isin(b, table, False, invert, kind=kind)), [element], bool
+    )
+
+
+@implements(np.select)
+def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    """Return elements by the first of several conditions that is true."""
+    if len(condlist) != len(choicelist):
+        raise ValueError("list of cases must be same length as list of conditions")
+    if not condlist:
+        raise ValueError("select with an empty condition list is not possible")
+    result = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        result = where_(condition, choice, result)
+    return result
+
+
+@implements(np.cov)
+def cov(
+    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None, fweights: Any = None,
+    aweights: Any = None, *, dtype: Any = None,
+) -> Any:  # fmt: skip
+    """Return the covariance matrix of variables."""
+    if y is not None or fweights is not None or aweights is not None or m.ndim != 2:
+        raise UnshardableError("np.cov of sharded arrays takes one matrix, and no weights")
+    kind = np.result_type(m.dtype, np.float64) if dtype is None else np.dtype(dtype)
+    rows = astype(m if rowvar else m.T, np.dtype(kind))
+    n = rows.shape[1]
+    left = n - (ddof if ddof is not None else 0 if bias else 1)
+    if left <= 0:
+        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
+        left = 0
+    mean: Any = np.mean
+    centered = rows - mean(rows, axis=1, keepdims=True)
+    product = centered @ (np.conjugate(centered.T) if kind.kind == "c" else centered.T)
+    squeeze: Any = np.squeeze
+    return squeeze(product * np.true_divide(1, left))
+
+
+@implements(np.corrcoef)
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Any:
+    """Return the correlation coefficients of variables."""
+    c = cov(x, y, rowvar, dtype=dtype)
+    if not c.ndim:
+        return c / c
+    diagonal: Any = np.diagonal
+    deviation = np.sqrt(diagonal(c).real)
+    return c / deviation[:, None] / deviation[None, :]
+
+
+@implements(getattr(np.linalg, "vecdot", None))
+def linalg_vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """Return the sums of products along a dimension, the first array conjugated."""
+    product: Any = np.conjugate(x1) * x2
+    return product.sum(axis=axis)
+
+
+@implements(getattr(np.linalg, "matrix_transpose", None))
+def linalg_matrix_transpose(x: Any, /) -> Any:
+    """Return an array with its last two dimensions exchanged; nothing moves."""
+    return x.mT
+
+
+@implements(getattr(np.linalg, "vector_norm", None))
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+    """Return the norms of vectors."""
+    norm: Any = np.linalg.norm
+    if axis is None:
+        found = norm(x.reshape(x.size), ord, 0)
+        return found.reshape((1,) * x.ndim) if keepdims else found
+    if isinstance(axis, tuple):
+        raise UnshardableError("np.linalg.vector_norm of sharded arrays takes one dimension, or None")
+    return norm(x, ord, axis, keepdims)
+
+
+@implements(getattr(np.linalg, "matrix_norm", None))
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+    """Return the norms of matrices."""
+    norm: Any = np.linalg.norm
+    return norm(x, ord, (x.ndim - 2, x.ndim - 1), keepdims)

@@ -1,0 +1,419 @@
+"""Choice of elements: where, take, clip, masks, and comparisons of whole arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dmesh.arrays.dispatch.operands import (
+    PYTHON_SCALARS,
+    aligned,
+    bring,
+    check_operand,
+    choose_axes,
+    grid_among,
+)
+from dmesh.arrays.dispatch.reduction import NO_VALUE, normalized_axes, reduce
+from dmesh.arrays.dispatch.registry import implements
+from dmesh.arrays.dispatch.ufunc import astype, elementwise, run_local, store
+from dmesh.arrays.dtensor import DTensor, move
+from dmesh.arrays.indexing import compress, counted
+from dmesh.arrays.ops import mappings
+from dmesh.arrays.spec import WHOLE, spec_of
+from dmesh.errors import UnshardableError
+
+_f: Any  # NumPy's functions, by families
+
+
+def local_elementwise(name: str, kernel: Any, inputs: Sequence[Any], dtype: Any) -> DTensor:
+    """Call a kernel that works element by element, on operands that are broadcast together."""
+    for x in inputs:
+        check_operand(x, name)
+    arrays = [x for x in inputs if isinstance(x, DTensor)]
+    grid = grid_among(arrays, name)
+    shape = np.broadcast_shapes(*(x.shape for x in arrays))
+    axes = choose_axes(tuple(x.spec for x in arrays), shape)
+    placed = [
+        x.spec.complete().replace(axes=aligned(x.shape, shape, axes)) if isinstance(x, DTensor) else None
+        for x in inputs
+    ]
+    (result,) = run_local(name, kernel, inputs, placed, (spec_of(grid, shape, np.dtype(dtype), axes),))
+    return result
+
+
+def _typed(values: Sequence[Any]) -> list[Any]:
+    return [
+        x.dtype if isinstance(x, DTensor) else x if type(x) in PYTHON_SCALARS else np.asarray(x).dtype
+        for x in values
+    ]
+
+
+def where_(condition: Any, x: Any, y: Any) -> DTensor:
+    """Return elements of one array where a condition is true, of another one elsewhere."""
+    return local_elementwise("where", np.where, [condition, x, y], np.result_type(*_typed([x, y])))
+
+
+@implements(np.where)
+def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+    """Return elements by a condition; with the condition alone, the indices where it is true."""
+    if x is None and y is None:
+        return nonzero(condition)
+    if x is None or y is None:
+        raise ValueError("either both or neither of x and y should be given")
+    return where_(condition, x, y)
+
+
+@implements(np.clip)
+def clip(
+    a: Any,
+    a_min: Any = None,
+    a_max: Any = None,
+    out: Any = None,
+    *,
+    min: Any = None,
+    max: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Return values limited to an interval."""
+    if a_min is NO_VALUE:
+        a_min = None
+    if a_max is NO_VALUE:
+        a_max = None
+    low, high = (min if a_min is None else a_min), (max if a_max is None else a_max)
+    low = None if low is NO_VALUE else low
+    high = None if high is NO_VALUE else high
+    if low is None and high is None:
+        return elementwise(np.positive, (a,), {"out": None if out is None else (out,)})
+    options = {"out": None if out is None else (out,), **kwargs}
+    if high is None:
+        return elementwise(np.maximum, (a, low), options)
+    if low is None:
+        return elementwise(np.minimum, (a, high), options)
+    return elementwise(np.minimum, (elementwise(np.maximum, (a, low), kwargs), high), options)
+
+
+@implements(np.round, np.around)
+def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
+    """Return values rounded to some decimals."""
+    dtype = np.round(np.ones(1, a.dtype), decimals).dtype
+    result = local_elementwise("round", lambda b: np.round(b, decimals), [a], dtype)
+    return result if out is None else store(result, out, "same_kind")
+
+
+def _simple(function: Any, *names: str) -> Any:
+    """Return a handler of a function of one array that works element by element."""
+
+    def handler(a: Any, *args: Any, **kwargs: Any) -> Any:
+        out = kwargs.pop("out", None)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, DTensor) or (isinstance(value, np.ndarray) and value.ndim):
+                raise UnshardableError(
+                    f"np.{function.__name__} of a sharded array takes numbers as its other arguments"
+                )
+        dtype = np.asarray(function(np.ones(1, a.dtype), *args, **kwargs)).dtype
+        result = local_elementwise(
+            function.__name__, lambda b: np.asarray(function(b, *args, **kwargs)), [a], dtype
+        )
+        return result if out is None else store(result, out, "same_kind")
+
+    return handler
+
+
+for _f in (
+    np.real,
+    np.imag,
+    np.angle,
+    np.nan_to_num,
+    np.sinc,
+    np.i0,
+    np.fix,
+    np.isneginf,
+    np.isposinf,
+    np.iscomplex,
+    np.isreal,
+):
+    implements(_f, note="local")(_simple(_f))
+
+
+@implements(np.real_if_close, note="local")
+def real_if_close(a: Any, tol: float = 100) -> Any:
+    """Return the array itself: whether it is close to a real one depends on its elements."""
+    if a.dtype.kind != "c":
+        return a
+    raise UnshardableError("np.real_if_close has a dtype that depends on the elements: use np.real")
+
+
+@implements(np.iscomplexobj, note="local")
+def iscomplexobj(x: Any) -> bool:
+    """Return whether the dtype is complex."""
+    return bool(x.dtype.kind == "c")
+
+
+@implements(np.isrealobj, note="local")
+def isrealobj(x: Any) -> bool:
+    """Return whether the dtype is not complex."""
+    return bool(x.dtype.kind != "c")
+
+
+@implements(np.isclose)
+def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
+    """Return whether elements are close."""
+    return local_elementwise(
+        "isclose", lambda x, y: np.asarray(np.isclose(x, y, rtol, atol, equal_nan)), [a, b], bool
+    )
+
+
+def _truth(x: DTensor) -> bool:
+    return bool(reduce(np.logical_and, x, None))
+
+
+@implements(np.allclose)
+def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> bool:
+    """Return whether all elements are close: on every client the same."""
+    return _truth(isclose(a, b, rtol, atol, equal_nan))
+
+
+@implements(np.array_equal)
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
+    """Return whether two arrays have the same shape and elements: on every client the same."""
+    for x in (a1, a2):
+        check_operand(x, "np.array_equal")
+    if getattr(a1, "shape", ()) != getattr(a2, "shape", ()):
+        return False
+    same = elementwise(np.equal, (a1, a2), {})
+    if equal_nan:
+        same = elementwise(
+            np.logical_or,
+            (
+                same,
+                elementwise(
+                    np.logical_and, (elementwise(np.isnan, (a1,), {}), elementwise(np.isnan, (a2,), {})), {}
+                ),
+            ),
+            {},
+        )
+    return _truth(same)
+
+
+@implements(np.array_equiv)
+def array_equiv(a1: Any, a2: Any) -> bool:
+    """Return whether two arrays are equal once they are broadcast together."""
+    try:
+        np.broadcast_shapes(a1.shape, a2.shape)
+    except ValueError:
+        return False
+    return _truth(elementwise(np.equal, (a1, a2), {}))
+
+
+# Lists of elements ------------------------------------------------------------------------------------------
+
+
+def _indices(indices: Any) -> Any:
+    """Return indices as every client has them; sharded ones are read whole."""
+    return (
+        move(indices, indices.spec.replicated()).blocks[0]
+        if isinstance(indices, DTensor)
+        else np.asarray(indices)
+    )
+
+
+@implements(np.take)
+def take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
+    """Return the elements at a list of indices of a dimension; sharded indices are read whole."""
+    if not isinstance(a, DTensor):
+        raise UnshardableError(
+            "np.take from a plain array by sharded indices: dmesh.copy_to_mesh makes it a sharded one"
+        )
+    x, dim = (mappings.reshape(a, (a.size,)), 0) if axis is None else (a, normalized_axes(axis, a.ndim)[0])
+    values = _indices(indices)
+    if values.dtype.kind not in "iu" and values.size:
+        raise TypeError(
+            f"Cannot cast array data from {values.dtype!r} to dtype('int64') according to the rule 'safe'"
+        )
+    n = x.shape[dim]
+    flat = values.reshape(-1).astype(np.intp)
+    if mode == "raise":
+        if flat.size and (flat.min() < -n or flat.max() >= n):
+            raise IndexError(
+                f"index {flat.max() if flat.max() >= n else flat.min()} is out of bounds for axis {dim} "
+                f"with size {n}"
+            )
+        flat = np.where(flat < 0, flat + n, flat)
+    else:
+        flat = flat % n if mode == "wrap" else np.clip(flat, 0, n - 1)
+    taken = mappings.take_along(x, flat, dim)
+    result = mappings.reshape(taken, (*x.shape[:dim], *values.shape, *x.shape[dim + 1 :]))
+    return result if out is None else store(result, out, "same_kind")
+
+
+@implements(np.compress)
+def compress_(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
+    """Return the elements of a dimension where a condition is true; a sharded condition is read whole."""
+    chosen = np.flatnonzero(_indices(condition))
+    return take(a, chosen, axis, out)
+
+
+@implements(np.extract)
+def extract(condition: Any, arr: Any) -> Any:
+    """Return the elements where a condition is true."""
+    if isinstance(condition, DTensor) and isinstance(arr, DTensor) and condition.shape == arr.shape:
+        return compress(arr, condition if condition.dtype == np.bool_ else astype(condition, np.dtype(bool)))
+    return take(arr, np.flatnonzero(_indices(condition)))
+
+
+@implements(np.flatnonzero)
+def flatnonzero(a: Any) -> Any:
+    """Return the indices, in one dimension, of the elements that are not zero."""
+    flat = mappings.reshape(a, (a.size,))
+    flat = bring(flat, flat.spec.complete(), "np.flatnonzero")
+    spec, found = flat.spec, []
+    for (region,), block in zip(spec.regions, flat.blocks, strict=True):
+        found.append(np.flatnonzero(block) + region[0])
+    return counted(flat, found)
+
+
+@implements(np.nonzero)
+def nonzero(a: Any) -> Any:
+    """Return the indices of the elements that are not zero, dimension by dimension."""
+    if not a.ndim:
+        raise ValueError(
+            "Calling nonzero on 0d arrays is not allowed. Use np.atleast_1d(scalar).nonzero() instead."
+        )
+    flat = flatnonzero(a)
+    results = []
+    for dim, n in enumerate(a.shape):
+        stride = math.prod(a.shape[dim + 1 :])
+        results.append(
+            elementwise(
+                np.remainder, (elementwise(np.floor_divide, (flat, max(stride, 1)), {}), max(n, 1)), {}
+            )
+        )
+    return tuple(results)
+
+
+@implements(np.argwhere)
+def argwhere(a: Any) -> Any:
+    """Return the indices of the elements that are not zero, one row for each."""
+    return np.stack(nonzero(np.atleast_1d(a)), axis=1)[:, : a.ndim]
+
+
+def _triangle(lower: bool) -> Any:
+    def function(m: Any, k: int = 0) -> Any:
+        x: Any = m if m.ndim > 1 else np.broadcast_to(m, (m.shape[0], m.shape[0]))
+        spec = x.spec.complete()
+        there = bring(x, spec, "np.tril" if lower else "np.triu")
+        if there._shards is None:
+            return DTensor(spec, None)
+        blocks = []
+        for region, block in zip(spec.regions, there.blocks, strict=True):
+            rows = np.arange(*region[-2])[:, None]
+            columns = np.arange(*region[-1])
+            keep = columns - rows <= k if lower else columns - rows >= k
+            blocks.append(np.where(keep, block, np.zeros((), block.dtype)))
+        return DTensor(spec, tuple(blocks))
+
+    return function
+
+
+implements(np.tril)(_triangle(True))
+implements(np.triu)(_triangle(False))
+
+
+@implements(np.diag)
+def diag(v: Any, k: int = 0) -> Any:
+    """Return a diagonal of a matrix, or the matrix of a diagonal."""
+    if v.ndim == 2:
+        return np.diagonal(v, k)
+    if v.ndim != 1:
+        raise ValueError("Input must be 1- or 2-d.")
+    n = v.shape[0] + abs(k)
+    row: Any = np.pad(v, (max(k, 0), max(-k, 0)))
+    whole: Any = np.broadcast_to(row, (n, n))
+    target = whole.spec
+    if whole._shards is None:
+        return DTensor(target, None)
+    blocks = []
+    for region, block in zip(target.regions, whole.blocks, strict=True):
+        on = np.arange(*region[1]) - np.arange(*region[0])[:, None] == k
+        blocks.append(np.where(on, block, np.zeros((), block.dtype)))
+    return DTensor(target, tuple(blocks))
+
+
+@implements(np.diagflat)
+def diagflat(v: Any, k: int = 0) -> Any:
+    """Return the matrix of a diagonal."""
+    return diag(mappings.reshape(v, (v.size,)), k)
+
+
+@implements(np.vander)
+def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
+    """Return the powers of the elements, one row for each."""
+    n = x.shape[0] if N is None else N
+    dtype = np.vander(np.ones(1, x.dtype), n).dtype
+    spec = x.spec.complete()
+    target = spec_of(spec.grid, (x.shape[0], n), dtype, (spec.axes[0], WHOLE))
+    (result,) = run_local("vander", lambda b: np.vander(b, n, increasing), [x], [spec], (target,))
+    return result
+
+
+@implements(np.bincount)
+def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> Any:
+    """Return how often each number occurs, as a partial sum."""
+    if x.ndim != 1:
+        raise ValueError("object too deep for desired array")
+    if x.dtype.kind not in "iub":
+        raise TypeError(
+            f"Cannot cast array data from {x.dtype!r} to dtype('int64') according to the rule 'safe'"
+        )
+    highest = int(reduce(np.maximum, x, None).item()) if x.size else -1
+    if x.size and int(reduce(np.minimum, x, None).item()) < 0:
+        raise ValueError("'list' argument must have no negative elements")
+    n = max(highest + 1, minlength)
+    spec = x.spec.complete()
+    over = [axis for axis in spec.axes if axis != WHOLE]
+    operands: list[Any] = [x]
+    placed: list[Any] = [spec]
+    if weights is not None:
+        check_operand(weights, "np.bincount")
+        operands.append(weights)
+        placed.append(weights.spec.complete().replace(axes=spec.axes))
+    dtype = np.dtype(np.intp if weights is None else np.float64)
+    target = spec_of(spec.grid, (n,), dtype, None, over, "sum" if over else "")
+    (result,) = run_local("bincount", lambda b, w=None: np.bincount(b, w, n), operands, placed, (target,))
+    return result
+
+
+@implements(np.histogram)
+def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
+    """Return how many elements lie in each bin, as a partial sum, and the bins' edges as a plain array."""
+    if weights is not None or isinstance(bins, (str, DTensor)):
+        raise UnshardableError(
+            "np.histogram of sharded arrays takes no weights=, and bins as a number or a plain array"
+        )
+    flat = mappings.reshape(a, (a.size,)) if a.ndim != 1 else a
+    if range is None and np.ndim(bins) == 0 and a.size:
+        range = (reduce(np.minimum, flat, None).item(), reduce(np.maximum, flat, None).item())
+    edges = np.histogram_bin_edges(np.empty(0, a.dtype), bins, range)
+    spec = flat.spec.complete()
+    over = [axis for axis in spec.axes if axis != WHOLE]
+    target = spec_of(spec.grid, (len(edges) - 1,), np.dtype(np.intp), None, over, "sum" if over else "")
+
+    def kernel(block: Any) -> Any:
+        return np.histogram(block, bins, range)[0] if np.ndim(bins) == 0 else np.histogram(block, bins)[0]
+
+    (counts,) = run_local("histogram", kernel, [flat], [spec], (target,))
+    if density:
+        return elementwise(np.true_divide, (counts, reduce(np.add, counts, None)), {}) / _widths(
+            counts, edges
+        ), edges
+    return counts, edges
+
+
+def _widths(like: DTensor, edges: Any) -> DTensor:
+    from dmesh.arrays.creation import scattered
+
+    widths = np.diff(edges)
+    return scattered(widths, spec_of(like.spec.grid, widths.shape, widths.dtype))

@@ -1,0 +1,121 @@
+"""Execution of plans on a client's shards: copies between its devices, and one call for those of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dmesh.arrays import ledger
+from dmesh.arrays.transfer.mapping import Exchange, Piece
+from dmesh.collectives.counts import known_exchange
+from dmesh.collectives.group import Group
+from dmesh.collectives.request import Request
+
+Array = NDArray[Any]
+Shards = tuple[Array, ...]
+
+
+def run_exchange(
+    plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any], into: Sequence[Array] | None = None
+) -> Shards:
+    """Carry out a mapping.
+
+    Args:
+        plan: What goes where.
+        shards: This client's blocks of the source.
+        dtype: Of the elements.
+        into: This client's blocks of the target, to be written to; by default new ones, or views of the
+            source's where a block is a part of one.
+
+    Returns:
+        The target's blocks.
+    """
+    arrived: list[tuple[Piece, Array]] = []
+    if plan.communicates:
+        arrived = _communicate(plan, shards, dtype)
+    targets: list[Array | None] = list(into) if into is not None else [None] * len(plan.shapes)
+    ledger.count("exchange", sum(values.nbytes for _, values in arrived))
+    by_target: dict[int, int] = {}
+    for piece in (*plan.local, *(piece for piece, _ in arrived)):
+        by_target[piece.target] = by_target.get(piece.target, 0) + 1
+    for piece in plan.local:
+        values = shards[piece.source][piece.take]
+        if piece.moves:
+            ledger.count("exchange", values.nbytes)
+        target = targets[piece.target]
+        shape = plan.shapes[piece.target]
+        if target is None and by_target[piece.target] == 1 and values.shape == shape:
+            targets[piece.target] = values
+            continue
+        if target is None:
+            target = targets[piece.target] = np.empty(shape, dtype)
+        target[piece.put] = values
+    for piece, values in arrived:
+        target = targets[piece.target]
+        if target is None:
+            if by_target[piece.target] == 1 and values.shape == plan.shapes[piece.target]:
+                targets[piece.target] = values
+                continue
+            target = targets[piece.target] = np.empty(plan.shapes[piece.target], dtype)
+        target[piece.put] = values
+    return tuple(
+        np.empty(shape, dtype) if target is None else target
+        for target, shape in zip(targets, plan.shapes, strict=True)
+    )
+
+
+def _communicate(plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any]) -> list[tuple[Piece, Array]]:
+    """Send all pieces for other clients in one call; return those that have come."""
+    group = plan.grid.group()
+    outgoing = np.empty(sum(plan.matrix[group.rank]), dtype)
+    at = 0
+    for pieces in plan.sends:
+        for piece in pieces:
+            size = math.prod(piece.shape)
+            outgoing[at : at + size].reshape(piece.shape)[...] = shards[piece.source][piece.take]
+            at += size
+    incoming = call(group, known_exchange(group.size, group.rank, outgoing, plan.matrix))
+    found, at = [], 0
+    for pieces in plan.receives:
+        for piece in pieces:
+            size = math.prod(piece.shape)
+            found.append((piece, incoming[at : at + size].reshape(piece.shape)))
+            at += size
+    return found
+
+
+def call(group: Group, request: Request) -> Array:
+    """Make a call that says which operation makes it, and where in the program."""
+    labeled = request.labeled(ledger.current_operation("relayout"), ledger.place())
+    result: Array = group.call(labeled, None, False)
+    return result
+
+
+def reduce_among(group: Group, array: Array, op: Any, counts: Sequence[int] | None = None) -> Array:
+    """Reduce a flat array among clients; with counts, each gets its block of the result."""
+    if counts is None:
+        reduced = call(group, group.requests.make("all_reduce", array, op=op, compress=None))
+        ledger.count("all_reduce", 2 * array.nbytes * (group.size - 1) // group.size)
+        return reduced
+    request = group.requests.make("reduce_scatter", array, op=op, axis=0, counts=tuple(counts))
+    ledger.count("reduce_scatter", array.nbytes * (group.size - 1) // group.size)
+    return call(group, request)
+
+
+def gather_rows(group: Group, rows: Array, counts: Sequence[int]) -> Array:
+    """Return the rows of all clients of a group, of which each has some."""
+    lengths = None if len(set(counts)) == 1 else tuple(counts)
+    gathered = call(group, group.requests.make("all_gather", rows, axis=0, counts=lengths))
+    ledger.count("all_gather", gathered.nbytes - rows.nbytes)
+    return gathered
+
+
+def gather_counts(group: Group, numbers: Array) -> Array:
+    """Return the numbers of all clients of a group, one row for each."""
+    gathered = call(group, group.requests.make("all_gather", numbers, axis=None, counts=None))
+    ledger.count("counts", gathered.nbytes - numbers.nbytes)
+    return gathered

@@ -1,0 +1,188 @@
+"""Functions that bring arrays to a mesh, to another layout, and back: TensorFlow's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dmesh.arrays import ledger
+from dmesh.arrays.creation import from_local, scattered
+from dmesh.arrays.dtensor import DTensor, is_dtensor, move
+from dmesh.arrays.grid import grid_of
+from dmesh.arrays.spec import Spec, check_dtype, spec_for
+from dmesh.errors import LayoutError, MeshError, MeshMismatchError, UnshardableError
+from dmesh.layout import Layout
+from dmesh.mesh import Mesh, default_mesh
+
+
+def copy_to_mesh(
+    tensor: ArrayLike | DTensor, layout: Layout, source_layout: Layout | None = None, *, uneven: bool = False
+) -> DTensor:
+    """Return a sharded array of a plain one that all clients have alike, or of a sharded one; see `relayout`.
+
+    ```python
+    x = dmesh.copy_to_mesh(np.arange(8.0), dmesh.Layout(["x"], mesh))
+    ```
+
+    Args:
+        tensor: A NumPy array, with the same elements on every client: nothing is sent, and nobody
+        compares. Or a
+            sharded array.
+        layout: Where it goes.
+        source_layout: Kept for TensorFlow's sake; a sharded array knows its layout.
+        uneven: Whether a length need not be a multiple of the number of shards: the last ones are shorter.
+
+    Raises:
+        LayoutError: The layout does not fit the array.
+        UnshardableError: The elements are Python objects.
+    """
+    del source_layout
+    return relayout(tensor, layout, uneven=uneven)
+
+
+def relayout(
+    tensor: ArrayLike | DTensor, layout: Layout, name: str | None = None, *, uneven: bool = False
+) -> DTensor:
+    """Return an array in another layout of its mesh: cut, gathered, or cut along another dimension.
+
+    Args:
+        tensor: The array; a plain one must have the same elements on every client.
+        layout: Where it goes; `MATCH` keeps the sharding of a dimension.
+        name: Kept for TensorFlow's sake.
+        uneven: Whether a length need not be a multiple of the number of shards: the last ones are shorter.
+
+    Raises:
+        LayoutError: The layout does not fit the array.
+        MeshMismatchError: The layout is of another mesh than the array.
+    """
+    del name
+    if not isinstance(tensor, DTensor):
+        if not isinstance(layout, Layout):
+            raise LayoutError(f"expected a dmesh.Layout, got {type(layout).__name__}: {layout!r:.200}")
+        array = np.asarray(tensor)
+        spec = spec_for(layout, array.shape, check_dtype(array.dtype), uneven=uneven)
+        return scattered(array, spec)
+    with ledger.operation("relayout"):
+        return _moved(tensor, spec_for(layout, tensor.shape, tensor.dtype, tensor.spec, uneven=uneven))
+
+
+def _moved(tensor: DTensor, target: Spec) -> DTensor:
+    if target.grid is not tensor.spec.grid:
+        raise MeshMismatchError(
+            "relayout stays on the array's mesh; copy_to_mesh(x.full(), layout) brings it to another one"
+        )
+    result = move(tensor, target)
+    return result if result is not tensor else tensor.alias()
+
+
+def relayout_like(tensor: ArrayLike | DTensor, layout_tensor: DTensor, name: str | None = None) -> DTensor:
+    """Return an array in the layout of another one; see `relayout`.
+
+    Raises:
+        UnshardableError: `layout_tensor` is no sharded array.
+    """
+    return relayout(tensor, fetch_layout(layout_tensor), name, uneven=True)
+
+
+def fetch_layout(tensor: DTensor) -> Layout:
+    """Return the layout of a sharded array.
+
+    Raises:
+        UnshardableError: It is no sharded array.
+    """
+    if not isinstance(tensor, DTensor):
+        raise UnshardableError(
+            f"fetch_layout expects a sharded array, got {type(tensor).__name__}: {tensor!r:.100}"
+        )
+    return tensor.layout
+
+
+def check_layout(tensor: DTensor, layout: Layout) -> None:
+    """Raise if an array has another layout.
+
+    Raises:
+        LayoutError: It has.
+        UnshardableError: It is no sharded array.
+    """
+    found = fetch_layout(tensor)
+    if found != layout:
+        raise LayoutError(
+            f"the layout of the array is {found.sharding_specs} on mesh {found.mesh.to_string()}, but "
+            f"{layout.sharding_specs} on mesh {layout.mesh.to_string()} was expected"
+        )
+
+
+def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
+    """Return a sharded array of this client's blocks, all of the same shape; nothing is sent.
+
+    Args:
+        tensors: One block for each of this client's devices, in their order. Blocks of devices that have
+        the same
+            part of the array are not compared: the first one's counts.
+        layout: Where the array lies.
+
+    Raises:
+        LayoutError: The number of blocks, their shapes or their rank do not fit.
+        UnshardableError: Their dtypes differ.
+    """
+    arrays = [np.asarray(tensor) for tensor in tensors]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise LayoutError(
+            f"pack needs blocks of one shape, got {sorted(shapes)}; from_local(blocks, layout, shape) "
+            "takes others"
+        )
+    return from_local(arrays, layout)
+
+
+def unpack(tensor: DTensor) -> list[NDArray[Any]]:
+    """Return this client's blocks, one for each of its devices, as read-only views; see `DTensor.to_local`.
+
+    Raises:
+        UnshardableError: It is no sharded array.
+    """
+    if not isinstance(tensor, DTensor):
+        raise UnshardableError(
+            f"unpack expects a sharded array, got {type(tensor).__name__}: {tensor!r:.100}"
+        )
+    return tensor.to_local()
+
+
+def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any) -> Any:
+    """Call a function and return its result in a layout; without a layout, as it is.
+
+    ```python
+    x = dmesh.call_with_layout(np.ones, dmesh.Layout(["x", "unsharded"], mesh), (8, 3))
+    ```
+
+    Args:
+        fn: Returns an array, the same on every client.
+        layout: Where the result goes.
+        *args: For the function.
+        **kwargs: For the function.
+
+    Raises:
+        LayoutError: The layout does not fit the result.
+    """
+    result = fn(*args, **kwargs)
+    return result if layout is None else relayout(result, layout)
+
+
+@contextmanager
+def run_on(mesh: Mesh) -> Iterator[None]:
+    """Use a mesh as the default within the block: TensorFlow's former name of `default_mesh`."""
+    if not isinstance(mesh, Mesh):
+        raise MeshError(f"run_on takes a Mesh, got {type(mesh).__name__}")
+    grid_of(mesh)
+    with default_mesh(mesh):
+        yield
+
+
+__all__ = [
+    "call_with_layout", "check_layout", "copy_to_mesh", "fetch_layout", "is_dtensor", "pack", "relayout",
+    "relayout_like", "run_on", "unpack",
+]  # fmt: skip
