@@ -102,7 +102,12 @@ def test_an_interrupt_before_the_cell_begins_is_not_lost(kept: Kept) -> None:
             kept.clients.run("1 / 0 if me == 1 else __import__('time').sleep(600)")
 
 
-def test_an_error_inside_a_collective_is_told_by_the_rank_that_began_it(kept: Kept) -> None:
+def test_an_error_inside_a_collective_is_told_by_the_rank_that_began_it(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        kept.clients, "_timeout_after_failure", 3.0
+    )  # the default: all ranks fail by themselves
     with pytest.raises(CellError) as caught:
         kept.clients.run("dmesh.collectives.all_reduce(np.ones(3 if me == 2 else 4))")
     text = str(caught.value)
@@ -111,7 +116,10 @@ def test_an_error_inside_a_collective_is_told_by_the_rank_that_began_it(kept: Ke
     kept.clients.run("dmesh.collectives.reset()")
 
 
-def test_the_same_error_on_all_ranks_is_shown_once(kept: Kept) -> None:
+def test_the_same_error_on_all_ranks_is_shown_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        kept.clients, "_timeout_after_failure", 3.0
+    )  # the default: all ranks fail by themselves
     with pytest.raises(CellError) as caught:
         kept.clients.run("nothing_of_that_name")
     text = str(caught.value)
