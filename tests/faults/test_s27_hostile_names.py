@@ -45,8 +45,8 @@ ATTRIBUTES = {
 }  # fmt: skip
 
 LINKS = {
-    "/static/dashboard.css", "/static/vendor/uplot.css", "/static/views.css", "/static/icon.svg", "/static/app.js", "/logout",
-    "/api/v1/clusters",
+    "/static/dashboard.css", "/static/vendor/uplot.css", "/static/views.css", "/static/icon.svg",
+    "/static/app.js", "/logout", "/api/v1/clusters",
 }  # fmt: skip
 
 

@@ -190,8 +190,7 @@ def from_local(blocks: Sequence[ArrayLike], layout: Layout, shape: Sequence[int]
             block by the layout take the first one's.
         layout: Where the array lies.
         shape: Shape of the whole array. None if all blocks, on all clients, are as long as the first one:
-        then
-            it is a multiple of that.
+            then it is a multiple of that.
 
     Raises:
         LayoutError: The number of blocks or their shapes do not fit the layout.

@@ -51,16 +51,14 @@ def shard_map(
     Args:
         fn: Takes the blocks, and returns one for each of `out_layouts`. Must not write to its arguments.
         in_layouts: Layout of each argument, to which it is brought first; None for one that every device
-        gets as
-            it is. A single layout is that of all arguments.
+            gets as it is. A single layout is that of all arguments.
         out_layouts: Layout of each result: a sequence if there are several. The blocks must have the
-        lengths that
-            the layout gives them: ceil(length / shards), the last ones shorter or empty.
+            lengths that the layout gives them: ceil(length / shards), the last ones shorter
+            or empty.
         halo: For each argument, the number of elements that a block gets from its neighbors, on both sides of
             each dimension; None for an argument without.
         boundary: At the ends of the array: `"clip"` for blocks without neighbors there, `"wrap"` for an
-        array that
-            goes on at its other end.
+            array that goes on at its other end.
 
     Returns:
         The function.

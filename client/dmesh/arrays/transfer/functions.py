@@ -30,8 +30,7 @@ def copy_to_mesh(
 
     Args:
         tensor: A NumPy array, with the same elements on every client: nothing is sent, and nobody
-        compares. Or a
-            sharded array.
+            compares. Or a sharded array.
         layout: Where it goes.
         source_layout: Kept for TensorFlow's sake; a sharded array knows its layout.
         uneven: Whether a length need not be a multiple of the number of shards: the last ones are shorter.
@@ -121,8 +120,7 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
 
     Args:
         tensors: One block for each of this client's devices, in their order. Blocks of devices that have
-        the same
-            part of the array are not compared: the first one's counts.
+            the same part of the array are not compared: the first one's counts.
         layout: Where the array lies.
 
     Raises:
