@@ -151,3 +151,19 @@ def test_a_labeled_call_names_its_operation_and_place_of_which_ranks_agree_on_th
     assert here.hash != request.labeled("np.max", "train.py:12").hash
     assert here.descriptor == request.descriptor
     assert len(request.labeled("x" * 5000, "y" * 5000).text) < 1000
+
+
+def test_what_ranks_agree_on_is_all_of_a_call_but_its_place(requests):
+    """Also if a field's name has what stands before a place, and if the text is long."""
+    for name in ("a @ x", "x" * 790):
+        calls = [requests.make("all_gather", np.zeros(3, [(name, kind)])) for kind in ("i4", "f4")]
+        assert agreed(calls[0].text) != agreed(calls[1].text)
+        assert calls[0].hash != calls[1].hash
+        here, there, other = (
+            call.labeled("relayout", place)
+            for call, place in ((calls[0], "a.py:1"), (calls[0], "b.py:2"), (calls[1], "a.py:1"))
+        )
+        assert here.text != there.text
+        assert here.hash == there.hash
+        assert here.hash != other.hash
+        assert agreed(here.text) != agreed(other.text)

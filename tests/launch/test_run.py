@@ -506,6 +506,30 @@ def test_a_killed_launcher_leaves_no_daemon(start, script) -> None:
     assert gone(daemons)
 
 
+def test_children_that_the_launcher_had_before_are_left_alone(start, script) -> None:
+    """As in `server & exec dmesh run ...`, the script of many containers."""
+    reading, writing = os.pipe()
+
+    def fork() -> None:
+        if os.fork() == 0:
+            os.write(writing, b"%d" % os.getpid())
+            os.closerange(0, 3)
+            os.execv(sys.executable, [sys.executable, "-c", "import signal; signal.pause()"])
+
+    run = start("-n", "1", script(DAEMON), preexec_fn=fork)
+    before = psutil.Process(int(os.read(reading, 20)))
+    try:
+        daemons = pids(run.expect("pid=", times=2))
+        assert run.wait() == 0
+        assert before.is_running()
+        assert before.status() != psutil.STATUS_ZOMBIE
+        assert not any(psutil.pid_exists(daemon) for daemon in daemons)
+    finally:
+        before.kill()
+        os.close(reading)
+        os.close(writing)
+
+
 def test_orphans_that_have_ended_are_no_zombies_while_the_job_goes_on(start, script) -> None:
     path = script("""
         import os, signal, subprocess, sys

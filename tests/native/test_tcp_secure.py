@@ -80,6 +80,8 @@ def test_bytes_that_are_no_record_end_the_connection():
     with pytest.raises(OSError, match="disconnected: True"):
         finish(endpoint, begun)
     assert isinstance(endpoint.cause, ssl.SSLError)
+    assert endpoint.cause.__traceback__ is None  # its frames would keep the arrays of the call
+    assert endpoint.cause.__context__ is None
     far.close()
 
 

@@ -239,7 +239,7 @@ class Request:
     def labeled(self, operation: str, place: str) -> Request:
         """Return the same call, made by an operation, which must be the same on all ranks, at a place."""
         made = object.__new__(Request)
-        text = f"{operation}: {self.text}"[: MAX_LENGTH - 200] + f"{LABEL}{place[-150:]}"
+        text = _shortened(f"{operation}: {self.text}", MAX_LENGTH - 200) + f"{LABEL}{place[-150:]}"
         made.__dict__.update(self.__dict__, text=text)
         return made
 
@@ -388,11 +388,16 @@ def text_from(
         parts += [describe_dtype(dtype), f"shape {shape}"]
     if where:
         parts.append(where)
-    text = f"{kind}({', '.join(parts)})"
-    if len(text) > MAX_LENGTH:
-        digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        text = f"{text[: MAX_LENGTH - 30]}... #{digest}"
-    return text
+    # A structured dtype's field may be called anything.
+    return _shortened(f"{kind}({', '.join(parts)})".replace(LABEL, " \\x40 "), MAX_LENGTH)
+
+
+def _shortened(text: str, length: int) -> str:
+    """Return a text, or if it is longer than that its beginning and a hash of the whole."""
+    if len(text) <= length:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return f"{text[: length - 30]}... #{digest}"
 
 
 @lru_cache(maxsize=512)

@@ -102,6 +102,8 @@ class Orphans:
         self._shared = shared
         self._known: set[int] = set()
         """Orphans found so far: one that has ended has no environment any more."""
+        self._others: set[int] = set()
+        """Children that this process had before: of a shell that it has replaced, for example."""
 
     @contextlib.contextmanager
     def adopted(self) -> Iterator[None]:
@@ -109,6 +111,7 @@ class Orphans:
         if sys.platform != "linux":
             yield
             return
+        self._others = _children()
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
@@ -150,7 +153,7 @@ class Orphans:
 
     def _found(self) -> set[int]:
         """Return the orphans, those that have ended included."""
-        found = _children() - self._guard.groups - {self._guard.pid}
+        found = _children() - self._guard.groups - {self._guard.pid} - self._others
         self._known = {pid for pid in found if not self._shared or self._is_marked(pid)}
         return self._known
 

@@ -59,6 +59,8 @@ static int translate(dmesh_endpoint *self) {
     if (is_of_connection(error)) {
         Py_DECREF(type);
         Py_XDECREF(trace);
+        PyException_SetTraceback(error, Py_None); /* its frames keep arrays, and views of memory that may be freed */
+        PyException_SetContext(error, NULL);
         Py_XSETREF(self->cause, error);
     } else {
         PyErr_Restore(type, error, trace);
