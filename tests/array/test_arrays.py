@@ -61,6 +61,16 @@ def test_pack_refuses_blocks_of_different_dtypes(on_grid):
     on_grid(program)
 
 
+@pytest.mark.parametrize("numbers", [(6,), (6.0,), (0, 6.0), (0, 6, 0.5), (np.float32(1), 5)])
+def test_arange_has_the_dtype_and_values_of_numpys(on_grid, numbers):
+    def program(mesh):
+        x = dmesh.arange(*numbers, layout=Layout(["x"], mesh))
+        assert x.dtype == np.arange(*numbers).dtype
+        np.testing.assert_array_equal(x.full(), np.arange(*numbers))
+
+    on_grid(program)
+
+
 def test_relayout_goes_everywhere(on_grid):
     values = np.arange(32.0).reshape(4, 8)
 

@@ -139,7 +139,7 @@ def arange(
 ) -> DTensor:
     """Return evenly spaced numbers within an interval, as `numpy.arange` does, sharded; see `zeros`."""
     first, last = (0, start) if stop is None else (start, stop)
-    kind = np.arange(first, first, step, dtype=dtype).dtype
+    kind = np.arange(first, first + (last - last), step, dtype=dtype).dtype  # of all three numbers
     count = max(0, -int(-(last - first) // step)) if step else 0
     if not step:
         raise ZeroDivisionError("arange() needs a step other than 0")
