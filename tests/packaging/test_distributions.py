@@ -98,7 +98,6 @@ def test_wheels_of_the_pinned_versions_exist(python: str) -> None:
         "tensorflow-cpu>=2.21",
         "protobuf==6.*",
         "ray==2.50.1",
-        "grpcio==1.68.1",
         "opentelemetry-sdk==1.30.0",
     ],
 )
