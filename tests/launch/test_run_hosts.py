@@ -109,8 +109,8 @@ def test_signals_reach_the_clients_on_all_hosts(start, script, number: signal.Si
     path = script("""
         import os, signal, sys
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("term"))
-        print(f"pid={os.getpid()} up", flush=True)
         try:
+            print(f"pid={os.getpid()} up", flush=True)
             signal.pause()
         except KeyboardInterrupt:
             sys.exit("int")
