@@ -358,6 +358,21 @@ def test_closing_ends_what_waits(server, join, background, eventually) -> None:
             future.result(60)
 
 
+def test_a_watch_ends_even_if_it_looks_at_its_closed_session(server, join, background, monkeypatch) -> None:
+    agent = join(server.address, 0)
+    iteration = background(list, agent.watch(""))
+    session, close = agent._session, agent._session.close
+
+    def close_and_look() -> None:
+        close()
+        agent._interrupt_watches()
+        iteration.exception(60)
+
+    monkeypatch.setattr(session, "close", close_and_look)
+    agent.close()
+    assert iteration.result(60) == []
+
+
 def test_a_session_can_be_declared_over_from_outside(server, join, background) -> None:
     agent = join(server.address, 0)
     failures: queue.Queue = queue.Queue()

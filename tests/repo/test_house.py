@@ -51,6 +51,13 @@ def test_modules_are_small_and_named_for_what_they_are(path):
     assert path.stem not in FORBIDDEN_NAMES
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "examples"])
+def test_programs_hide_no_module_of_pythons_own(folder):
+    """The folder of a program comes first among the paths of imports, in every process that it starts so."""
+    names = {path.stem for path in (ROOT / folder).glob("*.py")}
+    assert not names & sys.stdlib_module_names
+
+
 def test_the_core_names_no_environment_variable():
     """It speaks the protocol's terms; a client knows the settings that a refused field comes from."""
     for path in (ROOT / "server" / "dmesh_server" / "core").glob("*.py"):

@@ -231,13 +231,14 @@ class Agent(KeyValueMethods, BarrierMethods):
         with self._lock:
             self._closed = True
             preemption = self._preemption
+        # Before the session: a watch that finds its session closed, and itself not, raises instead of ending.
+        for watch in self._open_watches():
+            watch.close()
         self._session.close()
         self._barriers.wake()
         if preemption is not None:
             preemption.close()
         self._pending_calls.wake()
-        for watch in self._open_watches():
-            watch.close()
         with self._lock:
             leases = tuple(self._leases)
         for lease in leases:

@@ -1,7 +1,7 @@
 """Sharded arrays beside NumPy: the cost of dispatch, products, sums and relayouts.
 
-    python benchmarks/array.py                            # dispatch, on 1 and 4 devices of one client
-    OPENBLAS_NUM_THREADS=1 dmesh run -n 2 benchmarks/array.py   # and what two clients gain
+    python benchmarks/sharded_arrays.py                 # dispatch, on 1 and 4 devices of one client
+    OPENBLAS_NUM_THREADS=1 dmesh run -n 2 benchmarks/sharded_arrays.py   # and what two clients gain
 
 Medians of interleaved runs of one process: what is compared was measured in turn.
 """
