@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,15 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dmesh.arrays import ledger
+from dmesh.arrays.grid import RECYCLED
 from dmesh.arrays.transfer.mapping import Exchange, Piece
 from dmesh.collectives.counts import known_exchange
 from dmesh.collectives.group import Group
 from dmesh.collectives.request import Request
 from dmesh.collectives.shared_results import common_memory
-from dmesh.errors import SharedMemoryError
-
-_RECYCLED = 1 << 20
-"""Bytes from which on fresh pages cost more than what they are filled with."""
 
 Array = NDArray[Any]
 Shards = tuple[Array, ...]
@@ -59,7 +55,7 @@ def run_exchange(
             targets[piece.target] = values
             continue
         if target is None:
-            target = targets[piece.target] = np.empty(shape, dtype)
+            target = targets[piece.target] = plan.grid.empty(shape, dtype)
         target[piece.put] = values
     for piece, values in arrived:
         target = targets[piece.target]
@@ -67,10 +63,10 @@ def run_exchange(
             if by_target[piece.target] == 1 and values.shape == plan.shapes[piece.target]:
                 targets[piece.target] = values
                 continue
-            target = targets[piece.target] = np.empty(plan.shapes[piece.target], dtype)
+            target = targets[piece.target] = plan.grid.empty(plan.shapes[piece.target], dtype)
         target[piece.put] = values
     return tuple(
-        np.empty(shape, dtype) if target is None else target
+        plan.grid.empty(shape, dtype) if target is None else target
         for target, shape in zip(targets, plan.shapes, strict=True)
     )
 
@@ -78,14 +74,14 @@ def run_exchange(
 def _communicate(plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any]) -> list[tuple[Piece, Array]]:
     """Send all pieces for other clients in one call; return those that have come."""
     group = plan.grid.group()
-    outgoing = _scratch(group, sum(plan.matrix[group.rank]), dtype)
+    outgoing = plan.grid.empty((sum(plan.matrix[group.rank]),), dtype)
     at = 0
     for pieces in plan.sends:
         for piece in pieces:
             size = math.prod(piece.shape)
             outgoing[at : at + size].reshape(piece.shape)[...] = shards[piece.source][piece.take]
             at += size
-    incoming = _scratch(group, sum(row[group.rank] for row in plan.matrix), dtype)
+    incoming = plan.grid.empty((sum(row[group.rank] for row in plan.matrix),), dtype)
     incoming = call(group, known_exchange(group.size, group.rank, outgoing, plan.matrix, incoming))
     found, at = [], 0
     for pieces in plan.receives:
@@ -94,15 +90,6 @@ def _communicate(plan: Exchange, shards: Sequence[Array], dtype: np.dtype[Any]) 
             found.append((piece, incoming[at : at + size].reshape(piece.shape)))
             at += size
     return found
-
-
-def _scratch(group: Group, size: int, dtype: np.dtype[Any]) -> Array:
-    """Return a flat array with arbitrary contents, of memory that is kept for the next one if it is large."""
-    pool, nbytes = group.communicator.pool, size * dtype.itemsize
-    if pool is not None and nbytes >= _RECYCLED and pool.has_spare(nbytes):
-        with suppress(SharedMemoryError):
-            return pool.empty(size, dtype)
-    return np.empty(size, dtype)
 
 
 def call(group: Group, request: Request) -> Array:
@@ -129,7 +116,7 @@ def gather_rows(group: Group, shards: Sequence[Array], counts: Sequence[int]) ->
     row, mine = math.prod(first.shape[1:]) * first.itemsize, sum(len(shard) for shard in shards)
     total = sum(counts)
     ledger.count("all_gather", (total - mine) * row)
-    if total * row >= _RECYCLED and group.size > 1:
+    if total * row >= RECYCLED and group.size > 1:
         what = f"{total} rows of {first.dtype} {first.shape[1:]}"
         memory = common_memory(group, what, total * row, call=partial(call, group), spare=True)
         if memory is not None:
