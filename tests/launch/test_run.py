@@ -169,16 +169,19 @@ def test_a_traceback_out_of_sight_is_repeated_in_the_report(start, script, lines
         def fails():
             raise RuntimeError("of rank 1")
         if os.environ["RANK"] == "1":
+            open("fifo").read()
             fails()
         def on_term(number, frame):
             for number in range({lines}):
                 print("a line", flush=True)
             os._exit(0)
         signal.signal(signal.SIGTERM, on_term)
+        open("fifo", "w").close()
         while True:
             signal.pause()
     """)
-    run = start("-n", "2", "--timeout-after-failure", "1", path)
+    os.mkfifo(os.path.join(os.path.dirname(path), "fifo"))
+    run = start("-n", "2", "--timeout-after-failure", "0", path)
     assert run.wait() == 1
     report = "\n".join(run.err)
     assert report.count("in fails") == (2 if lines else 1)
@@ -658,14 +661,20 @@ def test_restarts_need_the_policy(start, script) -> None:
 
 def test_programs_are_told_how_each_rank_ended(start, script) -> None:
     path = script("""
-        import os, signal, sys, time
+        import os, signal, sys
         rank = os.environ["RANK"]
         print("hello", flush=True)
         if rank == "1":
+            open("0").read()  # until rank 0 has ended, and rank 2 has got so far
+            open("2").read()
             os.kill(os.getpid(), signal.SIGKILL)
+        until_it_ends = open(rank, "w")
         if rank == "2":
+            until_it_ends.close()
             signal.pause()
     """)
+    for rank in "02":
+        os.mkfifo(os.path.join(os.path.dirname(path), rank))
     run = start("-n", "3", "--json", "--timeout-after-failure", "0.2", path)
     assert run.wait() == 137
     found = json.loads("\n".join(run.out))
