@@ -144,7 +144,7 @@ def start(
     environ: Mapping[str, str],
     *,
     stdin: int,
-    stderr: int | IO[bytes],
+    stderr: int | IO[Any],
     fresh: bool = False,
 ) -> Program | subprocess.Popen[bytes]:
     """Start a program whose standard output is a pipe, as `subprocess.Popen` does.
@@ -153,7 +153,7 @@ def start(
         arguments: The command line. Programs of this interpreter are forked.
         environ: Its whole environment.
         stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
-        stderr: `subprocess.PIPE`, or a file.
+        stderr: `subprocess.PIPE`, or a file, such as `sys.__stderr__`.
         fresh: Fork nothing: the test is about what the program imports, or about its traceback.
     """
     program, *rest = arguments
