@@ -40,7 +40,9 @@ PACKAGES = (
 MODULES = ("numpy", "grpc.aio", "ml_dtypes", "sqlite3", "uvicorn", "fastapi", "jinja2", "dmesh")
 NATIVE = "DMESH_NATIVE"
 """Variable that is read when dmesh is imported, and has a fork server for each of its values."""
-READ_BEFORE = ("DMESH_OTEL", "GRPC_", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "OTEL_", "PYTHON", "TZ")
+READ_BEFORE = (
+    "GRPC_", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "OTEL_PROPAGATORS", "OTEL_PYTHON_", "PYTHON", "TZ",
+)  # fmt: skip
 """Beginnings of the names of other variables that matter before a program runs."""
 READ_LATER = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")
 _HEADER = struct.Struct("!I")
