@@ -25,7 +25,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Examples are the same in every run, so that a red run can be repeated; DMESH_HYPOTHESIS=explore looks for
 # new ones.
 settings.register_profile(
-    "repeat", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "repeat",
+    deadline=None,
+    derandomize=True,
+    max_examples=70,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.register_profile("explore", settings.get_profile("repeat"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("DMESH_HYPOTHESIS", "repeat"))

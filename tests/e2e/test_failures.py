@@ -273,8 +273,7 @@ except dmesh.errors.CollectiveMismatchError as error:
 """
 
 
-@pytest.mark.parametrize("earlier", [0, 3])
-@pytest.mark.parametrize("skipping", [0, 1])
+@pytest.mark.parametrize(("earlier", "skipping"), [(0, 1), (3, 0)])
 @pytest.mark.parametrize(
     ("instead", "place"),
     [

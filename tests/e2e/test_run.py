@@ -35,7 +35,6 @@ def test_the_demo_trains_on_real_data():
 
 def test_the_same_demo_against_a_standalone_server():
     with run_server() as (_, address):
-        check_digits(dmesh_run("-n", "4", "--coordinator", address, DIGITS))
         check_digits(dmesh_run("-n", "3", "--coordinator", address, DIGITS))
 
 

@@ -31,9 +31,7 @@ class Serving:
     """A started server."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = Process(
-            [*COMMAND, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *arguments], {}
-        )
+        self.process = Process([*COMMAND, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *arguments], {})
         ready = READY.fullmatch(self.process.wait_for("ready"))
         assert ready is not None, self.process.out
         self.address, self.http = ready.groups()
