@@ -1,15 +1,15 @@
 """What holds for every test: reproducible examples, and nothing left running."""
 
+import gc
 import os
 import shutil
 import signal
 import tempfile
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.e2e import forkserver
-from tests.processes import started
+from tests.processes import running_after, started
 
 # Shells start background jobs with SIGINT ignored, which our children would inherit; some are tested with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -25,7 +25,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Examples are the same in every run, so that a red run can be repeated; DMESH_HYPOTHESIS=explore looks for
 # new ones.
 settings.register_profile(
-    "repeat", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "repeat",
+    deadline=None,
+    derandomize=True,
+    max_examples=70,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.register_profile("explore", settings.get_profile("repeat"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("DMESH_HYPOTHESIS", "repeat"))
@@ -38,6 +43,12 @@ _CLUSTER_VARIABLES = (
 
 
 _KEPT = ("DMESH_HYPOTHESIS", "DMESH_NATIVE", "SLURM_CONF")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what ten thousand collected tests consist of out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -62,5 +73,5 @@ def _no_orphans():
     yield
     left = started() - before
     forkserver.end_all()
-    _, alive = psutil.wait_procs(left, timeout=10)
-    assert not alive, f"processes left behind: {[(process.pid, process.cmdline()) for process in alive]}"
+    alive = running_after(left, timeout=10)
+    assert not alive, f"processes left behind: {alive}"

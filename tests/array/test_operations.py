@@ -47,7 +47,7 @@ def compare(mesh, function, made, what):
                 assert_same(operand.full(), one.values, f"{what}: an operand has changed")
 
 
-EXAMPLES = settings(max_examples=40, phases=(Phase.explicit, Phase.generate))
+EXAMPLES = settings(max_examples=25, phases=(Phase.explicit, Phase.generate))
 """A failure is not made smaller: each attempt would end a cluster, and start another one."""
 FAMILIES = {"unary": ops.UNARY, "whole": ops.WHOLE}
 

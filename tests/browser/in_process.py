@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from tests.e2e.clients import DEADLINE
+from tests.event_loops import entered
 from tests.server.raw_client import PATIENT
 from tests.server.web_server import Web, serving_web
 
@@ -48,36 +48,20 @@ class Held:
         self.do(note)
 
 
-@contextlib.contextmanager
-def held_server(directory: Path) -> Iterator[Held]:
-    """Serves a runtime over HTTP until the block ends."""
-    ready, over = Future[Held](), threading.Event()
-
-    async def run() -> None:
-        runtime = Runtime(MemoryStore(), PATIENT)
-        await runtime.start()
-        try:
-            async with serving_web(runtime, directory) as web:
-                ready.set_result(Held(web, asyncio.get_running_loop()))
-                await asyncio.to_thread(over.wait)
-        finally:
-            await runtime.close()
-
-    def serve() -> None:
-        try:
-            asyncio.run(run())
-        except BaseException as error:
-            if ready.done():
-                raise
-            ready.set_exception(error)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
+@contextlib.asynccontextmanager
+async def _serving(directory: Path) -> AsyncIterator[Held]:
+    runtime = Runtime(MemoryStore(), PATIENT)
+    await runtime.start()
     try:
-        yield ready.result(DEADLINE)
+        async with serving_web(runtime, directory) as web:
+            yield Held(web, asyncio.get_running_loop())
     finally:
-        over.set()
-        thread.join(DEADLINE)
+        await runtime.close()
+
+
+def held_server(directory: Path) -> AbstractContextManager[Held]:
+    """Serves a runtime over HTTP until the block ends."""
+    return entered(_serving(directory))
 
 
 def calls(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.pictures import group, member, picture, said
-from tests.coordination.conftest import eventually
+from tests.waiting import eventually, free_ports
 
 from dmesh.cli import VERBS, build_parser, main
 from dmesh.cli.observing import named_coordinator
@@ -105,13 +105,6 @@ def test_why_names_the_rank_that_sleeps_the_call_and_the_line(
             client.kill()
         for client in clients:
             client.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    from dmesh.launcher.ports import reserve_ports
-
-    with reserve_ports(count) as reservation:
-        return list(reservation.ports)
 
 
 def test_barriers_and_who_is_missing(dmesh, join) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cli.test_observing_verbs import free_ports
+from tests.waiting import free_ports
 
 from dmesh.cli import main
 from dmesh.cli.alignment import align

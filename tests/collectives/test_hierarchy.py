@@ -11,6 +11,8 @@ import pytest
 from tests.collectives import ranks as threads
 
 from dmesh import native
+from dmesh.collectives import connect
+from dmesh.collectives.backends import hierarchical
 from dmesh.collectives.backends.hierarchical import cells_of
 from dmesh.collectives.backends.shm.setup import Sizes
 from dmesh.collectives.backends.tcp import dedicated
@@ -335,6 +337,31 @@ def test_members_find_their_cell_and_the_leaders_of_their_block(monkeypatch, cap
         assert found == [([0, 1, 2], column) for column in columns] + [([3, 4, 5], c) for c in columns]
     assert "has dedicated connections with the tuning of rank 0" in caplog.text
     assert "within 2 cells, and between these, for large arrays" in caplog.text
+
+
+@pytest.mark.parametrize("most", [64, 3], ids=["hosts", "cells"])
+def test_connections_are_closed_if_the_backend_cannot_be_made(monkeypatch, most):
+    opened = []
+
+    def fail(*args):
+        raise MemoryError("no endpoint for the test")
+
+    for module in (connect, hierarchical):
+
+        def note(*args, real=module.open_connections, **options):
+            opened.append((yield from real(*args, **options)))
+            return opened[-1]
+
+        monkeypatch.setattr(module, "open_connections", note)
+    monkeypatch.setattr(hierarchical, "TcpEndpoints", fail)
+    monkeypatch.setattr(dedicated, "MOST_MEMBERS", most)
+    shm = HOSTS if most == 64 else tuple(f"native@{rank}" for rank in range(4))
+    with cluster(4, shm=shm, sizes=SMALL, wait_policy=QUICK) as ranks:
+        errors = ranks.run(lambda c: c.world.barrier())
+        assert any(isinstance(error, MemoryError) for error in errors), errors
+        sockets = [sock for found in opened for its in found.sockets.values() for sock in its]
+        assert len(opened) == 8
+        assert {sock.fileno() for sock in sockets} == {-1}
 
 
 @pytest.mark.parametrize("members", [65, 67, 96, 100, 128, 144, 255, 256])

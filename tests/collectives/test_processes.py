@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.collectives.process_calls import CALLS, MISMATCHES
 from tests.collectives.process_checks import CHECKS
 from tests.collectives.properties import MOVEMENTS, OF_A_PROCESS, REDUCTIONS, WITH_SERVICE
 from tests.collectives.transport.harness import authority
+from tests.e2e import forkserver
 
 import dmesh.collectives
 from dmesh import native
@@ -44,13 +44,11 @@ class WorkerProcess:
     """A process that runs `process_worker`."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
+        self._process = forkserver.start(
             [sys.executable, "-m", "tests.collectives.process_worker"],
-            cwd=Path(__file__).parents[2],
+            {**os.environ, "DMESH_TEST_CERTIFICATES": certificates()},
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "DMESH_TEST_CERTIFICATES": certificates()},
+            stderr=sys.__stderr__,
         )
         self.pid = self._process.pid
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -66,7 +64,7 @@ class WorkerProcess:
 
     def tell(self, do: str, **order: Any) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+        self._process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
@@ -76,7 +74,7 @@ class WorkerProcess:
         return answer
 
     def kill(self) -> None:
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
 
     def interrupt(self) -> None:
         """Presses Ctrl-C."""
@@ -92,7 +90,7 @@ class WorkerProcess:
             self._process.stdin.close()
             self._process.wait(10)
         except (subprocess.TimeoutExpired, BrokenPipeError):
-            self._process.kill()
+            self.kill()
             self._process.wait(10)
         self._reader.join(10)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.collectives.test_processes import WAYS
+from tests.e2e import forkserver
 
 SIZE = 300_000
 """Elements of a large array, which is received straight into its memory."""
@@ -26,18 +28,14 @@ class Rank:
             "tests.collectives.rejoin_worker",
             *map(str, (rank, incarnation, joined, port, way)),
         ]
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        self._process = forkserver.start(
+            [sys.executable, *arguments], os.environ, stdin=subprocess.PIPE, stderr=sys.__stderr__
         )
         self.row = {"rank": rank, "incarnation": incarnation, "port": self.answer()["port"]}
 
     def say(self, value: Any) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(value) + "\n")
+        self._process.stdin.write(json.dumps(value).encode() + b"\n")
         self._process.stdin.flush()
 
     def tell(self, do: str, **order: Any) -> None:
@@ -52,7 +50,7 @@ class Rank:
         return answer
 
     def kill(self) -> None:
-        self._process.kill()
+        self._process.send_signal(signal.SIGKILL)
         self._end()
 
     def close(self) -> None:

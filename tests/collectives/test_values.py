@@ -194,8 +194,13 @@ def test_in_place(clusters, size, count, dtype, op, seed):
             same(actual, expected)
 
 
-@pytest.mark.parametrize("op", ["sum", "prod", "mean"])
-@pytest.mark.parametrize("dtype", ["f4", "f8", "F", "D", np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        *(("sum", dtype) for dtype in ("f4", "f8", "F", "D", np.float16, ml_dtypes.bfloat16)),
+        *((op, dtype) for op in ("prod", "mean") for dtype in ("f4", "D", ml_dtypes.bfloat16)),
+    ],
+)
 def test_the_same_bits_whatever_the_way(monkeypatch, clusters, dtype, op):
     """On all ranks, for every algorithm and size of message."""
     arrays = [random_array(np.dtype(dtype), (3, 1001), rank) * np.dtype(dtype).type(100) for rank in range(4)]
@@ -218,12 +223,12 @@ def test_the_same_bits_whatever_the_way(monkeypatch, clusters, dtype, op):
     assert set(clusters[4].all(by_parts)) == {scattered[0]}
 
     def one_by_one(communicator):
-        row = arrays[communicator.rank][0, :50]
-        return [communicator.world.all_reduce(row[i : i + 1], op).tobytes() for i in range(50)]
+        row = arrays[communicator.rank][0, :20]
+        return [communicator.world.all_reduce(row[i : i + 1], op).tobytes() for i in range(20)]
 
     size = np.dtype(dtype).itemsize
     for single in clusters[4].all(one_by_one):
-        assert b"".join(single) == scattered[0][: 50 * size]
+        assert b"".join(single) == scattered[0][: 20 * size]
 
 
 def test_nan_wins_in_min_and_max_and_counts_as_true(clusters):

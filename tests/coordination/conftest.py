@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -13,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
+from tests.e2e.clients import Process
 from tests.waiting import eventually
 
 from dmesh.coordination.agent import Agent, Identity
@@ -30,87 +27,23 @@ def identity(index: int, size: int, cluster: str = "default", **facts: object) -
     return Identity.of_this_process("worker", index, jobs, cluster=cluster, **facts)
 
 
-class Child:
-    """A Python process that runs a script, whose output can be waited for."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
-        self._lines: list[str] = []
-        self._errors: list[str] = []
-        self._ended = 0
-        self._changed = threading.Condition()
-        self._readers = [
-            threading.Thread(target=self._read, args=args, daemon=True)
-            for args in ((self._process.stdout, self._lines), (self._process.stderr, self._errors))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, stream, lines: list[str]) -> None:
-        with stream:
-            for line in stream:
-                with self._changed:
-                    lines.append(line.rstrip("\n"))
-                    self._changed.notify_all()
-        with self._changed:
-            self._ended += 1
-            self._changed.notify_all()
-
-    def expect(self, text: str) -> str:
-        """Waits for a line of output that contains `text`."""
-
-        def found() -> str | None:
-            return next((line for line in self._lines if text in line), None)
-
-        with self._changed:
-            self._changed.wait_for(lambda: found() or self._ended == 2, PATIENCE)
-            line = found()
-            assert line, f"no line with {text!r}; output: {self._lines}, errors: {self._errors}"
-            return line
-
-    @property
-    def errors(self) -> str:
-        with self._changed:
-            return "\n".join(self._errors)
-
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        code = self._process.wait(PATIENCE)
-        for reader in self._readers:
-            reader.join(PATIENCE)
-        return code
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self.wait()
-
-
 class Standalone:
     """`dmesh serve` in a process of its own, which can be killed and started again at the same address."""
 
     def __init__(self, *options: str) -> None:
         self.options = options
         self.address = "127.0.0.1:0"
-        self.child: Child | None = None
+        self.child: Process | None = None
 
     def start(self) -> None:
-        self.child = Child(["-m", "dmesh", "serve", "--listen", self.address, "--no-http", *self.options])
-        ready = self.child.expect("dmesh-server ready")
+        serve = ["-m", "dmesh", "serve", "--listen", self.address, "--no-http"]
+        self.child = Process([sys.executable, *serve, *self.options], {})
+        ready = self.child.wait_for("dmesh-server ready")
         self.address = next(word[5:] for word in ready.split() if word.startswith("grpc="))
 
     def kill(self) -> None:
         if self.child is not None:
-            self.child.kill()
+            self.child.end()
 
 
 @pytest.fixture
@@ -202,17 +135,18 @@ def say(text):
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., Child]]:
+def spawn() -> Iterator[Callable[..., Process]]:
     """Runs a script as a member of the cluster: `agent` is there, not started yet."""
-    made: list[Child] = []
+    made: list[Process] = []
 
-    def make(script: str, address: str, index: int = 1, size: int = 2) -> Child:
-        made.append(Child(["-c", SCRIPT_HEAD + textwrap.dedent(script), address, str(index), str(size)]))
+    def make(script: str, address: str, index: int = 1, size: int = 2) -> Process:
+        program = SCRIPT_HEAD + textwrap.dedent(script)
+        made.append(Process([sys.executable, "-c", program, address, str(index), str(size)], {}))
         return made[-1]
 
     yield make
     for child in made:
-        child.kill()
+        child.end()
 
 
 def arrived(agent: Agent, name: str, count: int) -> Callable[[], bool]:

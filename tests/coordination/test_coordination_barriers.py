@@ -144,10 +144,10 @@ def test_many_barriers_at_once(trio, background) -> None:
 def test_a_participant_that_is_killed_fails_it(server, join, spawn, background, eventually, arrived) -> None:
     agents = [join(server.address, index, 3) for index in range(2)]
     child = spawn("agent.start(); say('ready'); agent.barrier('other', [2, 0])", server.address, 2, 3)
-    child.expect("ready")
+    child.wait_for("ready")
     waiting = [background(agent.barrier, "b") for agent in agents]
     eventually(arrived(agents[0], "b", 2))
-    child.kill()
+    child.end()
     for future in waiting:
         with pytest.raises(BarrierError) as caught:  # in a fraction of the lease of 120 s
             future.result(60)

@@ -260,8 +260,8 @@ def test_a_killed_process_is_noticed(server, join, spawn) -> None:
     stays = join(server.address, 0)
     told = departures(stays)
     child = spawn("agent.start(); say('ready'); time.sleep(3600)", server.address)
-    child.expect("ready")
-    child.kill()
+    child.wait_for("ready")
+    child.end()
     member = told.get(timeout=60)  # the lease is 120 s: only the connection can have told
     assert (member.rank, member.state) == (1, MemberState.LOST)
     assert member.process.pid == child.pid
@@ -272,7 +272,7 @@ def test_an_interpreter_that_just_ends_ends_cleanly_and_is_noticed(server, join,
     told = departures(stays)
     child = spawn("agent.start(); agent.key_value_set('k', 'v'); say('done')", server.address)
     assert child.wait() == 0
-    assert child.errors == ""
+    assert child.err == ""
     assert told.get(timeout=60).state is MemberState.LOST
 
 
@@ -314,14 +314,14 @@ def test_a_process_that_was_stopped_too_long_is_fenced(server, join, spawn) -> N
         """,
         server.address,
     )
-    child.expect("ready")
-    child.send(signal.SIGSTOP)
+    child.wait_for("ready")
+    child.signal(signal.SIGSTOP)
     member = told.get(timeout=60)
     assert member.state is MemberState.LOST
     assert "no sign of life" in member.reason
-    child.send(signal.SIGCONT)
-    child.expect("raised FencedError")
-    child.expect("told FencedError")
+    child.signal(signal.SIGCONT)
+    child.wait_for("raised FencedError")
+    child.wait_for("told FencedError")
     assert child.wait() == 0
 
 

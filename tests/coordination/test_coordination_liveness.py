@@ -39,7 +39,7 @@ def test_a_process_that_holds_its_interpreter_is_blocked_and_not_lost(server, jo
     agent.add_departure_listener(departed.put)
     told = liveness_of(agent)
     child = spawn(HOLDS_ITS_INTERPRETER.format(seconds=int(4 * LEASE)), server.address)
-    child.expect("ready")
+    child.wait_for("ready")
     agent.key_value_set("hold", "")
     blocked = told.get(timeout=60)
     assert (blocked.rank, blocked.liveness) == (1, Liveness.BLOCKED)
@@ -48,7 +48,7 @@ def test_a_process_that_holds_its_interpreter_is_blocked_and_not_lost(server, jo
     assert (live.rank, live.liveness) == (1, Liveness.LIVE)
     assert agent.key_value_get("back", timeout=60) == b""
     agent.barrier("end", timeout=60)
-    assert child.wait() == 0, child.errors
+    assert child.wait() == 0, child.err
     assert departed.get(timeout=60).state is MemberState.LEFT
 
 
@@ -58,8 +58,8 @@ def test_a_stopped_process_is_lost_because_nothing_answers_for_it(server, join, 
     departed: queue.Queue = queue.Queue()
     agent.add_departure_listener(departed.put)
     child = spawn("agent.start(); say('ready'); time.sleep(600)", server.address)
-    child.expect("ready")
-    child.send(signal.SIGSTOP)
+    child.wait_for("ready")
+    child.signal(signal.SIGSTOP)
     member = departed.get(timeout=60)
     assert (member.rank, member.state) == (1, MemberState.LOST)
     # Ping interval and ping timeout, a third of a lease each, and the grace: the rest is for a busy machine.
@@ -86,7 +86,7 @@ def test_a_blocked_coordinator_is_waited_for(server, join, spawn, background) ->
         "127.0.0.1:1",
         0,
     )
-    address = host.expect("at ").split()[-1]
+    address = host.wait_for("at ").split()[-1]
     said: queue.Queue = queue.Queue()
     # With a lease of 1 s and this margin, a coordinator that is gone is given up after 3 s.
     patience = Patience(margin=2.0, announce_interval=0.5)
@@ -98,4 +98,4 @@ def test_a_blocked_coordinator_is_waited_for(server, join, spawn, background) ->
         found = re.search(r"has been blocked for (\d+) s: its connection lives", said.get(timeout=60))
         blocked_for = int(found[1]) if found else 0
     waiting.result(60)
-    assert host.wait() == 0, host.errors
+    assert host.wait() == 0, host.err

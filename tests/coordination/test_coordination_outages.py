@@ -192,13 +192,13 @@ def test_a_frozen_coordinator_is_given_up(standalone, join, background, quick, e
     agent = join(server.address, 0, 2, patience=quick)
     waiting = [background(agent.barrier, "b"), background(agent.key_value_get, "never")]
     eventually(arrived(agent, "b", 1))
-    server.child.send(signal.SIGSTOP)
+    server.child.signal(signal.SIGSTOP)
     try:
         for future in waiting:
             with pytest.raises(CoordinatorUnavailableError, match="no contact"):
                 future.result(60)
     finally:
-        server.child.send(signal.SIGCONT)
+        server.child.signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +227,12 @@ def test_ctrl_c_ends_a_wait(server, join, spawn, call) -> None:
         """,
         server.address,
     )
-    child.expect("waiting")
-    child.send(signal.SIGINT)
-    child.expect("interrupted")
-    child.expect("left")
+    child.wait_for("waiting")
+    child.signal(signal.SIGINT)
+    child.wait_for("interrupted")
+    child.wait_for("left")
     assert child.wait() == 0
-    assert child.errors == ""
+    assert child.err == ""
     assert told.get(timeout=60).state is MemberState.LEFT
 
 
@@ -247,11 +247,11 @@ def test_ctrl_c_ends_the_search_for_a_coordinator(spawn) -> None:
         """,
         "127.0.0.1:1",
     )
-    child.expect("waiting")
-    child.send(signal.SIGINT)
-    child.expect("interrupted")
+    child.wait_for("waiting")
+    child.signal(signal.SIGINT)
+    child.wait_for("interrupted")
     assert child.wait() == 0
-    assert child.errors == ""
+    assert child.err == ""
 
 
 def test_what_was_interrupted_can_be_called_again(server, join, spawn, eventually, arrived) -> None:
@@ -271,11 +271,11 @@ def test_what_was_interrupted_can_be_called_again(server, join, spawn, eventuall
         server.address,
     )
     eventually(arrived(stays, "b", 1))
-    child.send(signal.SIGINT)
-    child.expect("interrupted")  # if the barrier is over first, the next call is another one
+    child.signal(signal.SIGINT)
+    child.wait_for("interrupted")  # if the barrier is over first, the next call is another one
     stays.barrier("b", timeout=60)
     stays.barrier("b", timeout=60)
-    child.expect("passed")
+    child.wait_for("passed")
     assert child.wait() == 0
 
 

@@ -28,7 +28,7 @@ SMALL = CommunicationOptions(bytes_per_pack=64)
 @pytest.fixture(params=[1, 64], ids=["no core to spare", "cores to spare"], autouse=True)
 def cores(request, monkeypatch):
     """Where there are cores to spare, buckets travel beside the computation."""
-    monkeypatch.setattr(of_strategies, "_cores", lambda: request.param)
+    monkeypatch.setattr(of_strategies, "own_cpus", lambda: frozenset(range(request.param)))
     return request.param
 
 

@@ -40,7 +40,9 @@ PACKAGES = (
 MODULES = ("numpy", "grpc.aio", "ml_dtypes", "sqlite3", "uvicorn", "fastapi", "jinja2", "dmesh")
 NATIVE = "DMESH_NATIVE"
 """Variable that is read when dmesh is imported, and has a fork server for each of its values."""
-READ_BEFORE = ("DMESH_OTEL", "GRPC_", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "OTEL_", "PYTHON", "TZ")
+READ_BEFORE = (
+    "GRPC_", "LANG", "LC_", "LD_", "OMP_", "OPENBLAS_", "OTEL_PROPAGATORS", "OTEL_PYTHON_", "PYTHON", "TZ",
+)  # fmt: skip
 """Beginnings of the names of other variables that matter before a program runs."""
 READ_LATER = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")
 _HEADER = struct.Struct("!I")
@@ -144,7 +146,7 @@ def start(
     environ: Mapping[str, str],
     *,
     stdin: int,
-    stderr: int | IO[bytes],
+    stderr: int | IO[Any],
     fresh: bool = False,
 ) -> Program | subprocess.Popen[bytes]:
     """Start a program whose standard output is a pipe, as `subprocess.Popen` does.
@@ -153,7 +155,7 @@ def start(
         arguments: The command line. Programs of this interpreter are forked.
         environ: Its whole environment.
         stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
-        stderr: `subprocess.PIPE`, or a file.
+        stderr: `subprocess.PIPE`, or a file, such as `sys.__stderr__`.
         fresh: Fork nothing: the test is about what the program imports, or about its traceback.
     """
     program, *rest = arguments

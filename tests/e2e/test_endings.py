@@ -63,9 +63,13 @@ def test_an_end_costs_no_fixed_waits():
     script += (
         begin() + "collectives.all_reduce(ones)\natexit.register(lambda: began.append(time.monotonic()))\n"
     )
-    with run_clients(3, script) as clients:
-        for client in clients.values():
-            assert float(client.wait_for("took").split()[1]) < 0.9, client.out  # 0.02 s on an idle machine
+    took = []
+    for _ in range(5):  # each of which a fixed wait would make longer; 0.02 s on an idle machine
+        with run_clients(3, script) as clients:
+            took.append(max(float(client.wait_for("took").split()[1]) for client in clients.values()))
+        if took[-1] < 0.9:
+            return
+    pytest.fail(f"the ends took {took} s")
 
 
 def test_the_host_of_the_server_hears_of_a_leave_without_a_goodbye():
@@ -237,4 +241,4 @@ if rank == 1:
         clients[1].close_stdin()
         assert "client 0, which hosted the coordination server, is gone" in clients[1].wait_for("Error")
         assert clients[1].wait() == 0, clients[1].err
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10, "the lease is 15 s"

@@ -428,7 +428,7 @@ def test_forked_children_end_as_they_would_without_a_coordinator_in_the_process(
 import os, sys, dmesh, numpy as np
 dmesh.initialize_accelerator_system()
 codes = set()
-for _ in range(10):
+for _ in range(4):
     dmesh.collectives.all_reduce(np.ones(1))
     if not (child := os.fork()):
         sys.exit(7)

@@ -10,6 +10,7 @@ import pytest
 from dmesh.config.interfaces import look_at
 from dmesh.config.settings import Settings
 from dmesh.errors import ConfigurationError
+from dmesh.runtime import data_plane
 from dmesh.runtime.data_plane import DataPlane
 
 pytestmark = pytest.mark.skipif(isinstance(look_at("lo"), str), reason="no loopback in /sys")
@@ -55,3 +56,18 @@ def test_none_but_the_own_address_by_a_zero():
 def test_an_interface_that_is_not_there_is_refused_before_anything_is_opened():
     with pytest.raises(ConfigurationError, match="DMESH_INTERFACES names nic9"):
         listens_at(interfaces=("lo", "nic9"))
+
+
+def test_what_was_opened_is_closed_if_an_interface_cannot_be_used(monkeypatch):
+    opened, open_one = [], data_plane._open
+
+    def fail_the_third(host, port):
+        if len(opened) == 2:
+            raise KeyboardInterrupt
+        opened.append(open_one(host, port))
+        return opened[-1]
+
+    monkeypatch.setattr(data_plane, "_open", fail_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        listens_at("127.0.0.2:0", interfaces=("lo", "lo"))
+    assert [listener.fileno() for listener in opened] == [-1, -1]

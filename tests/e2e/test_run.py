@@ -35,7 +35,6 @@ def test_the_demo_trains_on_real_data():
 
 def test_the_same_demo_against_a_standalone_server():
     with run_server() as (_, address):
-        check_digits(dmesh_run("-n", "4", "--coordinator", address, DIGITS))
         check_digits(dmesh_run("-n", "3", "--coordinator", address, DIGITS))
 
 
@@ -71,7 +70,7 @@ def test_a_killed_worker_is_what_dmesh_run_reports_first():
             if "DTENSOR_CLIENT_ID" in process.environ()
         }
         clients["2"].send_signal(signal.SIGKILL)
-        assert run.wait(30) == 128 + signal.SIGKILL
+        assert run.wait() == 128 + signal.SIGKILL
         for rank in (0, 1, 3):
             assert re.search(
                 rf"^\[{rank}\] dmesh\.errors\.PeerLostError: .*/job:worker/task:2", run.err, re.M

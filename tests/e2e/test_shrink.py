@@ -114,12 +114,12 @@ def time_out():
 
 
 def ctrl_c():
-    if rank == 1:  # in the middle of a wait for rank 0, which does not come
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     if rank == 0:
         dmesh.coordination.barrier("interrupted", [0, 1])
         raise ValueError("this rank makes no call")
     try:
+        if rank == 1:  # in the middle of a wait for rank 0, which does not come
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         group.broadcast(x)
     finally:
         if rank == 1:

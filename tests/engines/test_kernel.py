@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import running_after
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
@@ -71,4 +72,4 @@ def test_interrupt_and_kill(kernel: Kernel) -> None:
     assert len(clients) == 2
     text, error = kernel.run("import json, os; print(json.dumps(os.getpid()))")
     os.kill(json.loads(text), signal.SIGKILL)
-    assert not psutil.wait_procs(clients, timeout=PATIENCE)[1]
+    assert not running_after(clients, timeout=PATIENCE)

@@ -14,7 +14,8 @@ from tests.engines.packages import require
 from tests.engines.slurm import PACKAGES, slurm
 from tests.engines.test_ssh import REDUCE, STAYS
 from tests.launch.launching import DMESH, Launch
-from tests.launch.test_run import gone, pids
+from tests.launch.test_run import pids
+from tests.processes import running_after
 
 pytestmark = pytest.mark.engines
 ALLOCATE = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2")
@@ -75,7 +76,7 @@ def test_a_killed_launcher_leaves_nothing(run, script) -> None:
     started = pids(one.expect("pid=", 4))
     [launcher] = psutil.Process(one.process.pid).children()
     launcher.kill()
-    assert gone(started)
+    assert not running_after(started)
 
 
 def test_a_killed_srun_is_a_lost_node(run, script) -> None:
@@ -89,7 +90,7 @@ def test_a_killed_srun_is_a_lost_node(run, script) -> None:
     os.killpg(srun.pid, signal.SIGKILL)
     assert one.wait() == 255
     assert any("FAILED: ranks 2-3 on host node2 were lost with the connection" in line for line in one.err)
-    assert gone(started)
+    assert not running_after(started)
 
 
 def test_a_batch_script_and_a_cancelled_job(cluster, script, tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_batch_script_and_a_cancelled_job(cluster, script, tmp_path: Path) -> 
         lines = reader.expect("pid=", 3)
         assert all("sum [3. 3.]" in line for line in lines)
         subprocess.run(["scancel", job.stdout.strip()], env=cluster, check=True)
-        assert gone(pids(lines))
+        assert not running_after(pids(lines))
     finally:
         reader.close()
 

@@ -15,7 +15,8 @@ from tests.engines.packages import require
 from tests.engines.two_hosts import TwoHosts
 from tests.faults.network import Network, missing
 from tests.launch.launching import DMESH, Launch
-from tests.launch.test_run import gone, pids
+from tests.launch.test_run import pids
+from tests.processes import running_after
 
 pytestmark = pytest.mark.engines
 
@@ -105,14 +106,14 @@ def test_signals_reach_both_hosts_and_nothing_is_left(run, script) -> None:
     started = pids(one.expect("pid=", 4))
     one.process.send_signal(signal.SIGTERM)
     assert one.wait() == 143
-    assert gone(started)
+    assert not running_after(started)
 
 
 def test_a_killed_launcher_leaves_nothing_on_the_other_host(run, script) -> None:
     one = run(script(STAYS))
     started = pids(one.expect("pid=", 4))
     one.process.kill()
-    assert gone(started)
+    assert not running_after(started)
 
 
 def test_a_killed_ssh_is_a_lost_host(run, script, hosts) -> None:
@@ -122,7 +123,7 @@ def test_a_killed_ssh_is_a_lost_host(run, script, hosts) -> None:
     [ssh] = [child for child in clients if child.name() == "ssh" and hosts.addresses[1] in child.cmdline()]
     ssh.kill()
     assert one.wait() == 255
-    assert gone(started)
+    assert not running_after(started)
     text = "\n".join(one.err)
     assert f"FAILED: ranks 2-3 on host {hosts.addresses[1]} were lost with the connection to its host" in text
     assert f"the connection to host {hosts.addresses[1]} is gone: ssh ended with SIGKILL" in text
@@ -155,7 +156,7 @@ def test_a_host_that_vanishes_is_lost_and_left_to_itself_ends_its_clients(run, s
     text = "\n".join(one.err)
     assert f"FAILED: ranks 2-3 on host {hosts.addresses[1]} were lost with the connection to its host" in text
     assert "it has not killed its clients within 10 s" in text
-    assert gone(started)
+    assert not running_after(started)
 
 
 def _without_dmesh(folder: Path) -> str:

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 from tests.faults.processes import Spawned, eventually, results
+from tests.processes import running_after
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -134,5 +135,5 @@ def test_no_worker_outlives_dmesh_run(numbers, codes, within, run):
         launcher.send(number)
         time.sleep(0.2 if len(numbers) > 1 else 0)  # two signals at once would be one
     assert launcher.wait(within) in codes
-    _, alive = psutil.wait_procs(workers, timeout=15)
+    alive = running_after(workers, timeout=15)
     assert not alive, f"orphans: {alive}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.launch.launching import PATIENCE
-from tests.launch.test_run import gone
+from tests.processes import running_after
 
 from dmesh._version import __version__
 from dmesh.launcher.frames import Decoder, Frame, frame
@@ -96,7 +96,7 @@ def test_a_client_runs_from_its_start_to_its_end(agent, script) -> None:
     assert said == b"some text\n"
     assert one.hear("ended").fields() == {"status": 3, "ended_by": None}
     one.hear("gone")
-    assert gone([pid])
+    assert not running_after([pid])
 
 
 def test_signals_are_delivered_and_are_part_of_the_end(agent, script) -> None:
@@ -151,7 +151,7 @@ def test_output_that_comes_with_the_order_to_finish_ends_nothing_else(agent, scr
     assert one.hear("ended").number == 1
     one.process.stdin.close()
     assert one.process.wait(PATIENCE) == 0
-    assert gone([left])
+    assert not running_after([left])
 
 
 def test_the_end_of_the_connection_ends_the_clients(agent, script) -> None:
@@ -160,7 +160,7 @@ def test_the_end_of_the_connection_ends_the_clients(agent, script) -> None:
     pid = one.start_client()
     one.process.stdin.close()
     assert one.process.wait(PATIENCE) == 0
-    assert gone([pid])
+    assert not running_after([pid])
 
 
 def test_a_launcher_that_says_nothing_counts_as_gone(agent, script) -> None:
@@ -168,7 +168,7 @@ def test_a_launcher_that_says_nothing_counts_as_gone(agent, script) -> None:
     one.set_up([script(WAITS)], silence=0.3)
     pid = one.start_client()
     assert one.process.wait(PATIENCE) == 0
-    assert gone([pid])
+    assert not running_after([pid])
 
 
 def test_a_launcher_that_is_stopped_is_waited_for(agent, script) -> None:
@@ -212,7 +212,7 @@ def test_a_terminated_agent_leaves_no_client(agent, script) -> None:
     pid = one.start_client()
     one.process.terminate()
     assert one.process.wait(PATIENCE) == 0
-    assert gone([pid])
+    assert not running_after([pid])
 
 
 def test_the_address_is_that_by_which_ssh_has_come(agent, script, monkeypatch) -> None:

@@ -78,8 +78,12 @@ def test_each_client_has_cpus_and_none_is_idle(root: Path, binding: str, clients
         assert sum(map(len, found)) == len(set().union(*found)), "two clients share one"
 
 
-@pytest.mark.parametrize("hosts", [("-n", "2"), TWO_HOSTS], ids=["here", "over ssh"])
-def test_clients_are_bound_and_have_the_same_bits(start, script, hosts) -> None:
+@pytest.mark.parametrize(
+    ("hosts", "binds"),
+    [(("-n", "2"), ((), ("--bind", "core"))), (TWO_HOSTS, (("--bind", "core"),))],
+    ids=["here", "over ssh"],
+)
+def test_clients_are_bound_and_have_the_same_bits(start, script, hosts, binds) -> None:
     path = script("""
         import os, numpy as np, dmesh
         with dmesh.session():
@@ -90,7 +94,7 @@ def test_clients_are_bound_and_have_the_same_bits(start, script, hosts) -> None:
         print("cpus", sorted(os.sched_getaffinity(0)))
     """)
     totals = set()
-    for bind in ((), ("--bind", "core")):
+    for bind in binds:
         run = start(*bind, *hosts, path)
         assert run.wait() == 0, run.err
         found = [line.split(" ", 1) for line in run.out]

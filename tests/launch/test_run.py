@@ -14,6 +14,7 @@ import time
 import psutil
 import pytest
 from tests.launch.launching import PATIENCE, Launch
+from tests.processes import running_after
 
 from dmesh.cli import main
 from dmesh.launcher import LaunchResult, Supervisor
@@ -23,15 +24,6 @@ SLEEP = "import signal, sys; print('up', flush=True); signal.pause()"
 
 def pids(lines: list[str]) -> list[int]:
     return [int(line.split("pid=")[1].split()[0]) for line in lines]
-
-
-def gone(numbers: list[int]) -> bool:
-    processes = []
-    for number in numbers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            processes.append(psutil.Process(number))
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize(
@@ -169,16 +161,19 @@ def test_a_traceback_out_of_sight_is_repeated_in_the_report(start, script, lines
         def fails():
             raise RuntimeError("of rank 1")
         if os.environ["RANK"] == "1":
+            open("fifo").read()
             fails()
         def on_term(number, frame):
             for number in range({lines}):
                 print("a line", flush=True)
             os._exit(0)
         signal.signal(signal.SIGTERM, on_term)
+        open("fifo", "w").close()
         while True:
             signal.pause()
     """)
-    run = start("-n", "2", "--timeout-after-failure", "1", path)
+    os.mkfifo(os.path.join(os.path.dirname(path), "fifo"))
+    run = start("-n", "2", "--timeout-after-failure", "0", path)
     assert run.wait() == 1
     report = "\n".join(run.err)
     assert report.count("in fails") == (2 if lines else 1)
@@ -368,7 +363,7 @@ def test_a_stopped_job_is_ended_as_shells_do_it(start, script) -> None:
     run.process.send_signal(signal.SIGTERM)
     run.process.send_signal(signal.SIGCONT)
     assert run.wait() == 0, run.err
-    assert gone(clients)
+    assert not running_after(clients)
 
 
 def test_a_stopped_job_has_lost_no_client_when_it_goes_on(start, script) -> None:
@@ -438,14 +433,14 @@ def test_a_killed_launcher_leaves_no_orphan(start, script) -> None:
     helpers = [p.pid for p in psutil.Process(run.process.pid).children()]
     run.process.kill()
     run.wait()
-    assert gone(family + helpers)
+    assert not running_after(family + helpers)
 
 
 def test_a_client_that_ends_well_leaves_no_orphan_either(start, script) -> None:
     run = start("-n", "2", script(FAMILY))
     family = pids(run.expect("pid=", times=4))
     assert run.wait() == 0
-    assert gone(family)
+    assert not running_after(family)
 
 
 def test_a_job_that_fails_leaves_no_grandchild(start, script) -> None:
@@ -459,7 +454,7 @@ def test_a_job_that_fails_leaves_no_grandchild(start, script) -> None:
     with open(fifos[1], "wb") as pipe:
         pipe.write(b"x")
     assert run.wait() == 1
-    assert gone(family)
+    assert not running_after(family)
 
 
 DAEMON = """
@@ -503,7 +498,7 @@ def test_a_killed_launcher_leaves_no_daemon(start, script) -> None:
     daemons = pids(run.expect("pid=", times=4))
     run.process.kill()
     run.wait()
-    assert gone(daemons)
+    assert not running_after(daemons)
 
 
 def test_children_that_the_launcher_had_before_are_left_alone(start, script) -> None:
@@ -658,14 +653,20 @@ def test_restarts_need_the_policy(start, script) -> None:
 
 def test_programs_are_told_how_each_rank_ended(start, script) -> None:
     path = script("""
-        import os, signal, sys, time
+        import os, signal, sys
         rank = os.environ["RANK"]
         print("hello", flush=True)
         if rank == "1":
+            open("0").read()  # until rank 0 has ended, and rank 2 has got so far
+            open("2").read()
             os.kill(os.getpid(), signal.SIGKILL)
+        until_it_ends = open(rank, "w")
         if rank == "2":
+            until_it_ends.close()
             signal.pause()
     """)
+    for rank in "02":
+        os.mkfifo(os.path.join(os.path.dirname(path), rank))
     run = start("-n", "3", "--json", "--timeout-after-failure", "0.2", path)
     assert run.wait() == 137
     found = json.loads("\n".join(run.out))

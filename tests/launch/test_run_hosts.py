@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.launch.launching import PATIENCE, Launch
-from tests.launch.test_run import CHECKPOINTS, STOPS, gone, pids, stopped, suspend
+from tests.launch.test_run import CHECKPOINTS, STOPS, pids, stopped, suspend
+from tests.processes import running_after
 
 FAKE_SSH = (sys.executable, str(Path(__file__).with_name("fake_ssh.py")))
 TWO_HOSTS = ("--ssh", shlex.join(FAKE_SSH), "--hosts", "host1:2,host2:2")
@@ -122,7 +123,7 @@ def test_signals_reach_the_clients_on_all_hosts(start, script, number: signal.Si
     assert sorted(line for line in run.err if line.startswith("[")) == [
         f"[{rank}] {'term' if number is signal.SIGTERM else 'int'}" for rank in range(4)
     ]
-    assert gone(started)
+    assert not running_after(started)
 
 
 def test_a_second_signal_kills(start, script) -> None:
@@ -143,7 +144,7 @@ def test_a_second_signal_kills(start, script) -> None:
             assert run.process.wait(8) == 143
             break
     assert any("killing the clients" in line for line in run.err)
-    assert gone(started)
+    assert not running_after(started)
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(start, script) -> None:
@@ -157,7 +158,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(start, script) -> None:
     started = pids(run.expect("pid=", 8))
     started += [agent.pid for agent in agents(run)]
     run.process.kill()
-    assert gone(started)
+    assert not running_after(started)
 
 
 @pytest.mark.parametrize("victim", ["ssh", "agent"])
@@ -168,7 +169,7 @@ def test_a_lost_connection_is_the_cause_and_ends_the_job(start, script, victim: 
     ssh = next(process for process in agent.parents() if FAKE_SSH[1] in process.cmdline())
     (ssh if victim == "ssh" else agent).kill()
     assert run.wait() == 255
-    assert gone(started)
+    assert not running_after(started)
     account = json.loads("\n".join(run.out))
     assert [rank["role"] for rank in account["ranks"]] == ["ended_by_launcher"] * 2 + ["cause"] * 2
     assert "the connection to host host2 is gone: ssh ended with" in account["ranks"][3]["lost"]
@@ -361,4 +362,4 @@ def test_what_a_client_leaves_behind_is_ended_on_its_host(start, script) -> None
     """)
     run = start(*TWO_HOSTS, path)
     assert run.wait() == 0, run.err
-    assert gone(pids(run.out))
+    assert not running_after(pids(run.out))

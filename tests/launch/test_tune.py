@@ -125,7 +125,7 @@ def test_command_lines_that_cannot_work(monkeypatch, capsys, arguments, jobs, sa
 
 
 def test_without_the_native_core_messages_are_measured(start, script, tmp_path) -> None:
-    tune = start("--seconds", "0.2", "--out", "tuning.json", verb="tune", env={"DMESH_NATIVE": "0"})
+    tune = start("--seconds", "0.05", "--out", "tuning.json", verb="tune", env={"DMESH_NATIVE": "0"})
     assert tune.wait() == 0, tune.err
     found = read(tmp_path / "tuning.json")
     assert (found.flat, found.piece, found.rows) == (SHIPPED.flat, SHIPPED.piece, SHIPPED.rows)
@@ -176,7 +176,7 @@ def test_programs_are_told_that_nothing_could_be_measured(start, tmp_path) -> No
 
 
 def test_programs_are_told_what_was_measured(start, tmp_path) -> None:
-    command = ("--seconds", "0.2", "--out", "tuning.json", "--json")
+    command = ("--seconds", "0.05", "--out", "tuning.json", "--json")
     tune = start(*command, verb="tune", env={"DMESH_NATIVE": "0"})
     assert tune.wait() == 0, tune.err
     found = json.loads("\n".join(tune.out))

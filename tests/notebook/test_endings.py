@@ -11,11 +11,11 @@ import sys
 import psutil
 import pytest
 from tests.notebook.conftest import Kept, Start
+from tests.processes import running_after
 
 from dmesh.errors import CellError, KeptClientsError
 from dmesh.launcher import registry
 
-PATIENCE = 90.0
 NOTEBOOK = """
 import os
 from dmesh.launcher.labels import Output
@@ -33,10 +33,6 @@ def processes(kept: Kept) -> list[psutil.Process]:
     ]
 
 
-def gone(found: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(found, timeout=PATIENCE)[1]
-
-
 def test_a_stop_ends_them_as_the_end_of_a_script_does(start: Start) -> None:
     kept = start(2)
     kept.clients.run(
@@ -49,7 +45,7 @@ def test_a_stop_ends_them_as_the_end_of_a_script_does(start: Start) -> None:
     assert os.getpid() not in [run.pid for run in registry.living()]
     assert sorted(kept.out.take()) == ["[0] goodbye", "[1] goodbye"]
     assert "Traceback" not in kept.err.text
-    assert gone(found)
+    assert not running_after(found)
     assert kept.clients.status() == ["no clients: they were stopped"]
     with pytest.raises(KeptClientsError, match="no clients are running: they were stopped"):
         kept.clients.run("1")
@@ -67,7 +63,7 @@ def test_a_death_in_a_cell_ends_all_and_says_how(start: Start) -> None:
     assert re.match(r"rank 1 \(pid \d+\) was killed by SIGKILL in <cell> after", text)
     assert "All 2 clients have ended, and their variables are gone." in text
     assert caught.value.ranks[0] == 1
-    assert gone(found)
+    assert not running_after(found)
     with pytest.raises(KeptClientsError, match="a client ended in a cell"):
         kept.clients.pull("me")
 
@@ -79,7 +75,7 @@ def test_a_death_between_cells_is_told_by_the_next_one(start: Start) -> None:
     os.waitid(os.P_PID, found[1].pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its status is still there
     with pytest.raises(KeptClientsError, match=r"rank 1 \(pid \d+\) was killed by SIGKILL, between"):
         kept.clients.run("1")
-    assert gone(found[:1])
+    assert not running_after(found[:1])
 
 
 def test_a_second_interrupt_kills_them(start: Start) -> None:
@@ -92,7 +88,7 @@ def test_a_second_interrupt_kills_them(start: Start) -> None:
             "import time\ntry:\n    print('here'); time.sleep(600)\n"
             "except KeyboardInterrupt:\n    print('deaf'); time.sleep(600)"
         )
-    assert gone(found)
+    assert not running_after(found)
     assert kept.clients.status() == ["no clients: they were killed by an interrupt"]
     assert "was killed by SIGKILL" in kept.err.text
 
@@ -137,8 +133,7 @@ def test_they_end_with_the_notebooks_process(then: str, number: signal.Signals |
             pids += [int(word) for word in line.split()[2:] if "pids" in line]
             if any(word in line for word in ("idle", "busy", "over")):
                 break
-        found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
         if number is not None:
             notebook.send_signal(number)
     assert len(pids) == 4
-    assert gone(found)
+    assert not running_after(pids)

@@ -135,7 +135,7 @@ def join(channel: grpc.Channel) -> common_pb2.Caller:
     return caller
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_message_is_answered(channel: grpc.Channel, data: st.DataObject) -> None:
     method = data.draw(st.sampled_from(UNARY), label="method")
@@ -149,7 +149,7 @@ def test_any_message_is_answered(channel: grpc.Channel, data: st.DataObject) -> 
     check(lambda: channel.unary_unary(path_of(method))(message.SerializeToString(), timeout=DEADLINE))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(method=st.sampled_from(METHODS), data=st.binary(max_size=200))
 def test_any_bytes_are_answered(channel: grpc.Channel, method: MethodDescriptor, data: bytes) -> None:
     responses = channel.stream_stream(path_of(method))(iter([data]), timeout=DEADLINE)
@@ -157,7 +157,7 @@ def test_any_bytes_are_answered(channel: grpc.Channel, method: MethodDescriptor,
     responses.cancel()
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(sent=st.lists(messages(coordination_pb2.SessionRequest.DESCRIPTOR), max_size=5), attach=st.booleans())
 def test_any_session_is_answered(channel: grpc.Channel, sent: list[Message], attach: bool) -> None:
     if attach:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.event_loops import entered
 from tests.server.raw_client import PATIENCE, PATIENT
 from tests.server.web_server import Web, join_all, serving_web
 
@@ -24,31 +24,26 @@ EXAMPLES = 40
 """Requests of each kind that are tried for each operation."""
 
 
+@contextlib.asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Web]:
+    runtime = Runtime(MemoryStore(), PATIENT)
+    await runtime.start()
+    async with serving_web(runtime, directory) as web:
+        await join_all(runtime, 2, "train")
+        caller = Caller("train", Task("worker", 0), 1000)
+        await runtime.request(KvSet(runtime.next_number(), caller, "r", "k", b"v", True), KvRevision)
+        session, _ = await runtime.open_session(caller)
+        runtime.send(EnterBarrier(session.number, "b", 0, (), None))
+        yield web
+        await runtime.shutdown()
+    await runtime.close()
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     """A server in a thread of its own, with something to see."""
-    started: Future[tuple[Web, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        runtime, stop = Runtime(MemoryStore(), PATIENT), asyncio.Event()
-        await runtime.start()
-        async with serving_web(runtime, tmp_path_factory.mktemp("tokens")) as web:
-            await join_all(runtime, 2, "train")
-            caller = Caller("train", Task("worker", 0), 1000)
-            await runtime.request(KvSet(runtime.next_number(), caller, "r", "k", b"v", True), KvRevision)
-            session, _ = await runtime.open_session(caller)
-            runtime.send(EnterBarrier(session.number, "b", 0, (), None))
-            started.set_result((web, asyncio.get_running_loop(), stop))
-            await stop.wait()
-            await runtime.shutdown()
-        await runtime.close()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    web, loop, stop = started.result(PATIENCE)
-    yield web
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(PATIENCE)
+    with entered(serving(tmp_path_factory.mktemp("tokens"))) as web:
+        yield web
 
 
 def document(web: Web) -> dict:

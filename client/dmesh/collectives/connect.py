@@ -323,7 +323,12 @@ def _use_tcp(
     elif len(places) > dedicated.MOST_MEMBERS:
         hierarchy = f"it has {len(places)} hosts, more than {dedicated.MOST_MEMBERS}"
     else:
-        hierarchy = yield from find_hierarchy(exchange, members, places, tuning, shares=True)
+        try:
+            hierarchy = yield from find_hierarchy(exchange, members, places, tuning, shares=True)
+        except BaseException:
+            if found is not None:
+                found.close()
+            raise
     shared = f"between hosts, and shared memory among the ranks of each host ({lengths})"
     if found is None:
         too_many = f"it has more than {dedicated.MOST_MEMBERS} members"

@@ -149,6 +149,12 @@ def is_gone(pid: int, started: int) -> bool:
     return fields[_STATE] in ("Z", "X") and int(fields[_THREADS]) <= 1
 
 
+def own_cpus() -> frozenset[int]:
+    """Returns the CPUs on which this process may run; all where the system does not say."""
+    known = hasattr(os, "sched_getaffinity")
+    return frozenset(os.sched_getaffinity(0) if known else range(os.cpu_count() or 1))
+
+
 def numa_nodes(root: Path = Path("/")) -> dict[int, frozenset[int]]:
     """Returns the CPUs of each NUMA node, by number; none where /sys does not show them.
 
@@ -167,10 +173,8 @@ def own_nodes(root: Path = Path("/"), allowed: Collection[int] | None = None) ->
         root: The root of the file system.
         allowed: CPUs that may be used; None for what the system says of this process.
     """
-    if allowed is None:
-        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    nodes = numa_nodes(root).items()
-    return {node: found for node, cpus in nodes if (found := cpus & frozenset(allowed))}
+    usable = own_cpus() if allowed is None else frozenset(allowed)
+    return {node: found for node, cpus in numa_nodes(root).items() if (found := cpus & usable)}
 
 
 def cores(cpus: Collection[int], root: Path = Path("/")) -> list[frozenset[int]]:

@@ -158,88 +158,84 @@ class _Batched(Cursor):
         self._source.close()
 
 
-class _Unbatching(_Batched):
+class _InParts(_Batched):
+    """Cursor over parts of one batch after the other."""
+
+    _before: Any = None
+    """Position before the batch that is under way."""
+    _batch: Any = None
+    _total = _given = 0
+    """Number of parts of the batch that is under way, and how many of them have been read."""
+
+    def _begin(self) -> bool:
+        """Read the next batch; return whether there is one."""
+        self._before = super().state()
+        self._batch = self.next_batch()
+        self._total = self._given = 0
+        return self._batch is not None
+
+    def _advance(self, count: int) -> tuple[int, int]:
+        """Return the bounds of the next parts, which count as read from now on."""
+        start, self._given = self._given, min(self._given + count, self._total)
+        return start, self._given
+
+    def state(self) -> list[Any]:
+        """Returns the position before the batch that is under way, and the number of its parts so far."""
+        if self._given == self._total:
+            return [super().state(), 0]
+        return [self._before, self._given]
+
+    def restore(self, state: Any) -> None:
+        """Moves into a batch."""
+        before, given = state
+        super().restore(before)
+        self.skip(given)
+
+
+class _Unbatching(_InParts):
     """Cursor of `Unbatch`."""
 
     def __init__(self, source: Cursor, what: str) -> None:
         super().__init__(source, what)
         if self._rows is not None:
             self.table = self._rows
-        self._before: Any = None
-        """Position before the batch that is under way."""
-        self._batch: Any = None
-        self._length = self._given = 0
 
     def keys(self, count: int) -> Keys:
         """Returns keys of rows of one batch."""
-        while self._given == self._length:
-            self._before = super().state()
-            self._batch = self.next_batch()
-            self._given = self._length = 0
-            if self._batch is None:
+        while self._given == self._total:
+            if not self._begin():
                 return []
-            self._length = self.length(self._batch)
-        start, self._given = self._given, min(self._given + count, self._length)
+            self._total = self.length(self._batch)
+        start, stop = self._advance(count)
         if self._reader is None:
-            keys: Keys = self._batch[start : self._given]
+            keys: Keys = self._batch[start:stop]
             return keys
         return [
-            map_structure(lambda leaf, row=row: leaf[row, ...], self._batch)
-            for row in range(start, self._given)
+            map_structure(lambda leaf, row=row: leaf[row, ...], self._batch) for row in range(start, stop)
         ]
 
-    def state(self) -> list[Any]:
-        """Returns the position before the batch that is under way, and the number of its rows so far."""
-        if self._given == self._length:
-            return [super().state(), 0]
-        return [self._before, self._given]
 
-    def restore(self, state: Any) -> None:
-        """Moves into a batch."""
-        before, given = state
-        super().restore(before)
-        self.skip(given)
-
-
-class _Splitting(_Batched):
+class _Splitting(_InParts):
     """Cursor of `Split`."""
 
     def __init__(self, source: Cursor, parts: int) -> None:
         super().__init__(source, "splitting a batch among replicas")
         self._parts = parts
-        self._before: Any = None
-        self._batch: Any = None
-        self._given = parts
 
     def keys(self, count: int) -> list[Any]:
         """Returns parts of one batch; of several, if these are whole and cost nothing."""
-        if self._given == self._parts:
+        if self._given == self._total:
             if self.lazy and count >= self._parts:
                 batches = self._source.keys(count // self._parts)
                 return [part for batch in batches for part in self._cut(batch, 0, self._parts)]
-            self._before = super().state()
-            self._batch = self.next_batch()
-            if self._batch is None:
+            if not self._begin():
                 return []
-            self._given = 0
-        start, self._given = self._given, min(self._given + count, self._parts)
-        return self._cut(self._batch, start, self._given)
+            self._total = self._parts
+        return self._cut(self._batch, *self._advance(count))
 
     def _cut(self, batch: Any, start: int, stop: int) -> list[Any]:
         size = math.ceil(self.length(batch) / self._parts)
         return [self.cut(batch, part * size, (part + 1) * size) for part in range(start, stop)]
-
-    def state(self) -> list[Any]:
-        """Returns the position before the batch that is under way, and the number of its parts so far."""
-        if self._given == self._parts:
-            return [super().state(), 0]
-        return [self._before, self._given]
-
-    def restore(self, state: Any) -> None:
-        """Moves into a batch."""
-        before, given = state
-        super().restore(before)
-        self.skip(given)
 
 
 class _Rebatching(_Batched):

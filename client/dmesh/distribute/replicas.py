@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from dmesh.collectives.communicator import Communicator
 from dmesh.collectives.group import Group
 from dmesh.config import client as config
+from dmesh.config.host import own_cpus
 from dmesh.config.settings import Settings
 from dmesh.distribute.agreement import Agreement, call_outside
 from dmesh.distribute.combining import Array, Combiner, describe_values
@@ -64,7 +64,7 @@ class Replicas:
         if self.group is None:
             return None
         neighbours = self.group.communicator.neighbours
-        gains = neighbours < self.placement.num_clients or _cores() > neighbours
+        gains = neighbours < self.placement.num_clients or len(own_cpus()) > neighbours
         # Each time: a client that replaces a lost one does not know yet.
         if not self.group.all_gather(np.array(gains)).all():
             return None
@@ -130,8 +130,3 @@ def require_initialized_clients() -> None:
             f"there are {config.num_clients()} clients (DTENSOR_JOBS), which have not met yet: call "
             "dmesh.initialize_accelerator_system() before making a strategy"
         )
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,6 +5,7 @@ Everything that can be wrong with it is found here, before the first byte goes t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import socket
@@ -52,10 +53,14 @@ class DataPlane:
         if settings.backend == "mpi":  # first, because it also finds clients that have the same id, and port
             left = max(deadline - time.monotonic(), 0.001)
             self.mpi = mpi_world.join(mpi_world.load(), settings.client_id, settings.jobs, left)
-        self._listener = _listen(settings, host, port)
-        self.address = join_address(host, self._listener.getsockname()[1])
-        """HOST:PORT at which the peers reach it."""
-        self._addresses = _listen_on_interfaces(settings, host, self._listener)
+        with contextlib.ExitStack() as opened:
+            if self.mpi is not None:
+                opened.callback(self.mpi.close)
+            self._listener = opened.enter_context(_listen(settings, host, port))
+            self.address = join_address(host, self._listener.getsockname()[1])
+            """HOST:PORT at which the peers reach it."""
+            self._addresses = _listen_on_interfaces(settings, host, self._listener, opened)
+            self._opened = opened.pop_all()
 
     def transport(
         self, rank: int, incarnation: int, secret: Callable[[], bytes], cluster_id: bytes
@@ -80,12 +85,7 @@ class DataPlane:
 
     def close(self) -> None:
         """Give up what was opened, if no transport comes of it."""
-        self._listener.close()
-        for address in self._addresses:
-            if address.listener is not None:
-                address.listener.close()
-        if self.mpi is not None:
-            self.mpi.close()
+        self._opened.close()
 
 
 def address_in_use(where: str, settings: Settings) -> AddressInUseError:
@@ -145,7 +145,9 @@ def _open(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _listen_on_interfaces(settings: Settings, host: str, listener: socket.socket) -> tuple[LocalAddress, ...]:
+def _listen_on_interfaces(
+    settings: Settings, host: str, listener: socket.socket, opened: contextlib.ExitStack
+) -> tuple[LocalAddress, ...]:
     """Listen at the addresses of the network interfaces that carry arrays, where `listener` does not.
 
     An interface that the user has not named gets a listener only if that is there anyway.
@@ -160,6 +162,7 @@ def _listen_on_interfaces(settings: Settings, host: str, listener: socket.socket
             more = _open_at(interface, port)
             if more is None:
                 continue
+            opened.enter_context(more)
         found.append(LocalAddress(address, port if more is None else more.getsockname()[1], more))
     return tuple(found)
 

@@ -124,7 +124,7 @@ def test_garbage_is_refused_with_one_byte_and_disturbs_nobody(make_tcp, garbage)
 
 
 def test_half_a_handshake_ends_after_its_time(make_tcp):
-    cluster = make_tcp(2, options=TcpOptions(handshake_timeout=0.1))
+    cluster = make_tcp(2, options=TcpOptions(handshake_timeout=0.3))
     me = Credentials(1, 101, CLUSTER, lambda: SECRET)
     hello = Dialer(me, 0, 100, "rank 0").begin()
     for start in (b"", hello[:1], hello[:-1], hello):
@@ -143,7 +143,7 @@ def test_outsiders_that_hang_up_are_forgotten(make_tcp):
 
 
 def test_a_crowd_of_outsiders_is_closed_beyond_the_limit_and_peers_still_get_in(make_tcp):
-    cluster = make_tcp(2, options=TcpOptions(most_unproven=4, handshake_timeout=0.3))
+    cluster = make_tcp(2, options=TcpOptions(most_unproven=4, handshake_timeout=1.5))
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(connect(cluster, 0)) for _ in range(12)]
         eventually(lambda: unproven(cluster, 0) == 4, "as many unproven connections as allowed")

@@ -19,6 +19,7 @@ means of float16, whose range is small, do not go this way.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -341,30 +342,34 @@ def find_hierarchy(
     leads = block < min(map(len, places))
     # A rank that is no leader takes as many rounds by itself.
     column = [other[block] for other in places] if leads else [position]
-    memory: SharedMemoryGroup | Connections | str
-    if shares:
-        memory = yield from share_memory(exchange.among(place), shared_memory, services.neighbours)
-    else:
-        memory = yield from open_connections(exchange.among(place), connector, tuning, transfers=False)
-    found = yield from open_connections(exchange.among(column), connector, tuning, transfers=False)
-    able = not isinstance(memory, str) and not isinstance(found, str)
-    verdict = yield from exchange.among(range(len(ranks))).agree(able)
-    problem = next((each for each in (memory, found) if isinstance(each, str)), "")
-    if problem or not verdict.level:
-        for each in (memory, found):
-            if isinstance(each, Connections):
-                each.close()
-        return problem or f"rank {verdict.against} has no shared memory, or no connections, that it needs"
-    assert not isinstance(found, str)
-    assert not isinstance(memory, str)
-    inter = None
-    if leads:
-        between = TcpEndpoints(shared_memory.core, column.index(position), found)
-        inter = tuple(ranks[member] for member in column), between.collectives
-    if isinstance(memory, Connections):
-        within = TcpEndpoints(shared_memory.core, block, memory).collectives
-    else:
-        within = memory.open_collectives()
+    # A failure's traceback would keep them open.
+    with contextlib.ExitStack() as unused:
+        memory: SharedMemoryGroup | Connections | str
+        if shares:
+            memory = yield from share_memory(exchange.among(place), shared_memory, services.neighbours)
+        else:
+            memory = yield from open_connections(exchange.among(place), connector, tuning, transfers=False)
+            if not isinstance(memory, str):
+                unused.callback(memory.close)
+        found = yield from open_connections(exchange.among(column), connector, tuning, transfers=False)
+        if not isinstance(found, str):
+            unused.callback(found.close)
+        able = not isinstance(memory, str) and not isinstance(found, str)
+        verdict = yield from exchange.among(range(len(ranks))).agree(able)
+        problem = next((each for each in (memory, found) if isinstance(each, str)), "")
+        if problem or not verdict.level:
+            return problem or f"rank {verdict.against} has no shared memory, or no connections, that it needs"
+        assert not isinstance(found, str)
+        assert not isinstance(memory, str)
+        inter = None
+        if leads:
+            between = TcpEndpoints(shared_memory.core, column.index(position), found)
+            inter = tuple(ranks[member] for member in column), between.collectives
+        if isinstance(memory, Connections):
+            within = TcpEndpoints(shared_memory.core, block, memory).collectives
+        else:
+            within = memory.open_collectives()
+        unused.pop_all()
     minimum = tuning.rows * (max(map(len, places)) if shares else 1)
     return HierarchicalBackend(
         places, (tuple(ranks[member] for member in place), within), inter, members, minimum

@@ -38,7 +38,7 @@ as the process that has set them:
 - `from/WORKER/INCARNATION/result`: the result of the latest one.
 - `to/WORKER/INCARNATION/host`: the coordinator's client id and number; deleted when it is gone.
 - `to/WORKER/INCARNATION/call`: the function to run.
-- `to/WORKER/INCARNATION/end`: there will be no more.
+- `to/WORKER/INCARNATION/end`: number of the coordinator, which has no more functions.
 """
 
 from __future__ import annotations

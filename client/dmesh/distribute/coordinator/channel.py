@@ -101,7 +101,7 @@ class Channel:
         for key in self._agent.key_value_list(f"{PREFIX}from/"):
             worker, name = _sender_of(key)
             if name == "ready":
-                self.send(worker, "end", b"1")
+                self.send(worker, "end", str(self._number).encode())
 
     def _send(self) -> None:
         while (send := self._outgoing.get()) is not None:

@@ -97,7 +97,8 @@ def _serve(agent: Agent, watch: Watch, result_key: str, functions: _Functions) -
         with TRACKER.during("waiting for a function to run"):
             event = watch.poll(announcer.left)
         if event is None:
-            if watch.closed or (host is None and _alone(agent)):
+            # One that is lost may not have greeted this worker, and says nothing any more.
+            if watch.closed or (host is None and (_has_come_and_gone(agent) or _alone(agent))):
                 return
             if host is not None:
                 announcer = agent.announcer()
@@ -106,6 +107,8 @@ def _serve(agent: Agent, watch: Watch, result_key: str, functions: _Functions) -
             continue
         what = event.key.rpartition("/")[2]
         if what == "end":
+            if event.value is not None:  # its first message, if it was closed when the worker came
+                _served[agent] = int(event.value)
             return
         if what == "host" and event.value is not None:
             host, _served[agent] = map(int, event.value.split())
