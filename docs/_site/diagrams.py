@@ -45,10 +45,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def drawn(source: str, scheme: str) -> str:
-    """Returns a diagram as SVG."""
+    """Returns a diagram as SVG of its natural size."""
     svg = mermaidx.render(source, theme=_THEMES[scheme]).svg()
-    assert svg.startswith("<svg"), svg[:200]
-    return svg
+    size = re.search(r'viewBox="\S+ \S+ (\S+) (\S+)"', svg)
+    if size is None:
+        raise ValueError(f"this diagram was not drawn:\n{source}\n{svg[:200]}")
+    return svg.replace('width="100%"', f'width="{size[1]}" height="{size[2]}"', 1)
 
 
 def _path(source: str, scheme: str) -> str:
