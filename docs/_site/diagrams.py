@@ -1,7 +1,7 @@
-"""Draws the Mermaid diagrams of the pages as SVG files, one for light and one for dark pages, without a browser.
+"""Draws the Mermaid diagrams of the pages as SVG files, for light and for dark pages, without a browser.
 
-In the repository a block of Mermaid is drawn by the code host. The drawing's `accTitle` and `accDescr` are its text for
-readers who cannot see it.
+In the repository, the code host draws a block of Mermaid. Its `accTitle` and `accDescr` are the text of the image
+for readers who cannot see it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def images(block: re.Match[str]) -> str:
         text = html.escape(". ".join(_TEXT.findall(block[1])))
         return "\n".join(
-            f"![{text}]({posixpath.relpath(_path(block[1], scheme), here)}#only-{scheme})" for scheme in _THEMES
+            f"![{text}]({posixpath.relpath(_path(block[1], scheme), here)}#only-{scheme})"
+            for scheme in _THEMES
         )
 
     return _BLOCK.sub(images, markdown)
