@@ -1,7 +1,7 @@
 """Draws the Mermaid diagrams of the pages as SVG files, for light and for dark pages, without a browser.
 
-In the repository, the code host draws a block of Mermaid. Its `accTitle` and `accDescr` are the text of the image
-for readers who cannot see it.
+In the repository, the code host draws a block of Mermaid. `accTitle` and `accDescr` in it are the text of the
+image for readers who cannot see it.
 """
 
 from __future__ import annotations
