@@ -39,75 +39,69 @@ class Row:
 ROWS = (
     Row("kill", "`kill -9` of the server 100 times at random instants (during traffic, while clients come back, "
         "while it starts), 4 clients that set, delete, increment and meet at barriers all the time",
-        "no acknowledged write lost, no increment counted twice, no barrier passed early, twice or by some only, "
-        "no false death; the programs see nothing but latency"),
+        "no acknowledged write is lost, no increment counted twice, no barrier passed early, twice or by some clients only, no client falsely declared dead; the programs see nothing but latency"),
     Row("s01", "`kill -9` of the server with 1-7 of 8 at a barrier, or right after the last arrival; restart",
         "clients come back by themselves; the barrier completes exactly once for each, within 5 s of the port; "
         "the new incarnation is reported; with SQLite and with the memory store"),
     Row("s02", "the server dies at each step of a commit and of a compaction (failpoints)",
-        "every acknowledged write there, none by half, revisions never go back"),
-    Row("s03", "server away, or stopped, for 2.5 leases", "nobody is declared dead, then or a lease later"),
-    Row("s04", "`kill -9` of a client that three wait for", "each waiter's error names rank, host, pid and "
-        "last-seen age, within lease + heartbeat; fail-fast: the task slot stays empty; rejoin: the others wait for "
-        "the successor and go on"),
+        "every acknowledged write is there, none is half done, revisions never go back"),
+    Row("s03", "server away, or stopped, for 2.5 leases", "no client is declared dead, neither then nor a lease later"),
+    Row("s04", "`kill -9` of a client for which three others wait", "each waiter's error names rank, host, pid and "
+        "last-seen age, within lease + heartbeat; fail-fast: the task slot stays empty; rejoin: the others wait for the successor and continue"),
     Row("s05", "SIGSTOP of a client for half a lease (and, scenario 6, for three leases)",
-        "half: nothing happens. Three: declared dead, the waiters are told; when it wakes up its first and every "
-        "later call is refused as fenced, and nothing it writes is accepted"),
+        "half: nothing happens. Three: it is declared dead, and the waiters are told; when it wakes up, its first and every later call is refused as fenced, and nothing it writes is accepted"),
     Row("s07", "a client's main thread hangs in its own code while others wait in a barrier or a collective",
-        "named as stuck with the operation that waits and its stack, on all members; never killed; live again when "
-        "it goes on; a timeout's message says it, too"),
+        "all members learn that it is stuck, in which operation, with its stack; it is never killed; it is live again when it continues; a time-out's message says so, too"),
     Row("s08", "C code holds a client's interpreter lock for two leases",
-        "reported as blocked to all members, not dead; goes on afterwards"),
+        "reported as blocked to all members, not as dead; continues afterwards"),
     Row("s09", "packets between one client and the server dropped: both directions, and each alone; healed",
         "both sides notice; the task slot's new holder is the only owner; the former one is fenced; a short cut is "
         "only latency"),
     Row("s10", "packets between two clients dropped, in one direction and in both, with the server reachable",
         "the collective fails on all ranks within its time-out and names the pair"),
     Row("s11", "two to four processes with one client id, at once and one after the other; a stopped holder",
-        "exactly one holds it; the others are told who (host, pid); free again only after the holder was "
-        "declared dead, and the holder is then fenced"),
+        "exactly one process holds it; the others get an error with its host and pid; the id is free again only after the holder was declared dead, and the holder is then fenced"),
     Row("s12", "lost replies: requests are sent again", "same answer, one effect, one revision"),
     Row("s13", "barriers entered with other participants, by outsiders, late; one rank never comes",
-        "refused at once; a late caller gets the same outcome; every missing rank is listed"),
+        "wrong calls are refused at once; a late caller gets the same outcome; every missing rank is listed"),
     Row("s14", "wall clock set by +1 h and -1 h on server and client; other monotonic clocks; the server's "
         "monotonic clock differs after a restart, as after a reboot",
-        "nobody expires, timers keep their pace; log lines carry both clocks"),
+        "no client expires, timers keep their pace; log lines have both clocks"),
     Row("s15", "disk full, read-only, EIO at fsync", "no acknowledgement; reads and heartbeats go on; "
-        "`/readyz` says why; recovers with space; never acknowledges after a failed fsync on the same descriptor"),
+        "`/readyz` says why; recovers with space; the server never acknowledges after a failed fsync on the same descriptor"),
     Row("s16", "torn tails at every offset, flipped bits, empty and newer files",
-        "repaired with a backup, or refused with the place; never a silent loss"),
+        "repaired, with a backup, or refused with the place of the damage; never a silent loss"),
     Row("s17", "fuzzed requests and raw bytes", "refused; process alive; no growth"),
     Row("s18", "values up to the limit and beyond, many keys, quota", "typed errors; others are not slowed down"),
     Row("s19", "10,000 clients register, meet, send heartbeats and leave, or vanish all at once",
         "no failed call, no false death; register and barrier <= 60 s; <= 100 KB of server memory for each"),
     Row("s20", "floods of connections and calls", "admitted clients' heartbeats go on"),
-    Row("s21", "a reader that does not read", "bounded; dropped with a reason; nobody else is affected"),
+    Row("s21", "a reader that stops reading", "its queue is bounded; it is dropped with a reason; no other client is affected"),
     Row("s22", "8 clients' operations and watches under kills and partitions, recorded",
         "operations linearizable; watches ordered, unique, complete, resumable"),
     Row("s24", "no token, wrong token, another server's", "refused in constant time; no token in any output"),
     Row("s25", "right token, wrong role", "refused, with an audit line"),
-    Row("s26", "certificates that are wrong in every way; rotation", "refused by name; streams go on"),
+    Row("s26", "certificates that are wrong in each possible way; rotation", "refused by name; streams go on"),
     Row("s27", "host, program, device, barrier and error text that are HTML, scripts, line breaks, terminal codes, "
         "text from right to left, 10 KB", "inert on the status page, with a policy that allows no script of others; "
         "log lines stay one line; or refused"),
     Row("s28", "a web page that reaches the server through its visitor's browser: foreign Host, Origin and every "
         "method (DNS rebinding); a cookie in place of a token", "refused, no cross-origin headers; the owner is let in"),
     Row("s29", "path traversal, symbolic links in the data directory", "refused; keys never become files"),
-    Row("s30", "no token on an address that others reach", "refuses to start"),
+    Row("s30", "no token, at an address that other machines reach", "refuses to start"),
     Row("s31", "SIGTERM and Ctrl-C, once and twice, to server, worker and `dmesh run`; `kill -9` of `dmesh run`",
         "server ends with 0 within 10 s and its port is free, its clients go on with its successor; no orphans"),
-    Row("s32", "clients of older and newer protocol versions", "works, or refused with both versions"),
+    Row("s32", "clients of older and newer protocol versions", "they work, or are refused with an error that names both versions"),
     Row("s33", "peers without the secret, of another epoch, with broken frames", "refused before allocation"),
     Row("s34", "random faults for a minute (an hour with DMESH_FAULTS_SOAK=3600): kills, stops and freezes of the "
         "server, frozen clients, delay, drop, throttle, reset, refusal by proxy, alone and in pairs",
         "all that the kill loop checks; memory, descriptors and threads do not grow"),
     Row("s35", "connections of one client, of half of them, of all reset, and refused for a second; a process killed "
-        "meanwhile; default settings", "nobody is declared dead, barriers and counters go on; who is killed is "
-        "noticed within half a second"),
+        "meanwhile; default settings", "no client is declared dead, barriers and counters continue; a killed process is noticed within half a second"),
     Row("s36", "the server stopped, or its loop held up, for 0.5 to 3 s, with connections reset before and in it",
-        "nobody is declared dead, but for a process that was killed"),
+        "no client is declared dead, except a process that was killed"),
     Row("s37", "the connections of 1,000 clients (10,000 with DMESH_LOAD_RESETS=10000) reset at once",
-        "every session is attached again, nobody is declared dead"),
+        "every session is attached again, no client is declared dead"),
     Row("s38", "200 increments and compare-and-sets without an answer when the connection breaks, 20 times; the server "
         "killed in between", "each is made once, and reports what it did"),
     Row("s39", "floods without a token: 1,500 connect-and-drop requests a second, gRPC calls as fast as they are "
@@ -124,8 +118,7 @@ ROWS = (
         "in the new store; owned keys are set again; epochs and revisions never go back"),
     Row("s43", "`kill -9` of ranks in the middle of each collective, while the others shrink their group, and while they "
         "agree, 8 down to 2, over 100 in all; of the server while they decide; a frozen client that comes back; a successor",
-        "all survivors have the same group, values and right results; who was taken for lost is told so; the "
-        "successor is in the world, and not in the smaller group"),
+        "all survivors have the same group, the same values and right results; a process that was declared lost learns it; the successor is in the world, and not in the smaller group"),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Capability table of docs/backends.md, from the classes; `python -m tests.repo.capabilities` prints it."""
+"""Capability table of docs/choosing-a-backend.md; `python -m tests.repo.capabilities` prints it."""
 
 from __future__ import annotations
 

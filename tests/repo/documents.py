@@ -37,7 +37,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
-SHOWN = ("text",)
+SHOWN = ("mermaid", "text")
 """Languages of what is only shown: drawings, output, files of no particular format."""
 
 _OPENING = re.compile(r"^( *)(`{3,})\s*([\w+-]*)(.*)$")

@@ -1,4 +1,4 @@
-"""The table of docs/backends.md is what the classes of backends say."""
+"""The table of docs/choosing-a-backend.md is what the classes of backends say."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dmesh.collectives.backends.base import Backend
 
 
 def test_the_page_has_the_table():
-    page = (ROOT / "docs" / "backends.md").read_text()
+    page = (ROOT / "docs" / "choosing-a-backend.md").read_text()
     section = page.partition("\n## Capabilities\n")[2].partition("\n## ")[0]
-    assert table() in section, f"put this into the section `## Capabilities` of docs/backends.md:\n{table()}"
+    assert table() in section, f"put this into `## Capabilities` of docs/choosing-a-backend.md:\n{table()}"
 
 
 def test_the_table_has_all_backends():

@@ -24,7 +24,7 @@ from dmesh.native import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Row of a backend in the table of docs/backends.md."""
+    """Row of a backend in the table of docs/choosing-a-backend.md."""
 
     media: str
     """Carrier of the data."""
@@ -115,9 +115,9 @@ class Backend(ABC):
     """Carries out the calls of one group over one medium."""
 
     name: str
-    """Short name, as in logs and docs/backends.md."""
+    """Short name, as in logs and docs/choosing-a-backend.md."""
     capabilities: Capabilities
-    """Row in the table of docs/backends.md."""
+    """Row in the table of docs/choosing-a-backend.md."""
 
     @abstractmethod
     def supports(self, request: Request, stream: Stream, sequence: int) -> bool:
