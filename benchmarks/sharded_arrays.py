@@ -1,9 +1,9 @@
-"""Sharded arrays beside NumPy: the cost of dispatch, products, sums and relayouts.
+"""Speed of sharded arrays beside NumPy: the cost of dispatch, products, sums and relayouts.
 
     python benchmarks/sharded_arrays.py                 # dispatch, on 1 and 4 devices of one client
-    OPENBLAS_NUM_THREADS=1 dmesh run -n 2 benchmarks/sharded_arrays.py   # and what two clients gain
+    OPENBLAS_NUM_THREADS=1 dmesh run -n 2 benchmarks/sharded_arrays.py   # and the gain from two clients
 
-Medians of interleaved runs of one process: what is compared was measured in turn.
+Figures are medians of interleaved runs in one process: what is compared was measured in turn.
 """
 
 from __future__ import annotations
