@@ -230,7 +230,7 @@ class AddressInUseError(DMeshError, OSError):
 
 
 class EngineError(DMeshError, RuntimeError):
-    """Dask or Ray cannot run the ranks of a `dmesh.launch`: too few workers, or dmesh is not installed there."""
+    """Dask or Ray cannot run the ranks of a `dmesh.launch`: too few workers, or no dmesh on them."""
 
 
 class RankFailedError(DMeshError, RuntimeError):

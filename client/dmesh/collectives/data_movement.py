@@ -36,7 +36,7 @@ def broadcast(
     """Copy the root's array to every rank.
 
     The other ranks must say what they will receive with an array of the same dtype and shape; its elements
-    are not looked at and not changed, unless it is `out`, too.
+    are neither read nor changed, unless it is also `out`.
 
     Args:
         x: On the root, the array; on the others, one like it.

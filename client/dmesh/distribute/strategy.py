@@ -99,7 +99,7 @@ class Strategy(StrategyBase):
             ReplicaError: A replica of another client failed, or did not come to where the others wait.
             ReplicaMismatchError: Replicas exchanged different things, or one ended before the others.
             CollectiveError: A client is lost, or did not come.
-            StrategyValueError: An argument cannot be.
+            StrategyValueError: An argument has an impossible value.
             StrategyError: The caller is in a replica, or in another strategy's scope.
             Exception: What a replica of this client raised.
         """

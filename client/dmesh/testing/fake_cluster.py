@@ -111,7 +111,7 @@ class FakeCluster:
             `TPU_ACCELERATOR_TYPE`, the clients share that TPU system.
 
     Raises:
-        ConfigurationError: An argument cannot be.
+        ConfigurationError: An argument has an impossible value.
     """
 
     def __init__(
