@@ -1,4 +1,4 @@
-"""What the reference shows of the sources: complete docstrings of collectives, and no internals of classes."""
+"""Contents of the reference: complete docstrings of collectives, and no internals of classes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ INTERNAL = {
     },
 }  # fmt: skip
 """Members of public classes that only dmesh itself uses."""
+WIRE = ("from_proto", "to_proto")
+"""The same of all classes of `dmesh.coordination`."""
 
 
 class CompleteDocstrings(Extension):
@@ -35,5 +37,6 @@ class CompleteDocstrings(Extension):
 
     def on_class_members(self, *, cls: Class, **kwargs: Any) -> None:
         """Leave out a class's internals."""
-        for name in INTERNAL.get(cls.path, ()):
+        of_the_wire = WIRE if cls.path.startswith("dmesh.coordination.") else ()
+        for name in (*INTERNAL.get(cls.path, ()), *of_the_wire):
             cls.members.pop(name, None)

@@ -87,7 +87,7 @@ class ReplicaContext(ReplicaBase):
             options: Size and time limit of the exchanges; the same on all clients.
 
         Returns:
-            A like structure of arrays, which cannot be written to: replicas of one client share them.
+            Arrays in the same structure, read-only because the replicas of one client share them.
 
         Raises:
             ReplicaError: A replica failed, did not come, or came with something else.
@@ -171,7 +171,7 @@ class ReplicaContext(ReplicaBase):
             options: As for `all_reduce`.
 
         Returns:
-            A like structure of arrays, which cannot be written to: replicas of one client share them.
+            Arrays in the same structure, read-only because the replicas of one client share them.
 
         Raises:
             ReplicaError: As for `all_reduce`.
