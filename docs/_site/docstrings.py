@@ -15,6 +15,9 @@ INTERNAL = {
         "busy", "call", "close", "current", "endpoint", "fail", "generation", "id", "look", "members",
         "refuse_forked_child", "renew", "restart", "streams",
     },
+    "dmesh.distribute.coordinator.remote_values.RemoteValue": {"set_error", "set_value"},
+    "dmesh.distribute.extended.StrategyExtended": {"check_logical_device", "gather_values", "reduce_values"},
+    "dmesh.distribute.replica_context.ReplicaContext": {"exchange", "require_finished", "require_running"},
 }  # fmt: skip
 """Members of public classes that only dmesh itself uses."""
 WIRE = ("from_proto", "to_proto")

@@ -427,7 +427,7 @@ def epoch() -> int:
 
 
 def wait_for_epoch(after: int, timeout: float | None = None) -> int:
-    """Wait until the cluster's epoch is larger than `after`, and return it: somebody has come or gone.
+    """Wait until the cluster's epoch is larger than `after`, and return it: a client has come or gone.
 
     ```python
     from dmesh import coordination
@@ -442,7 +442,7 @@ def wait_for_epoch(after: int, timeout: float | None = None) -> int:
         timeout: Seconds to wait; 0 not to wait, None for no limit.
 
     Raises:
-        WaitTimeoutError: Nobody came or went in time.
+        WaitTimeoutError: No client came or went in time.
         CoordinatorUnavailableError: The coordinator has been silent for too long.
     """
     with TRACKER.during(f"waiting for the epoch after {after}"):

@@ -23,7 +23,7 @@ __all__ = ["ReplicaContext"]
 
 
 class ReplicaContext(ReplicaBase):
-    """One replica, as the function that it runs sees itself; `get_replica_context()` returns it.
+    """Replica in which the calling function runs; `get_replica_context()` returns it.
 
     Args:
         strategy: Strategy of the replica.
@@ -90,7 +90,7 @@ class ReplicaContext(ReplicaBase):
             Arrays in the same structure, read-only because the replicas of one client share them.
 
         Raises:
-            ReplicaError: A replica failed, did not come, or came with something else.
+            ReplicaError: A replica failed, did not arrive, or made another call.
             CollectiveError: A client is lost, or did not come.
             StrategyError: The caller is not this replica.
         """

@@ -68,7 +68,7 @@ class Progress(Generic[Item]):
         stream: TextIO | None = None,
     ) -> None:
         self.total = total
-        """Number of steps in all; None if nobody knows."""
+        """Number of steps in all; None if unknown."""
         self.name = name
         """What the loop is called."""
         self.unit = unit

@@ -1,4 +1,4 @@
-"""Checkpoints: the values of variables and arrays in a file, at the names of `tf.train`.
+"""Checkpoints: the values of variables and arrays in a file, under the names of `tf.train`.
 
 ```python
 import numpy as np
